@@ -1,0 +1,146 @@
+"""Takes labelled rows in, builds a record, keeps it and swaps it in, all off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from typing import Any
+
+from app.active import ActiveCalibration
+from app.schemas import CalibrateOptions
+from app.settings import Settings
+from app.store import Record, Store, now
+from app.worker import RoutingWorker
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.racer import Racer
+from racer_core.types import LabelledRows
+
+
+class CalibrationService:
+    """The only writer of the store."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        racer: Racer,
+        worker: RoutingWorker,
+        store: Store,
+        active: ActiveCalibration,
+    ) -> None:
+        self._settings = settings
+        self._racer = racer
+        self._worker = worker
+        self._store = store
+        self._active = active
+        self._one_at_a_time = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Load the active record of an earlier run, if it fits the artifact."""
+        record = await asyncio.to_thread(self._store.active)
+        if record is not None:
+            await self._use(record)
+
+    async def calibrate(self, rows: LabelledRows, options: CalibrateOptions) -> dict[str, Any]:
+        """Score the rows, keep the record, activate it if asked; nothing changes on any error."""
+        record = await asyncio.to_thread(self._build, rows, options)
+        activate = options.activate and not options.dry_run
+        if not options.dry_run:
+            async with self._one_at_a_time:
+                await asyncio.to_thread(
+                    self._store.add,
+                    record,
+                    activate=activate,
+                    expected_active_id=options.expected_active_id,
+                )
+                if activate:
+                    await self._active.swap(record)
+        return {
+            "id": None if options.dry_run else record.id,
+            "created_at": record.created_at,
+            "active": activate,
+            "artifact": record.artifact,
+            "evidence": record.evidence,
+        }
+
+    async def activate(self, calibration_id: str, expected_active_id: str | None) -> Record:
+        """Make a kept record the active one.
+
+        Raises:
+            NotFound: No such record.
+            Conflict: Another record is active than expected, or it was made for another artifact.
+        """
+        async with self._one_at_a_time:
+            record = await asyncio.to_thread(
+                self._store.activate,
+                calibration_id,
+                expected_active_id,
+                self._racer.artifact.digest,
+            )
+            await self._active.swap(record)
+        return record
+
+    async def _use(self, record: Record) -> None:
+        if record.artifact != self._racer.artifact.digest:
+            self._active.refuse(
+                f"calibration {record.id} was made with another artifact: upload its rows again "
+                "to POST /calibrate"
+            )
+            return
+        await self._active.swap(record)
+
+    def _build(self, rows: LabelledRows, options: CalibrateOptions) -> Record:
+        routing = self._settings.routing
+        overlap = len(self._racer.overlap(rows))
+        calibration = self._racer.calibrate(
+            rows,
+            options=CalibrationOptions(
+                alpha=routing.alpha if options.alpha is None else options.alpha,
+                delta=options.delta,
+                score=options.score or routing.score,
+                risk_target=options.risk_target or routing.risk_target,
+                r=options.r,
+                null_threshold=self._racer.artifact.null_threshold,
+                smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
+            ),
+            allow_overlap=options.allow_overlap,
+            scorer=self._worker.score_rows,
+        )
+        return Record(
+            id=f"cal-{secrets.token_hex(8)}",
+            created_at=now(),
+            artifact=self._racer.artifact.digest,
+            calibration=calibration,
+            evidence=evidence(calibration) | {"duplicates": rows.duplicates, "overlap": overlap},
+            void_reasons=("training_overlap",) if overlap else (),
+        )
+
+
+def evidence(calibration: Calibration) -> dict[str, Any]:
+    """What a calibration shows for itself; mean_size is on its own rows, hence slightly low."""
+    options = calibration.options
+    lambda_hat = calibration.lambda_hat(options.alpha, options.score)
+    sets = calibration.sets(calibration.scores, calibration.fingerprints, lambda_hat, options.score)
+    feasible = math.isfinite(lambda_hat)
+    return {
+        "alpha": options.alpha,
+        "delta": options.delta,
+        "score": options.score,
+        "risk_target": options.risk_target,
+        "r": options.r,
+        "n": calibration.n,
+        "rows": len(calibration.fingerprints),
+        "lambda_hat": lambda_hat if feasible else None,
+        "feasible": feasible,
+        "min_n": _min_n(options.alpha, options.delta),
+        "risk_q95": calibration.risk_q95(options.alpha),
+        "mean_size": float(sets.selected.sum(axis=1).mean()),
+        "abstain": float((~sets.selected.any(axis=1)).mean()),
+    }
+
+
+def _min_n(alpha: float, delta: float | None) -> int:
+    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta."""
+    if delta is None:
+        return math.ceil(1 / alpha) - 1
+    return math.ceil(math.log(delta) / math.log1p(-alpha))

@@ -1,0 +1,1 @@
+"""Parse, call a service, render. No logic."""

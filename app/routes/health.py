@@ -1,0 +1,34 @@
+"""Liveness, readiness, metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from app import wire
+from app.lifespan import OpenServices
+
+router = APIRouter(tags=["health"])
+metrics_router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", summary="The process answers")
+async def healthz() -> Response:
+    """200 as long as the event loop turns."""
+    return wire.json_response({"status": "ok"})
+
+
+@router.get("/readyz", summary="Queries can be routed")
+async def readyz(services: OpenServices) -> Response:
+    """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do."""
+    if services.active.ready:
+        return wire.json_response({"status": "ready", "calibration": services.active.record().id})
+    return wire.json_response(
+        {"status": "not ready", "reason": services.active.why_not}, status=503
+    )
+
+
+@metrics_router.get("/metrics", summary="Prometheus metrics")
+async def metrics(services: OpenServices) -> Response:
+    """Prometheus text format."""
+    return Response(services.telemetry.render(), media_type=CONTENT_TYPE_LATEST)

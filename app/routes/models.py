@@ -1,0 +1,42 @@
+"""GET /v1/models: `auto` and the candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from app import wire
+from app.errors import NotFound
+from app.lifespan import OpenServices
+from app.settings import AUTO
+
+router = APIRouter(tags=["openai"])
+
+
+@router.get("/v1/models", summary="The router and its candidates")
+async def list_models(services: OpenServices) -> Response:
+    """`auto` first, then the pool in order."""
+    names = (AUTO, *services.settings.pool)
+    return wire.json_response({"object": "list", "data": [_model(name) for name in names]})
+
+
+@router.get("/v1/models/{model_id}", summary="One model")
+async def get_model(model_id: str, services: OpenServices) -> Response:
+    """404 `model_not_found` for anything else."""
+    if model_id != AUTO and model_id not in services.settings.pool:
+        raise unknown_model(model_id, services.settings.pool)
+    return wire.json_response(_model(model_id))
+
+
+def unknown_model(name: str, pool: tuple[str, ...]) -> NotFound:
+    """The error for a model that is not here."""
+    return NotFound(
+        f"no model {name[:128]!r}; use {AUTO!r} or one of {list(pool)}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "racer"}

@@ -1,0 +1,52 @@
+"""POST /route: the decision and its certificate; costs no tokens unless asked to execute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request, Response
+
+from app import translate, wire
+from app.errors import SchemaError
+from app.lifespan import OpenServices
+from app.schemas import Message, RacerOptions, RouteRequest
+from app.service import Ask
+
+router = APIRouter(tags=["racer"])
+
+_OPTIONS = set(RacerOptions.model_fields)
+
+
+@router.post(
+    "/route",
+    summary="Choose the set for a query",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": RouteRequest.model_json_schema()}},
+        }
+    },
+)
+@router.post("/v1/route", include_in_schema=False)
+async def route(request: Request, services: OpenServices) -> Response:
+    """With `execute: true` also each candidate's answer, the votes and the aggregate."""
+    body = await wire.read(request, RouteRequest, services.settings.limits.body_bytes)
+    messages = _messages(body)
+    options = body.racer or RacerOptions(**{name: getattr(body, name) for name in _OPTIONS})
+    fields = translate.passed_through(body)
+    query = translate.to_query(messages, fields, services.settings.limits.query_chars)
+    if not body.execute:
+        return wire.json_response((await services.routing.route(query, options)).as_json())
+    sent = {**fields, "messages": [message.model_dump(exclude_unset=True) for message in messages]}
+    outcome = await services.chat.answer(Ask(query=query, options=options, fields=sent))
+    answers = {reply.candidate: reply.text for reply in outcome.replies}
+    answer = outcome.body["choices"][0]["message"].get("content")
+    return wire.json_response(
+        {**outcome.as_json(), "answers": answers, "answer": answer}, headers=outcome.headers
+    )
+
+
+def _messages(body: RouteRequest) -> Sequence[Message]:
+    if (body.query is None) == (body.messages is None):
+        raise SchemaError('give either "query" or "messages"', param="query")
+    return body.messages or [Message(role="user", content=body.query)]

@@ -1,0 +1,84 @@
+"""Wire models: what strangers may send. Pydantic checks them after the strict JSON reader."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from racer_core.types import RiskTarget, Score
+
+Alpha = Annotated[
+    float, Field(description="Risk level: how often the set may miss. A probability, not percent.")
+]
+
+
+class RacerOptions(BaseModel):
+    """The ``racer`` block of a chat request, or the fields of ``POST /route``."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    alpha: Alpha | None = None
+    score: Score | None = Field(default=None, strict=False)
+    candidates: list[str] | None = Field(
+        default=None, min_length=1, description="Route among these only."
+    )
+    on_abstain: Literal["refuse", "strongest", "error"] | None = None
+    usage: Literal["sum", "winner"] = "sum"
+
+
+class Message(BaseModel):
+    """One turn. Everything but ``role`` and ``content`` passes through untouched."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ChatRequest(BaseModel):
+    """The OpenAI chat shape: only what is read here is named, the rest passes through."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str = Field(min_length=1, description="`auto` routes; a candidate's name bypasses it.")
+    messages: list[Message] = Field(min_length=1)
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    racer: RacerOptions | None = None
+
+
+class RouteRequest(RacerOptions):
+    """A query, or a full chat body, and what the certificate should say."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    query: str | None = Field(default=None, description="The text to route on.")
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    racer: RacerOptions | None = Field(default=None, description="As in a chat body.")
+    execute: bool = Field(default=False, description="Call the set too, and merge its answers.")
+
+
+class CalibrateOptions(BaseModel):
+    """Options of ``POST /calibrate``: body fields, form fields or query parameters."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    alpha: float | None = None
+    delta: float | None = None
+    score: Score | None = None
+    risk_target: RiskTarget | None = None
+    r: int = Field(default=1, ge=1)
+    smoothing: Literal["none", "hash"] = "none"
+    activate: bool = True
+    expected_active_id: str | None = None
+    dry_run: bool = False
+    allow_overlap: bool = False
+
+
+class ActivateRequest(BaseModel):
+    """Body of ``POST /calibrations/{id}/activate``; may be absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    expected_active_id: str | None = None

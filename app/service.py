@@ -1,0 +1,334 @@
+"""The whole story of a request: route, call the set, merge, certify. No framework types."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app import sse, translate
+from app.certificates import Certificate
+from app.errors import Abstained, NoAnswerError, UpstreamError
+from app.pump import Pump
+from app.routing import Routed, RoutingService
+from app.schemas import RacerOptions
+from app.settings import Settings
+from app.translate import Query
+from app.upstream import Reply, Upstream
+from racer_core.aggregation.vote import aggregate
+from racer_core.types import Aggregate, CandidateAnswer
+
+REFUSAL = (
+    "No model of the pool is likely to answer this correctly, so none was asked. "
+    "Rephrase the question, or ask for a smaller risk."
+)
+FIRST_BYTE_WAIT_S = 0.2  # a stream's headers wait so long, so that early failure keeps its status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, translated."""
+
+    query: Query
+    options: RacerOptions
+    fields: Mapping[str, Any]  # what candidates are sent
+    include_usage: bool = False  # the client wants a usage chunk at the end of a stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A routed request and what came of it."""
+
+    decision_id: str
+    routed: Routed
+    certificate: Certificate  # the routed one, with what happened since
+    body: dict[str, Any]  # the chat completion that is returned
+    replies: tuple[Reply, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
+    merged: Aggregate | None = None
+    overhead_ms: float = 0.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The x-racer headers."""
+        served = {"x-racer-served-by": self.merged.winner} if self.merged else {}
+        return (
+            _headers(self.decision_id, self.routed, self.certificate.header)
+            | served
+            | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The ``racer`` object."""
+        return {
+            "decision_id": self.decision_id,
+            **self.routed.as_json(),
+            "certificate": self.certificate.as_json(),
+            "served_by": self.merged.winner if self.merged else None,
+            "votes": dict(self.merged.votes) if self.merged else {},
+            "usage": [{"candidate": reply.candidate, **reply.usage} for reply in self.replies],
+            "calls": [
+                {"candidate": r.candidate, "ms": round(r.seconds * 1e3, 2)} for r in self.replies
+            ]
+            + [{"candidate": name, "error": kind} for name, kind in self.failures.items()],
+            "overhead_ms": round(self.overhead_ms, 2),
+        }
+
+
+class ChatService:
+    """Answers chat requests."""
+
+    def __init__(self, settings: Settings, routing: RoutingService, upstream: Upstream) -> None:
+        self._settings = settings
+        self._routing = routing
+        self._upstream = upstream
+        self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+
+    async def answer(self, ask: Ask) -> Outcome:
+        """Route, call the set at once, merge what arrived.
+
+        Raises:
+            Abstained: Nobody was selected and ``on_abstain`` is ``error``.
+            UpstreamError: No selected candidate answered.
+        """
+        started = time.monotonic()
+        decision_id, routed = await self._route(ask)
+        if not routed.decision.selected:
+            return _refusal(decision_id, routed, started)
+        return await self._call_and_merge(ask, decision_id, routed, started)
+
+    async def pinned(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask one candidate by name, without routing: there is no certificate."""
+        payload = translate.candidate_payload(fields, self._candidates[name])
+        reply = await self._upstream.ask(name, payload)
+        return {**reply.body, "model": name}
+
+    async def pinned_stream(
+        self, name: str, fields: Mapping[str, Any], stream_options: Mapping[str, Any] | None
+    ) -> Pump:
+        """Stream one candidate by name."""
+        options = {"stream_options": stream_options} if stream_options else {}
+        pump = Pump(self._pass_through(name, {**fields, **options}))
+        await pump.started()
+        return pump
+
+    async def stream(self, ask: Ask) -> tuple[Pump, dict[str, str]]:
+        """Events and headers. One selected candidate streams live; several are merged first."""
+        started = time.monotonic()
+        decision_id, routed = await self._route(ask)
+        match routed.decision.selected:
+            case ():
+                outcome = _refusal(decision_id, routed, started)
+                pump = Pump(_whole(outcome, ask))
+                headers = outcome.headers
+            case (only,):
+                certificate = self._checked_conditions(ask, routed)
+                pump = Pump(self._live(ask, only, decision_id, routed, started))
+                await pump.started()
+                headers = _headers(decision_id, routed, certificate.header)
+                headers["x-racer-served-by"] = only
+            case _:
+                pump = Pump(self._merged(ask, decision_id, routed, started))
+                await pump.started(FIRST_BYTE_WAIT_S)
+                headers = _headers(decision_id, routed, "pending")
+        return pump, headers
+
+    async def _route(self, ask: Ask) -> tuple[str, Routed]:
+        routed = await self._routing.route(ask.query, ask.options)
+        if routed.decision.abstained:
+            match ask.options.on_abstain or self._settings.routing.on_abstain:
+                case "error":
+                    raise Abstained("the router abstained: no candidate is likely to be right")
+                case "strongest":
+                    routed = _strongest(routed)
+                case "refuse":
+                    pass
+        return f"chatcmpl-{uuid.uuid4().hex}", routed
+
+    async def _call_and_merge(
+        self, ask: Ask, decision_id: str, routed: Routed, started: float
+    ) -> Outcome:
+        selected = routed.decision.selected
+        called = time.monotonic()
+        replies, failures = await self._call(selected, ask.fields)
+        waited = time.monotonic() - called
+        if not replies:
+            raise _nobody_answered(failures)
+        merged = self._merge(routed, replies)
+        certificate = self._checked_conditions(ask, routed).because(
+            *(f"candidate_failed:{name}" for name in failures)
+        )
+        winner = next(reply for reply in replies if reply.candidate == merged.winner)
+        usage = translate.summed_usage(replies)
+        body = {**winner.body, "id": decision_id, "model": winner.candidate}
+        return Outcome(
+            decision_id=decision_id,
+            routed=routed,
+            certificate=certificate,
+            body=body if ask.options.usage == "winner" else {**body, "usage": usage},
+            replies=tuple(replies),
+            failures={name: exc.kind for name, exc in failures.items()},
+            merged=merged,
+            overhead_ms=(time.monotonic() - started - waited) * 1e3,
+        )
+
+    async def _call(
+        self, selected: Sequence[str], fields: Mapping[str, Any]
+    ) -> tuple[list[Reply], dict[str, UpstreamError]]:
+        """Call everyone at once; a failure is noted and does not fail the others."""
+        answers = await asyncio.gather(
+            *(
+                self._upstream.ask(
+                    name, translate.candidate_payload(fields, self._candidates[name])
+                )
+                for name in selected
+            ),
+            return_exceptions=True,
+        )
+        replies: list[Reply] = []
+        failures: dict[str, UpstreamError] = {}
+        for name, answer in zip(selected, answers, strict=True):
+            if isinstance(answer, Reply):
+                replies.append(answer)
+            elif isinstance(answer, UpstreamError):
+                failures[name] = answer
+            else:
+                raise answer
+        return replies, failures
+
+    def _merge(self, routed: Routed, replies: Sequence[Reply]) -> Aggregate:
+        scores = dict(zip(routed.decision.selected, routed.decision.scores, strict=True))
+        rule = self._settings.aggregation
+        return aggregate(
+            [
+                CandidateAnswer(
+                    candidate=reply.candidate, text=reply.text or "", score=scores[reply.candidate]
+                )
+                for reply in replies
+            ],
+            method=rule.method,
+            equality=rule.equality,
+            temperature=rule.temperature,
+        )
+
+    def _checked_conditions(self, ask: Ask, routed: Routed) -> Certificate:
+        called = [self._candidates[name] for name in routed.decision.selected]
+        if translate.conditions_differ(ask.fields, called):
+            return routed.certificate.because("conditions_differ")
+        return routed.certificate
+
+    async def _live(
+        self, ask: Ask, name: str, decision_id: str, routed: Routed, started: float
+    ) -> AsyncIterator[bytes]:
+        """One candidate's chunks as they come; the ``racer`` object rides on the last one."""
+        outcome = Outcome(
+            decision_id=decision_id,
+            routed=routed,
+            certificate=self._checked_conditions(ask, routed),
+            body={},
+            merged=Aggregate(winner=name, text="", votes={}),
+            overhead_ms=(time.monotonic() - started) * 1e3,
+        )
+        fields = {**ask.fields, "stream_options": {"include_usage": True}}
+        usage: dict[str, Any] | None = None
+        head: dict[str, Any] = {}
+        async for chunk in self._chunks(name, fields):
+            chunk |= {"id": decision_id, "model": name}
+            usage = chunk.pop("usage", None) or usage
+            if not chunk["choices"]:
+                continue  # the usage chunk: ours comes last, and only if it was asked for
+            head = {**chunk, "choices": []}
+            if not ask.include_usage and _finishes(chunk):
+                chunk["racer"] = outcome.as_json()
+            yield sse.event(chunk)
+        if ask.include_usage:
+            yield sse.event({**head, "usage": usage, "racer": outcome.as_json()})
+        yield sse.DONE
+
+    async def _pass_through(self, name: str, fields: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        async for chunk in self._chunks(name, fields):
+            yield sse.event({**chunk, "model": name})
+        yield sse.DONE
+
+    async def _chunks(self, name: str, fields: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        payload = translate.candidate_payload(fields, self._candidates[name]) | {"stream": True}
+        async with self._upstream.stream(name, payload) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _merged(
+        self, ask: Ask, decision_id: str, routed: Routed, started: float
+    ) -> AsyncIterator[bytes]:
+        """Comments while the set answers, then the winner's answer as chunks."""
+        task = asyncio.create_task(self._call_and_merge(ask, decision_id, routed, started))
+        waiting = f"{len(routed.decision.selected)} candidates are answering"
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._settings.limits.comment_every_s)
+                if not task.done():
+                    yield sse.comment(waiting)
+            outcome = task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async for event in _whole(outcome, ask):
+            yield event
+
+
+async def _whole(outcome: Outcome, ask: Ask) -> AsyncIterator[bytes]:
+    """A finished answer as a stream; the last chunk carries the ``racer`` object."""
+    *chunks, last = translate.completion_chunks(outcome.body)
+    if ask.include_usage:
+        chunks.append(last)
+        last = {**last, "choices": list[Any](), "usage": outcome.body.get("usage")}
+    for chunk in chunks:
+        yield sse.event(chunk)
+    yield sse.event({**last, "racer": outcome.as_json()})
+    yield sse.DONE
+
+
+def _finishes(chunk: Mapping[str, Any]) -> bool:
+    return any(choice.get("finish_reason") for choice in chunk["choices"])
+
+
+def _refusal(decision_id: str, routed: Routed, started: float) -> Outcome:
+    return Outcome(
+        decision_id=decision_id,
+        routed=routed,
+        certificate=routed.certificate,
+        body=translate.refusal_body(decision_id, int(time.time()), REFUSAL),
+        overhead_ms=(time.monotonic() - started) * 1e3,
+    )
+
+
+def _strongest(routed: Routed) -> Routed:
+    """Call the best candidate although the router abstained; the certificate says so."""
+    best = routed.strongest
+    return replace(
+        routed,
+        decision=replace(
+            routed.decision, selected=(best,), scores=(routed.pool_scores.get(best, 0.0),)
+        ),
+        certificate=routed.certificate.because("abstained_strongest"),
+    )
+
+
+def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:
+    """The common failure when all failed alike, so that the status says what a retry can do."""
+    kinds = {type(exc) for exc in failures.values()}
+    names = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
+    message = f"no selected candidate answered: {names}"
+    return kinds.pop()(message) if len(kinds) == 1 else NoAnswerError(message)
+
+
+def _headers(decision_id: str, routed: Routed, guarantee: str) -> dict[str, str]:
+    return {
+        "x-racer-decision-id": decision_id,
+        "x-racer-selected": ",".join(routed.decision.selected),
+        "x-racer-alpha": f"{routed.decision.alpha:g}",
+        "x-racer-abstained": str(not routed.decision.selected).lower(),
+        "x-racer-guarantee": guarantee,
+    }

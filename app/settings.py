@@ -1,0 +1,217 @@
+"""The configuration: one YAML file, checked in full at start.
+
+The only place that reads the environment. Secrets are named in the file and read from there; they
+never stand in the file.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from app.errors import SettingsError
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.vote import Method
+from racer_core.records.row import MAX_QUERY_CHARS
+from racer_core.types import RiskTarget, Score
+
+AUTO = "auto"  # the model name that asks for routing
+MIN_KEY_CHARS = 16
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _http_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("must be an http(s) URL such as http://host:8000/v1")
+    return url.rstrip("/")
+
+
+class Candidate(_Frozen):
+    """One model of the pool and where it is served."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    base_url: Annotated[str, AfterValidator(_http_url)]
+    model: str | None = None  # its name at the server; None: the same
+    api_key_env: str | None = None
+    parameters: dict[str, Any] = {}  # how it was labelled; used where the client says nothing
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+
+
+class Encoder(_Frozen):
+    """Must match the artifact; None takes what the artifact remembers."""
+
+    backend: Literal["cpu", "cuda"] | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
+
+
+class Routing(_Frozen):
+    """Defaults for requests that do not say otherwise."""
+
+    alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    score: Score = Score.GAP
+    risk_target: RiskTarget = RiskTarget.ANSWERABLE
+    on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
+    on_infeasible: Literal["trivial", "reject"] = "trivial"
+
+
+class Aggregation(_Frozen):
+    """How answers are merged."""
+
+    method: Method = Method.MAJORITY
+    equality: Equality = Equality.EXACT
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Limits(_Frozen):
+    """Every limit in one place."""
+
+    body_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
+    upload_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    answer_bytes: Annotated[int, Field(gt=0)] = 8 * 2**20
+    query_chars: Annotated[int, Field(gt=0)] = MAX_QUERY_CHARS
+    queue: Annotated[int, Field(gt=0)] = 256  # queries that wait for the router
+    batch: Annotated[int, Field(gt=0)] = 32
+    connections: Annotated[int, Field(gt=0)] = 512
+    route_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    comment_every_s: Annotated[float, Field(gt=0)] = 5.0  # keeps a waiting stream alive
+
+
+class Settings(_Frozen):
+    """What the gateway is started with; everything but secrets."""
+
+    schema_version: Literal[1]
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    artifact: Path
+    store: str = "sqlite:///racer.db"
+    data_key_env: str = "RACER_DATA_KEY"
+    admin_key_env: str = "RACER_ADMIN_KEY"
+    candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    encoder: Encoder = Encoder()
+    routing: Routing = Routing()
+    aggregation: Aggregation = Aggregation()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = self.pool
+        if len(set(names)) != len(names):
+            raise ValueError("candidates: a name stands twice")
+        if AUTO in names:
+            raise ValueError(f"candidates: `{AUTO}` is the name of the router itself")
+        return self
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates' names in order."""
+        return tuple(candidate.name for candidate in self.candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What the environment holds under the names that the configuration gives."""
+
+    data_key: SecretStr | None = None
+    admin_key: SecretStr | None = None
+    candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
+
+
+def load(
+    path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
+) -> tuple[Settings, Secrets]:
+    """Read and check a configuration file; relative paths in it are relative to it.
+
+    Args:
+        path: The YAML file.
+        environment: Where secrets are; None takes the process's own.
+        overrides: Fields that the command line sets.
+
+    Raises:
+        SettingsError: One sentence that names the file, the field and what is wrong.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
+    if not isinstance(values, dict):
+        raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
+    try:
+        settings = Settings.model_validate({**values, **overrides})
+    except ValidationError as exc:
+        problems = [f"{_place(each['loc'])}: {each['msg']}" for each in exc.errors()]
+        raise SettingsError(f"{path}: {'; '.join(problems)}") from exc
+    secrets = _secrets(settings, os.environ if environment is None else environment)
+    return _absolute_paths(settings, path.resolve().parent), secrets
+
+
+def _secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
+    """Read the keys, refusing weak ones and a door left open."""
+    data_key = _key(environment, settings.data_key_env)
+    admin_key = _key(environment, settings.admin_key_env)
+    if data_key is not None and data_key == admin_key:
+        raise SettingsError("the admin key must differ from the data key")
+    if data_key is None and not _is_loopback(settings.host):
+        raise SettingsError(
+            f"host {settings.host} is reachable from outside, so a data key is required: "
+            f"set ${settings.data_key_env}, or bind to 127.0.0.1"
+        )
+    wanted = {c.name: c.api_key_env for c in settings.candidates if c.api_key_env is not None}
+    if missing := [name for name in wanted.values() if not environment.get(name)]:
+        raise SettingsError(f"${missing[0]} is not set: a candidate's api_key_env names it")
+    keys = {name: SecretStr(environment[variable]) for name, variable in wanted.items()}
+    return Secrets(data_key, admin_key, keys)
+
+
+def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:
+    value = environment.get(variable, "")
+    if not value:
+        return None
+    if len(value) < MIN_KEY_CHARS:
+        raise SettingsError(
+            f"${variable} has fewer than {MIN_KEY_CHARS} characters: take a random key, "
+            "for example `openssl rand -hex 24`"
+        )
+    return SecretStr(value)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _absolute_paths(settings: Settings, folder: Path) -> Settings:
+    store = settings.store
+    prefix = "sqlite:///"
+    if store.startswith(prefix) and not store.startswith(f"{prefix}/") and store != prefix:
+        store = f"{prefix}{folder / store.removeprefix(prefix)}"
+    return settings.model_copy(update={"artifact": folder / settings.artifact, "store": store})
+
+
+def _place(location: tuple[str | int, ...]) -> str:
+    return ".".join(str(part) for part in location) or "file"

@@ -1,0 +1,71 @@
+"""Server-sent events, both directions. Pure: bytes in, values out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from racer_core.errors import InputError
+
+DONE = b"data: [DONE]\n\n"
+MAX_EVENT_BYTES = 2**20
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One data event. JSON escapes line ends, so no text can forge another event."""
+    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line that clients ignore; it keeps the connection alive."""
+    return f": {text}\n\n".encode()
+
+
+class EventReader:
+    """Cuts a byte stream into the ``data`` of its events.
+
+    Understands LF, CRLF and CR, comments, several data lines, a byte order mark, and events cut
+    anywhere, inside a character or a line end too.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._data: list[bytes] = []
+        self._size = 0
+        self._after_cr = False
+        self._first = True
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Return the events that this chunk completes.
+
+        Raises:
+            InputError: An event is over 1 MiB, or not UTF-8.
+        """
+        if self._after_cr and chunk.startswith(b"\n"):
+            chunk = chunk[1:]
+        if chunk:
+            self._after_cr = chunk.endswith(b"\r")
+        *lines, self._buffer = (
+            (self._buffer + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        )
+        if self._size + len(self._buffer) > MAX_EVENT_BYTES:
+            raise InputError("an event is over 1 MiB")
+        return [data for line in lines if (data := self._line(line)) is not None]
+
+    def _line(self, line: bytes) -> str | None:
+        if self._first:
+            line, self._first = line.removeprefix(b"\xef\xbb\xbf"), False
+        if line:
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                self._data.append(value.removeprefix(b" "))
+                self._size += len(value)
+            return None
+        if not self._data:
+            return None
+        data, self._data, self._size = b"\n".join(self._data), [], 0
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise InputError("an event is not UTF-8") from exc

@@ -1,0 +1,308 @@
+"""Calibrations on disk: SQLite by default, PostgreSQL by URL. Same code, SQLAlchemy.
+
+One transaction per change, so that whatever moment the process dies at, the store opens with the
+old state or the new one. SQLite runs with ``journal_mode=DELETE, synchronous=FULL``: its WAL mode
+has a corruption race in the versions that Python links today, and calibrations are rare.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Self, cast
+
+import numpy as np
+from sqlalchemy import (
+    ForeignKey,
+    LargeBinary,
+    String,
+    create_engine,
+    event,
+    select,
+    update,
+)
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from app.errors import Conflict, NotFound, SettingsError
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.errors import RacerError
+from racer_core.types import RiskTarget, Score
+
+_SLOT = 1
+
+
+class _Base(DeclarativeBase):
+    pass
+
+
+class _CalibrationRow(_Base):
+    __tablename__ = "calibrations"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    artifact: Mapped[str] = mapped_column(String(64))
+    document: Mapped[str]  # pool, options, evidence, notes: JSON
+    arrays: Mapped[bytes] = mapped_column(LargeBinary)  # scores, labels, fingerprints: npz
+    digest: Mapped[str] = mapped_column(String(64))  # sha256 of document and arrays
+
+
+class _ActiveRow(_Base):
+    __tablename__ = "active_calibration"
+
+    slot: Mapped[int] = mapped_column(primary_key=True)  # always 1: at most one is active
+    calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A calibration as it is kept: everything needed to recompute any threshold."""
+
+    id: str
+    created_at: str  # UTC, ISO 8601
+    artifact: str  # digest of the artifact whose router scored the rows
+    calibration: Calibration
+    evidence: dict[str, Any]
+    void_reasons: tuple[str, ...] = ()  # premises that never held, such as training_overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A record without its rows."""
+
+    id: str
+    created_at: str
+    active: bool
+    artifact: str
+    options: dict[str, Any]
+    evidence: dict[str, Any]
+
+
+class StoreError(RacerError):
+    """The store cannot be read or written; what is in memory goes on serving."""
+
+
+class Store:
+    """Opened once; every method is one transaction and may block: call it off the event loop.
+
+    Raises:
+        SettingsError: The URL cannot be opened or written.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._engine = create_engine(url)
+            if self._engine.dialect.name == "sqlite":
+                event.listen(self._engine, "connect", _sqlite_pragmas)
+            _Base.metadata.create_all(self._engine)
+        except (SQLAlchemyError, ImportError) as exc:
+            reason = str(exc).splitlines()[0]
+            raise SettingsError(f"store {_without_password(url)}: {reason}") from exc
+
+    def close(self) -> None:
+        """Return the connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
+        """Keep a record, and make it the active one in the same transaction if asked.
+
+        Raises:
+            Conflict: ``expected_active_id`` is given and another one is active.
+        """
+        row = _to_row(record)
+        with self._transaction() as session:
+            session.add(row)
+            session.flush()
+            if activate:
+                _activate(session, record.id, expected_active_id)
+
+    def activate(
+        self, calibration_id: str, expected_active_id: str | None, artifact: str
+    ) -> Record:
+        """Make a kept record the active one, and return it.
+
+        Raises:
+            NotFound: No such record.
+            Conflict: ``expected_active_id`` is given and another one is active, or the record was
+                made with another artifact than the one with this digest.
+        """
+        with self._transaction() as session:
+            record = _to_record(_find(session, calibration_id))
+            if record.artifact != artifact:
+                raise Conflict(
+                    f"calibration {calibration_id} was made with another artifact; "
+                    "upload its rows again to POST /calibrate"
+                )
+            _activate(session, calibration_id, expected_active_id)
+        return record
+
+    def active(self) -> Record | None:
+        """The active record; None before the first activation."""
+        with self._transaction() as session:
+            active = session.get(_ActiveRow, _SLOT)
+            return _to_record(_find(session, active.calibration_id)) if active else None
+
+    def summaries(self) -> list[Summary]:
+        """All records, newest first."""
+        with self._transaction() as session:
+            active = session.get(_ActiveRow, _SLOT)
+            newest_first = _CalibrationRow.created_at.desc(), _CalibrationRow.id
+            columns = select(
+                _CalibrationRow.id,
+                _CalibrationRow.created_at,
+                _CalibrationRow.artifact,
+                _CalibrationRow.document,
+            ).order_by(*newest_first)
+            return [
+                _summary(row, active.calibration_id if active else None)
+                for row in session.execute(columns)
+            ]
+
+    def summary(self, calibration_id: str) -> Summary:
+        """One record without its rows. Raises :class:`NotFound`."""
+        with self._transaction() as session:
+            active = session.get(_ActiveRow, _SLOT)
+            row = _find(session, calibration_id)
+            return _summary(row, active.calibration_id if active else None)
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self._engine)
+
+
+class _Transaction:
+    """``with`` a session: commits on success, rolls back and translates errors otherwise."""
+
+    def __init__(self, engine: Any) -> None:
+        self._session = Session(engine, expire_on_commit=False)
+
+    def __enter__(self) -> Session:
+        return self._session
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, _: Any) -> None:
+        try:
+            if kind is None:
+                self._session.commit()
+        except SQLAlchemyError as failure:
+            raise StoreError(f"the store cannot be written: {type(failure).__name__}") from failure
+        finally:
+            self._session.close()
+        if isinstance(exc, SQLAlchemyError):
+            raise StoreError(f"the store cannot be used: {type(exc).__name__}") from exc
+
+
+def _activate(session: Session, calibration_id: str, expected: str | None) -> None:
+    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win."""
+    statement = update(_ActiveRow).where(_ActiveRow.slot == _SLOT)
+    if expected is not None:
+        statement = statement.where(_ActiveRow.calibration_id == expected)
+    changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
+    if changed:
+        return
+    if expected is not None:
+        raise Conflict(f"calibration {expected} is not the active one; nothing was changed")
+    session.add(_ActiveRow(slot=_SLOT, calibration_id=calibration_id))
+
+
+def _find(session: Session, calibration_id: str) -> _CalibrationRow:
+    row = session.get(_CalibrationRow, calibration_id)
+    if row is None:
+        raise NotFound(f"no calibration {calibration_id!r}", code="calibration_not_found")
+    return row
+
+
+def _summary(row: Any, active_id: str | None) -> Summary:
+    document = json.loads(row.document)
+    return Summary(
+        id=row.id,
+        created_at=row.created_at,
+        active=row.id == active_id,
+        artifact=row.artifact,
+        options=document["options"],
+        evidence=document["evidence"],
+    )
+
+
+def _to_row(record: Record) -> _CalibrationRow:
+    calibration = record.calibration
+    salt = calibration.options.smoothing_salt
+    document = json.dumps(
+        {
+            "pool": calibration.pool,
+            "options": asdict(calibration.options) | {"smoothing_salt": salt and salt.hex()},
+            "evidence": record.evidence,
+            "void_reasons": record.void_reasons,
+        }
+    )
+    buffer = io.BytesIO()
+    prints = np.frombuffer(b"".join(calibration.fingerprints), np.uint8)
+    np.savez(
+        buffer,
+        scores=calibration.scores,
+        labels=calibration.labels,
+        fingerprints=prints.reshape(len(calibration.fingerprints), -1),
+    )
+    arrays = buffer.getvalue()
+    return _CalibrationRow(
+        id=record.id,
+        created_at=record.created_at,
+        artifact=record.artifact,
+        document=document,
+        arrays=arrays,
+        digest=_digest(document, arrays),
+    )
+
+
+def _to_record(row: _CalibrationRow) -> Record:
+    if _digest(row.document, row.arrays) != row.digest:
+        raise StoreError(f"calibration {row.id} is damaged: its digest does not match")
+    document = json.loads(row.document)
+    options: dict[str, Any] = document["options"]
+    salt = options["smoothing_salt"]
+    options["score"] = Score(options["score"])
+    options["risk_target"] = RiskTarget(options["risk_target"])
+    options["smoothing_salt"] = bytes.fromhex(salt) if salt else None
+    arrays = np.load(io.BytesIO(row.arrays), allow_pickle=False)
+    return Record(
+        id=row.id,
+        created_at=row.created_at,
+        artifact=row.artifact,
+        calibration=Calibration(
+            pool=tuple(document["pool"]),
+            fingerprints=tuple(each.tobytes() for each in arrays["fingerprints"]),
+            scores=arrays["scores"],
+            labels=arrays["labels"],
+            options=CalibrationOptions(**options),
+        ),
+        evidence=document["evidence"],
+        void_reasons=tuple(document["void_reasons"]),
+    )
+
+
+def _digest(document: str, arrays: bytes) -> str:
+    return hashlib.sha256(document.encode() + b"\0" + arrays).hexdigest()
+
+
+def _sqlite_pragmas(connection: Any, _: Any) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=DELETE", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def now() -> str:
+    """UTC with microseconds, so that records sort by it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,68 @@
+"""Names of metrics, nothing else. One registry per application, so that tests do not share it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Telemetry:
+    """Every metric of the gateway; label values come from the configuration, never from clients."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "racer_requests", "Answered requests", ("route", "status"), registry=self.registry
+        )
+        self.set_size = Histogram(
+            "racer_set_size",
+            "Candidates selected per routed query",
+            buckets=(0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32),
+            registry=self.registry,
+        )
+        self.abstained = Counter(
+            "racer_abstained", "Routed queries that nobody was called for", registry=self.registry
+        )
+        self.void = Counter(
+            "racer_void_certificates",
+            "Decisions whose guarantee does not hold",
+            registry=self.registry,
+        )
+        self.calls = Counter(
+            "racer_candidate_calls",
+            "Calls to candidates",
+            ("candidate", "outcome"),
+            registry=self.registry,
+        )
+        self.call_seconds = Histogram(
+            "racer_candidate_seconds",
+            "Time a candidate took",
+            ("candidate",),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.router_seconds = Histogram(
+            "racer_router_seconds",
+            "Time the encoder and router took for a batch",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.batch_size = Histogram(
+            "racer_router_batch_size",
+            "Queries scored together",
+            buckets=(1, 2, 4, 8, 16, 32, 64),
+            registry=self.registry,
+        )
+        self.queue_depth = Gauge(
+            "racer_router_queue", "Queries waiting for the router", registry=self.registry
+        )
+        self.calibration_rows = Gauge(
+            "racer_calibration_rows",
+            "Rows that count in the active calibration",
+            registry=self.registry,
+        )
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,106 @@
+"""Bytes in, bytes out: the limited body reader, the schema check, and the one error envelope."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ValidationError
+
+from app.errors import RETRY_AFTER_S, STATUS, SchemaError, TooLarge, UnsupportedBody
+from racer_core import strict_json
+from racer_core.errors import RacerError
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    """The body's bytes, refused once they are over the limit.
+
+    Raises:
+        UnsupportedBody: The body is compressed.
+        TooLarge: It is over ``limit`` bytes.
+    """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedBody("send the body uncompressed")
+    size = int(request.headers.get("content-length", "0"))
+    if size > limit:
+        raise TooLarge(f"the body has {size:,} bytes, over the limit of {limit:,}")
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise TooLarge(f"the body is over the limit of {limit:,} bytes")
+        yield part
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body. Raises as :func:`body_stream`."""
+    return b"".join([part async for part in body_stream(request, limit)])
+
+
+async def read(request: Request, model: type[ModelT], limit: int) -> ModelT:
+    """Read a JSON body into a wire model.
+
+    Raises:
+        UnsupportedBody: The content type is not JSON.
+        InputError: Not strict JSON.
+        SchemaError: Not the model's shape; the message names the field and repeats no value.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedBody("send JSON with content-type: application/json")
+    return checked(model, strict_json.load_object(await read_body(request, limit)))
+
+
+def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
+    """Check a value against a wire model. Raises :class:`SchemaError`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        first = exc.errors(include_input=False, include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise SchemaError(f"{place}: {first['msg']}", param=place) from exc
+
+
+def json_response(
+    value: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Render JSON; NaN can never go out."""
+    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(
+        data.encode(), status_code=status, headers=headers, media_type="application/json"
+    )
+
+
+def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
+    """The OpenAI error envelope and its status, found along the exception's MRO."""
+    kind = next(each for each in type(exc).__mro__ if each in STATUS)
+    status, error_type, code = STATUS[kind]
+    return status, error_body(
+        str(exc),
+        error_type,
+        code=getattr(exc, "code", code),
+        param=getattr(exc, "param", None),
+    )
+
+
+def error_body(
+    message: str, error_type: str, *, code: str, param: str | None = None
+) -> dict[str, Any]:
+    """``{"error": {...}}`` as OpenAI clients read it."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def error_response(status: int, body: Mapping[str, Any]) -> Response:
+    """Render an error, with what the client's own retries should know."""
+    if status in RETRY_AFTER_S:
+        headers = {"retry-after": str(RETRY_AFTER_S[status])}
+    else:
+        headers = {"x-should-retry": "false"}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(body, status=status, headers=headers)

@@ -1,0 +1,136 @@
+"""The routing worker: a bounded queue and one thread that owns the encoder.
+
+Everything that blocks happens on that thread. Queries that wait are scored together: batches grow
+by themselves under load, and nobody waits for a batch to fill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from app.errors import Overloaded
+from app.telemetry import Telemetry
+from racer_core.racer import Racer, Scored
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredQuery:
+    """Router scores f of one query, in the order of the pool."""
+
+    scores: list[float]
+    truncated: bool
+
+    @property
+    def usable(self) -> bool:
+        """No score is NaN: with one, the order of candidates would be undefined."""
+        return all(math.isfinite(score) for score in self.scores)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    query: str
+    future: asyncio.Future[ScoredQuery]
+
+
+class RoutingWorker:
+    """Scores queries on one thread.
+
+    Args:
+        racer: Loaded artifact and encoder.
+        queue: How many queries may wait; one more is refused.
+        batch: How many are scored together.
+        telemetry: Where queue depth and batch sizes are counted.
+    """
+
+    def __init__(self, racer: Racer, *, queue: int, batch: int, telemetry: Telemetry) -> None:
+        self._racer = racer
+        self._limit = queue
+        self._batch = batch
+        self._telemetry = telemetry
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._on_thread(["warm up"])
+        self._pump = asyncio.create_task(self._run(), name="routing worker")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        for item in self._waiting:
+            item.future.cancel()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def score(self, query: str) -> ScoredQuery:
+        """Score one query; cancelling gives up its place.
+
+        Raises:
+            Overloaded: The queue is full.
+        """
+        if len(self._waiting) >= self._limit:
+            raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
+        item = _Waiting(query, asyncio.get_running_loop().create_future())
+        self._waiting.append(item)
+        self._telemetry.queue_depth.set(len(self._waiting))
+        self._arrived.set()
+        return await item.future
+
+    def score_rows(self, texts: Sequence[str]) -> Scored:
+        """Score many rows from another thread, in slices between which live queries go first.
+
+        Blocks the calling thread, which must not be the event loop's.
+        """
+        slices = [texts[i : i + self._batch] for i in range(0, len(texts), self._batch)]
+        parts = [self._thread.submit(self._racer.score, part).result() for part in slices]
+        return Scored(
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+        )
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            batch = self._next_batch()
+            if batch:
+                await self._score_batch(batch)
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while self._waiting and len(batch) < self._batch:
+            item = self._waiting.popleft()
+            if not item.future.done():  # its client is still there
+                batch.append(item)
+        if not self._waiting:
+            self._arrived.clear()
+        self._telemetry.queue_depth.set(len(self._waiting))
+        return batch
+
+    async def _score_batch(self, batch: list[_Waiting]) -> None:
+        self._telemetry.batch_size.observe(len(batch))
+        try:
+            with self._telemetry.router_seconds.time():
+                scored = await self._on_thread([item.query for item in batch])
+        except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
+            for item in batch:
+                if not item.future.done():
+                    item.future.set_exception(exc)
+            return
+        for item, row, cut in zip(batch, scored.scores.tolist(), scored.truncated, strict=True):
+            if not item.future.done():
+                item.future.set_result(ScoredQuery(row, bool(cut)))
+
+    async def _on_thread(self, texts: Sequence[str]) -> Scored:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._racer.score, texts)

@@ -1,0 +1,1 @@
+"""Merging the candidates' answers: ``answers`` says when two are equal, ``vote`` who wins."""

@@ -1,0 +1,204 @@
+"""A trained router on disk: ``manifest.json`` and ``router.safetensors``. Never pickle.
+
+The manifest binds everything that must be the same when calibrating and when serving. A mismatch
+stops the start and names the difference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+
+from racer_core import strict_json
+from racer_core.encoder.base import Encoder, EncoderSpec
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.errors import ArtifactError, InputError
+from racer_core.routers.base import Router
+from racer_core.routers.knn import KnnRouter
+from racer_core.routers.mlp import MlpRouter
+from racer_core.types import checked_pool
+
+SCHEMA_VERSION: Final = 1
+_LOADERS: Final[Mapping[str, Callable[..., Router]]] = {
+    KnnRouter.kind: KnnRouter.load,
+    MlpRouter.kind: MlpRouter.load,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateSpec:
+    """A candidate as it was when its answers were labelled."""
+
+    name: str
+    revision: str | None = None
+    parameters: Mapping[str, Any] | None = None  # how it decoded: temperature, max_tokens, ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A router with all that serving needs to repeat what training did."""
+
+    candidates: tuple[CandidateSpec, ...]
+    encoder: EncoderSpec
+    router: Router
+    null_threshold: float | None  # tau for abstaining, chosen on validation rows
+    salt: str  # key of the fingerprints of the training queries
+    training_fingerprints: frozenset[bytes]
+    digest: str = ""  # of the saved folder; empty before it is saved
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates' names, in the order of the router's columns."""
+        return tuple(candidate.name for candidate in self.candidates)
+
+
+def new_salt() -> str:
+    """A random key for fingerprints, so that they do not reveal queries to who can guess them."""
+    return secrets.token_hex(16)
+
+
+def fingerprint(salt: str, query: str) -> bytes:
+    """Keyed hash of a query, the same for texts that differ in case, space or Unicode form."""
+    text = " ".join(unicodedata.normalize("NFKC", query).casefold().split())
+    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=16).digest()
+
+
+def save(artifact: Artifact, folder: Path) -> Artifact:
+    """Write an artifact; a local encoder is remembered relative to the folder.
+
+    Raises:
+        ArtifactError: The folder cannot be written.
+    """
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "candidates": [asdict(candidate) for candidate in artifact.candidates],
+        "encoder": asdict(_relative(artifact.encoder, folder)),
+        "router": {"kind": artifact.router.kind, **artifact.router.settings()},
+        "null_threshold": artifact.null_threshold,
+        "salt": artifact.salt,
+    }
+    prints = np.frombuffer(b"".join(sorted(artifact.training_fingerprints)), np.uint8)
+    tensors = {**artifact.router.tensors(), "training_fingerprints": prints.reshape(-1, 16)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, _weights(folder))
+        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+        (folder / "manifest.json").write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ArtifactError(f"artifact {folder} cannot be written: {exc.strerror}") from exc
+    return replace(artifact, digest=_digest(folder))
+
+
+def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
+    """Read an artifact.
+
+    Args:
+        folder: Where ``manifest.json`` and ``router.safetensors`` are.
+        pool: The configured candidates in order; None takes the artifact's own.
+
+    Raises:
+        ArtifactError: Missing, damaged, of another schema version, or of another pool.
+    """
+    folder = Path(folder)
+    try:
+        manifest = strict_json.load_object((folder / "manifest.json").read_bytes())
+        tensors = load_file(_weights(folder))
+    except (OSError, InputError, SafetensorError) as exc:
+        raise ArtifactError(f"artifact {folder} cannot be read: {exc}") from exc
+    version = manifest.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ArtifactError(
+            f"artifact {folder} has schema version {version!r}, this program reads "
+            f"{SCHEMA_VERSION}: train it again with `racer train`"
+        )
+    try:
+        artifact = _build(manifest, tensors, folder)
+    except (KeyError, TypeError, ValueError, InputError) as exc:
+        raise ArtifactError(f"artifact {folder} is damaged: {exc!r}") from exc
+    if pool is not None and tuple(pool) != artifact.pool:
+        raise ArtifactError(
+            f"artifact {folder} was trained for the pool {list(artifact.pool)}, "
+            f"the configuration has {list(pool)}: same candidates in the same order are needed"
+        )
+    return artifact
+
+
+def open_encoder(spec: EncoderSpec) -> Encoder:
+    """Open the encoder exactly as the artifact remembers it.
+
+    Raises:
+        ArtifactError: It differs now; the message names the difference.
+    """
+    if spec.kind == "char-ngrams":
+        encoder: Encoder = CharNgramEncoder()
+    else:
+        encoder = HuggingFaceEncoder(
+            spec.name,
+            pooling=spec.pooling,
+            max_tokens=spec.max_tokens,
+            backend=spec.backend,
+            dtype=spec.dtype,
+        )
+    wanted, found = asdict(spec), asdict(encoder.spec)
+    if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:
+        told = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)
+        raise ArtifactError(f"the encoder is not the one that the router was trained with: {told}")
+    return encoder
+
+
+def _build(
+    manifest: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]], folder: Path
+) -> Artifact:
+    candidates = tuple(CandidateSpec(**each) for each in manifest["candidates"])
+    pool = checked_pool([candidate.name for candidate in candidates])
+    settings = cast("dict[str, Any]", manifest["router"])
+    if settings["kind"] not in _LOADERS:
+        raise InputError(f"unknown router kind {settings['kind']!r}")
+    router = _LOADERS[settings["kind"]](tensors, settings)
+    if router.columns != len(pool):
+        raise InputError(f"the router has {router.columns} columns for {len(pool)} candidates")
+    return Artifact(
+        candidates=candidates,
+        encoder=_absolute(EncoderSpec(**manifest["encoder"]), folder),
+        router=router,
+        null_threshold=manifest["null_threshold"],
+        salt=manifest["salt"],
+        training_fingerprints=frozenset(row.tobytes() for row in tensors["training_fingerprints"]),
+        digest=_digest(folder),
+    )
+
+
+def _relative(spec: EncoderSpec, folder: Path) -> EncoderSpec:
+    path = Path(spec.name)
+    if spec.kind == "char-ngrams" or not path.is_dir():
+        return spec
+    relative = Path(os.path.relpath(path.resolve(), folder.resolve()))
+    return replace(spec, name=f"./{relative.as_posix()}")
+
+
+def _absolute(spec: EncoderSpec, folder: Path) -> EncoderSpec:
+    local = spec.name.startswith("./")
+    return replace(spec, name=str((folder / spec.name).resolve())) if local else spec
+
+
+def _weights(folder: Path) -> Path:
+    return folder / "router.safetensors"
+
+
+def _digest(folder: Path) -> str:
+    parts = (folder / "manifest.json", _weights(folder))
+    hashes = [hashlib.sha256(path.read_bytes()).digest() for path in parts]
+    return hashlib.sha256(b"".join(hashes)).hexdigest()

@@ -1,0 +1,260 @@
+"""A calibration: labelled rows scored by a router, and every threshold that follows from them.
+
+It keeps the scores (n, K) and labels (n, K), not only lambda_hat, so that another alpha, another
+score or a smaller pool is a look-up or a recomputation, never a new upload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from racer_core.calibration.augmentation import (
+    augment_scores,
+    augment_truth,
+    checked_scores,
+    null_score,
+)
+from racer_core.calibration.laws import beta_quantile
+from racer_core.calibration.nonconformity import nonconformity, smoothing_noise
+from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.threshold import (
+    allowed_misses,
+    critical_scores,
+    threshold_from_sorted,
+)
+from racer_core.errors import CalibrationError
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    RiskTarget,
+    RoutingDecision,
+    Score,
+    any_column,
+    checked_alpha,
+)
+
+NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """What the guarantee says. ``alpha``, ``score`` and ``delta`` may differ per request."""
+
+    alpha: float = 0.1
+    score: Score = Score.GAP
+    risk_target: RiskTarget = RiskTarget.ANSWERABLE
+    delta: float | None = None  # None: mean over calibration sets; else exact binomial rule
+    r: int = 1  # right candidates wanted in the set
+    null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
+    smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
+
+    def __post_init__(self) -> None:
+        """Refuse options that mean nothing."""
+        checked_alpha(self.alpha)
+        if self.delta is not None:
+            checked_alpha(self.delta)
+        if self.r < 1:
+            raise CalibrationError("r must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sets:
+    """Prediction sets for a batch."""
+
+    selected: BoolArray  # (B, K)
+    null_selected: BoolArray  # (B,)
+    null_abstained: BoolArray  # (B,): emptied because p_null >= tau
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Rows that were scored exactly as queries are scored when serving.
+
+    Attributes:
+        pool: The candidates, in the order of the columns.
+        fingerprints: Keyed hashes of the rows' queries, so that no record holds a prompt; they
+            seed the smoothing.
+        scores: f, shape (n, K), in [0, 1].
+        labels: G, shape (n, K).
+    """
+
+    pool: tuple[str, ...]
+    fingerprints: tuple[bytes, ...]
+    scores: FloatArray
+    labels: BoolArray
+    options: CalibrationOptions
+
+    def __post_init__(self) -> None:
+        """Check shapes and values once, so that no NaN reaches a sort."""
+        object.__setattr__(self, "scores", checked_scores(self.scores))
+        shape = (len(self.fingerprints), len(self.pool))
+        if self.scores.shape != shape or self.labels.shape != shape:
+            raise CalibrationError(
+                f"scores {self.scores.shape} and labels {self.labels.shape} must both be {shape}"
+            )
+        if self.n == 0:
+            raise CalibrationError(
+                "no row that some candidate answers right: nothing to calibrate on"
+                if len(self.fingerprints)
+                else "no rows: nothing to calibrate on"
+            )
+
+    @cached_property
+    def n(self) -> int:
+        """Rows that count: all of them, or the answerable ones for ``answerable``."""
+        return int(self._counted.sum())
+
+    @cached_property
+    def _counted(self) -> BoolArray:
+        if self.options.risk_target is RiskTarget.PAPER:
+            return np.ones(len(self.fingerprints), dtype=bool)
+        return any_column(self.labels)
+
+    @cached_property
+    def _critical(self) -> dict[Score, FloatArray]:
+        return {score: self._sorted_critical(score) for score in Score}
+
+    def _sorted_critical(self, score: Score) -> FloatArray:
+        """Ascending s_i of the counted rows; +inf where abstention already missed the row."""
+        paper = self.options.risk_target is RiskTarget.PAPER
+        truth = augment_truth(self.labels) if paper else self.labels
+        fit = self._nonconformity(score, self.scores, self.fingerprints)
+        critical = critical_scores(fit[self._counted], truth[self._counted], self.options.r)
+        critical[self._null_abstains(self.scores)[self._counted]] = np.inf
+        return np.sort(critical)
+
+    def _nonconformity(
+        self, score: Score, scores: FloatArray, fingerprints: Sequence[bytes]
+    ) -> FloatArray:
+        """s, shape (B, K + 1) for ``paper``, (B, K) for ``answerable``, smoothed if asked."""
+        paper = self.options.risk_target is RiskTarget.PAPER
+        fit = nonconformity(score, augment_scores(scores) if paper else scores)
+        if self.options.smoothing_salt is not None:
+            columns = (*self.pool, NULL_COLUMN) if paper else self.pool
+            fit = fit + smoothing_noise(self.options.smoothing_salt, fingerprints, columns)
+        return fit
+
+    def _null_abstains(self, scores: FloatArray) -> BoolArray:
+        tau = self.options.null_threshold
+        if tau is None or self.options.risk_target is RiskTarget.PAPER:
+            return np.zeros(len(scores), dtype=bool)
+        return null_score(scores) >= tau
+
+    def misses(self, alpha: float, delta: float | None = None) -> int:
+        """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible."""
+        return allowed_misses(self.n, alpha, delta if delta is not None else self.options.delta)
+
+    def lambda_hat(self, alpha: float, score: Score, delta: float | None = None) -> float:
+        """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6)."""
+        return threshold_from_sorted(self._critical[score], self.misses(alpha, delta))
+
+    def risk_q95(self, alpha: float) -> float:
+        """95 % of calibration sets of this size have at most this risk (Beta law)."""
+        misses = self.misses(alpha)
+        return beta_quantile(0.95, misses + 1, self.n - misses) if misses >= 0 else 0.0
+
+    def sets(
+        self,
+        scores: FloatArray,
+        fingerprints: Sequence[bytes],
+        lambda_hat: float,
+        score: Score,
+    ) -> Sets:
+        """Prediction sets at a threshold for scores (B, K). Eq. (4).
+
+        At +inf nobody abstains: rows that abstain have the critical score +inf, so only the whole
+        pool covers them, and an infeasible alpha must really give the whole pool.
+        """
+        inside = prediction_sets(self._nonconformity(score, scores, fingerprints), lambda_hat)
+        abstains = self._null_abstains(scores) & math.isfinite(lambda_hat)
+        count = len(self.pool)
+        null = inside[:, count] if inside.shape[1] > count else np.zeros(len(scores), dtype=bool)
+        return Sets(
+            selected=inside[:, :count] & ~abstains[:, None],
+            null_selected=null | abstains,
+            null_abstained=abstains,
+        )
+
+    def decide(
+        self,
+        fingerprint: bytes,
+        scores: Sequence[float],
+        *,
+        alpha: float | None = None,
+        score: Score | None = None,
+        truncated: bool = False,
+    ) -> RoutingDecision:
+        """Choose the set for one query from its router scores f, in the order of the pool."""
+        alpha = self.options.alpha if alpha is None else checked_alpha(alpha)
+        score = score or self.options.score
+        lambda_hat = self.lambda_hat(alpha, score)
+        row = checked_scores(np.array([scores], dtype=np.float64))
+        sets = self.sets(row, [fingerprint], lambda_hat, score)
+        chosen = np.flatnonzero(sets.selected[0])
+        best_first: list[int] = chosen[np.argsort(-row[0, chosen], kind="stable")].tolist()
+        return RoutingDecision(
+            selected=tuple(self.pool[i] for i in best_first),
+            scores=tuple(float(row[0, i]) for i in best_first),
+            null_selected=bool(sets.null_selected[0]),
+            alpha=alpha,
+            score=score,
+            lambda_hat=lambda_hat,
+            truncated=truncated,
+            abstain_reason=None if chosen.size else _abstain_reason(sets),
+        )
+
+    def whole_pool(
+        self, scores: Sequence[float], *, alpha: float | None = None, truncated: bool = False
+    ) -> RoutingDecision:
+        """Call everyone: what is unknown is answered by the larger set."""
+        order = sorted(range(len(self.pool)), key=lambda i: -scores[i])
+        return RoutingDecision(
+            selected=tuple(self.pool[i] for i in order),
+            scores=tuple(scores[i] for i in order),
+            null_selected=False,
+            alpha=self.options.alpha if alpha is None else checked_alpha(alpha),
+            score=self.options.score,
+            lambda_hat=math.inf,
+            truncated=truncated,
+        )
+
+    def restrict(self, names: Sequence[str]) -> Calibration:
+        """The same rows for a smaller pool: G', scores and every threshold are recomputed.
+
+        Valid when the cause lies outside the query: an outage, a key's allow-list.
+        """
+        columns = [self.pool.index(name) for name in names]
+        return replace(
+            self,
+            pool=tuple(names),
+            scores=self.scores[:, columns],
+            labels=self.labels[:, columns],
+        )
+
+
+def _abstain_reason(sets: Sets) -> str:
+    if sets.null_abstained[0]:
+        return "p_null"
+    return "null_only" if sets.null_selected[0] else "empty"
+
+
+def choose_null_threshold(
+    scores: FloatArray, labels: BoolArray, false_abstain_budget: float = 0.01
+) -> float | None:
+    """tau: the smallest p_null at which at most the budgeted share of answerable rows abstain.
+
+    Choose it on validation rows, never on calibration rows. None when no value keeps the budget.
+    """
+    p_null = null_score(checked_scores(scores))
+    answerable = np.sort(p_null[any_column(labels)])
+    if not answerable.size:
+        return None
+    for tau in np.unique(p_null):
+        if np.mean(answerable >= tau) <= false_abstain_budget:
+            return float(tau)
+    return None

@@ -1,0 +1,59 @@
+"""What every encoder promises, and what an artifact remembers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.types import BoolArray
+
+Kind = Literal["huggingface", "char-ngrams"]
+Pooling = Literal["mean", "cls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """Everything that must be the same when calibrating and when serving.
+
+    ``backend`` is the device type and ``dtype`` the number format that embedded the training
+    rows: another one moves scores, so the rows would have to be scored again.
+    """
+
+    kind: Kind
+    name: str  # folder or hub name
+    digest: str  # of weights, configuration and tokenizer
+    pooling: Pooling
+    max_tokens: int
+    backend: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Embeddings (B, D), float32, each of length 1; and which texts were cut to max_tokens."""
+
+    embeddings: NDArray[np.float32]
+    truncated: BoolArray
+
+
+class Encoder(Protocol):
+    """One method, and what an artifact needs to know."""
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """The encoder's identity."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Embed texts; row i belongs to texts[i], whatever order they were computed in."""
+        ...
+
+
+def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale each row to length 1, so that a dot product is the cosine; a zero row stays zero."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)

@@ -1,0 +1,60 @@
+"""Hashed character n-grams: an encoder for machines without weights.
+
+It knows spelling and nothing of meaning; figures that rest on it say so. numpy only.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from racer_core.encoder.base import Encoded, EncoderSpec, unit_rows
+
+_WIDTH: Final = 1024
+_SIZES: Final = (2, 3, 4)
+_MAX_CHARS: Final = 2_048
+
+
+SPEC: Final = EncoderSpec(
+    kind="char-ngrams",
+    name="char-ngrams",
+    digest=f"v1-{_WIDTH}",
+    pooling="mean",
+    max_tokens=_MAX_CHARS,
+    backend="numpy",
+    dtype="float32",
+)
+
+
+class CharNgramEncoder:
+    """Counts of 2- to 4-grams of case-folded text, hashed into 1,024 signed buckets."""
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """The same for every instance."""
+        return SPEC
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Embed texts; see :class:`racer_core.encoder.base.Encoder`."""
+        vectors = np.zeros((len(texts), _WIDTH), dtype=np.float32)
+        for row, text in zip(vectors, texts, strict=True):
+            hashes = np.array(_gram_hashes(text[:_MAX_CHARS]), dtype=np.int64)
+            # Signs make collisions cancel on average; the square root damps repetition.
+            np.add.at(row, hashes % _WIDTH, np.where(hashes & (1 << 31), -1.0, 1.0))
+        damped = np.sign(vectors) * np.sqrt(np.abs(vectors))
+        return Encoded(
+            embeddings=unit_rows(damped),
+            truncated=np.array([len(text) > _MAX_CHARS for text in texts], dtype=bool),
+        )
+
+
+def _gram_hashes(text: str) -> list[int]:
+    padded = f" {' '.join(text.casefold().split())} "
+    return [
+        zlib.crc32(padded[start : start + size].encode())
+        for size in _SIZES
+        for start in range(max(len(padded) - size + 1, 1))
+    ]

@@ -1,0 +1,1 @@
+"""What `racer train` and `racer evaluate` call: slow, synchronous, with progress."""

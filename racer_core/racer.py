@@ -1,0 +1,147 @@
+"""The facade: a trained router, calibrated on labelled rows, choosing sets. No HTTP.
+
+    racer = Racer.load("deploy/demo/router")
+    calibration = racer.calibrate(read_rows("deploy/demo/data/calibration.jsonl"), alpha=0.1)
+    for decision in racer.route_batch(["What is 17 plus 25?"], calibration):
+        print(decision.selected, decision.lambda_hat)
+
+A ``Racer`` and a ``Calibration`` are immutable: swapping one is swapping a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from racer_core import artifacts
+from racer_core.artifacts import Artifact
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.encoder.base import Encoder
+from racer_core.errors import OverlapError, RowsError
+from racer_core.routers.base import Batch
+from racer_core.types import BoolArray, FloatArray, LabelledRows, RoutingDecision
+
+SCORE_DECIMALS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Router scores f (B, K) of a batch, and which texts the encoder cut."""
+
+    scores: FloatArray
+    truncated: BoolArray
+
+
+Scorer = Callable[[Sequence[str]], Scored]
+
+
+@dataclass(frozen=True, slots=True)
+class Racer:
+    """A loaded artifact with its encoder opened."""
+
+    artifact: Artifact
+    encoder: Encoder
+
+    @classmethod
+    def load(cls, folder: str | Path, pool: Sequence[str] | None = None) -> Self:
+        """Open an artifact and its encoder. Raises :class:`ArtifactError` when they do not fit."""
+        artifact = artifacts.load(folder, pool)
+        return cls(artifact, artifacts.open_encoder(artifact.encoder))
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates, in the order of the columns of every score."""
+        return self.artifact.pool
+
+    def score(self, queries: Sequence[str]) -> Scored:
+        """F for each query, in calibration and in serving alike.
+
+        Rounded to a grid of 1e-6: kernels that depend on the batch move scores by about that much,
+        and the same query must get the same set whoever it is batched with.
+        """
+        batch = Batch(queries, self.encoder)
+        scores = np.asarray(self.artifact.router.predict(batch).scores, dtype=np.float64)
+        return Scored(np.round(scores, SCORE_DECIMALS), batch.encoded.truncated)
+
+    def calibrate(
+        self,
+        rows: LabelledRows,
+        *,
+        alpha: float = 0.1,
+        options: CalibrationOptions | None = None,
+        allow_overlap: bool = False,
+        scorer: Scorer | None = None,
+    ) -> Calibration:
+        """Score labelled rows and keep what every threshold follows from.
+
+        Args:
+            rows: Labelled for exactly this pool; not used for training or tuning.
+            alpha: Risk level, when ``options`` is not given.
+            options: Everything that the guarantee says, in full.
+            allow_overlap: Accept rows that the router was trained on. The guarantee is then void.
+            scorer: Scores the rows; None means :meth:`score`. A server hands in one that shares
+                the device with live traffic.
+
+        Raises:
+            RowsError: The rows are about another pool.
+            OverlapError: Some rows were training rows.
+            CalibrationError: No row counts.
+        """
+        if set(rows.pool) != set(self.pool):
+            raise RowsError("rows", [f"their pool {list(rows.pool)} is not {list(self.pool)}"])
+        if not allow_overlap and (overlap := self.overlap(rows)):
+            raise OverlapError(
+                f"{len(overlap)} of {len(rows)} rows were training rows of the router (first: row "
+                f"{overlap[0] + 1}); leave them out, or allow the overlap and lose the guarantee"
+            )
+        if options is None:
+            tau = self.artifact.null_threshold
+            options = CalibrationOptions(alpha=alpha, null_threshold=tau)
+        return Calibration(
+            pool=self.pool,
+            fingerprints=tuple(self.fingerprint(query) for query in rows.queries),
+            scores=self._row_scores(rows, scorer or self.score),
+            labels=rows.labels(self.pool),
+            options=options,
+        )
+
+    def overlap(self, rows: LabelledRows) -> list[int]:
+        """Which rows have a query that the router was trained on."""
+        known = self.artifact.training_fingerprints
+        return [i for i, query in enumerate(rows.queries) if self.fingerprint(query) in known]
+
+    def fingerprint(self, query: str) -> bytes:
+        """The keyed hash by which records know a query."""
+        return artifacts.fingerprint(self.artifact.salt, query)
+
+    def _row_scores(self, rows: LabelledRows, scorer: Scorer) -> FloatArray:
+        """Scores that the rows carry themselves, else the router's."""
+        columns = [rows.pool.index(name) for name in self.pool]
+        scores = np.empty((len(rows), len(self.pool)))
+        asked = [i for i, row in enumerate(rows.rows) if row.scores is None]
+        for i, row in enumerate(rows.rows):
+            if row.scores is not None:
+                scores[i] = [row.scores[column] for column in columns]
+        if asked:
+            scores[asked] = scorer([rows.rows[i].query for i in asked]).scores
+        return scores
+
+    def route_batch(
+        self,
+        queries: Sequence[str],
+        calibration: Calibration,
+        *,
+        alpha: float | None = None,
+    ) -> list[RoutingDecision]:
+        """Choose a set for each query; ``alpha`` may differ from the calibration's own."""
+        scored = self.score(queries)
+        return [
+            calibration.decide(self.fingerprint(query), row, alpha=alpha, truncated=bool(cut))
+            for query, row, cut in zip(
+                queries, scored.scores.tolist(), scored.truncated, strict=True
+            )
+        ]

@@ -1,0 +1,1 @@
+"""Labelled rows: which candidates answered which query right."""

@@ -1,0 +1,159 @@
+"""One labelled row: what it may say, and every way in which it can be wrong.
+
+    {"query": "...", "correct": {"a": true, "b": false}}           a map of the pool
+    {"query": "...", "correct": ["a"], "candidates": ["a", "b"]}   a list and the pool
+
+``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
+the whole pool name it by their keys. ``[]`` means that nobody is right; null or absent means
+unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, cast
+
+from racer_core.errors import InputError
+from racer_core.types import LabelledRow, checked_pool
+
+MAX_QUERY_CHARS = 8_192
+
+
+def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The pool that the row itself names; None when it names none."""
+    if "candidates" in row:
+        return checked_pool(_names(row["candidates"], "candidates"))
+    for field in ("correct", "answers", "scores"):
+        if isinstance(row.get(field), dict):
+            return checked_pool(tuple(cast("dict[str, Any]", row[field])))
+    return None
+
+
+def parse_row(row: object, pool: tuple[str, ...], max_query_chars: int) -> LabelledRow:
+    """Check one row against the pool.
+
+    Raises:
+        InputError: One sentence that says what is wrong, without repeating the query.
+    """
+    if not isinstance(row, dict):
+        raise InputError("a row must be a JSON object")
+    fields = cast("dict[str, Any]", row)
+    if "candidates" in fields and set(_names(fields["candidates"], "candidates")) != set(pool):
+        raise InputError(f"its candidates are not the pool {list(pool)}")
+    scores = _scores(fields, pool)
+    return LabelledRow(
+        query=_query(fields, max_query_chars, optional=scores is not None),
+        correct=_correct(fields.get("correct"), pool),
+        answers=_answers(fields.get("answers"), pool),
+        reference=_optional_text(fields, "reference"),
+        task=_optional_text(fields, "task"),
+        scores=scores,
+    )
+
+
+def checked_query(text: object, max_chars: int) -> str:
+    """Return a query's text: not blank, not longer than the router was calibrated for."""
+    if not isinstance(text, str):
+        raise InputError("query must be a string", param="query")
+    if not text.strip():
+        raise InputError("query is empty", param="query")
+    if len(text) > max_chars:
+        raise InputError(
+            f"query has {len(text):,} characters, over the limit of {max_chars:,}", param="query"
+        )
+    return text
+
+
+def _query(row: Mapping[str, Any], max_chars: int, *, optional: bool) -> str:
+    if "messages" in row:
+        return checked_query(_single_user_message(row["messages"]), max_chars)
+    if "query" not in row:
+        if optional:
+            return ""
+        raise InputError('no "query"')
+    return checked_query(row["query"], max_chars)
+
+
+def _single_user_message(messages: object) -> object:
+    """Rows are calibrated as single-turn queries; other conversations are another population."""
+    match messages:
+        case [{"role": "user", "content": str() as content}]:
+            return content
+        case _:
+            raise InputError(
+                '"messages" must hold exactly one user message of text; rows of several turns '
+                "cannot be calibrated together with single-turn ones"
+            )
+
+
+def _correct(value: object, pool: tuple[str, ...]) -> frozenset[str]:
+    if value is None:
+        raise InputError('no label: "correct" is missing or null ([] means nobody is right)')
+    if isinstance(value, dict):
+        labels = cast("dict[str, Any]", value)
+        _refuse_unknown(labels, pool)
+        if missing := [name for name in pool if name not in labels]:
+            raise InputError(f'"correct" has no label for {missing}')
+        if wrong := [name for name in pool if not isinstance(labels[name], bool)]:
+            raise InputError(f'"correct" must be true or false for {wrong}')
+        return frozenset(name for name in pool if labels[name])
+    names = _names(value, "correct")
+    _refuse_unknown(names, pool)
+    if len(set(names)) != len(names):
+        raise InputError('"correct" names a candidate twice')
+    return frozenset(names)
+
+
+def _answers(value: object, pool: tuple[str, ...]) -> dict[str, str | None]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError('"answers" must be an object: candidate to text or null')
+    answers = cast("dict[str, Any]", value)
+    _refuse_unknown(answers, pool)
+    if any(text is not None and not isinstance(text, str) for text in answers.values()):
+        raise InputError('"answers" must be texts or null')
+    return answers
+
+
+def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
+    """Router scores stand in for a query; beside a query they are something else and ignored."""
+    if "scores" not in row or "query" in row or "messages" in row:
+        return None
+    value = row["scores"]
+    if not isinstance(value, dict):
+        raise InputError('"scores" must be an object: candidate to router score')
+    scores = cast("dict[str, Any]", value)
+    _refuse_unknown(scores, pool)
+    return tuple(_score(scores, name) for name in pool)
+
+
+def _score(scores: Mapping[str, Any], name: str) -> float:
+    value = scores.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f'"scores" has no number for {name!r}')
+    if math.isnan(value) or not 0.0 <= value <= 1.0:
+        raise InputError(f"the score of {name!r} is NaN or outside [0, 1]")
+    return float(value)
+
+
+def _names(value: object, field: str) -> list[str]:
+    names = cast("list[Any]", value) if isinstance(value, list) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise InputError(f'"{field}" must be a list of candidate names')
+    return names
+
+
+def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...]) -> None:
+    if unknown := [name for name in names if name not in pool]:
+        raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {list(pool)}")
+
+
+def _optional_text(row: Mapping[str, Any], field: str) -> str | None:
+    value = row.get(field)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise InputError(f'"{field}" must be a string')

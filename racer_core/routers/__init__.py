@@ -1,0 +1,1 @@
+"""Base routers: embeddings to the chance that each candidate is right."""

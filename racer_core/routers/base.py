@@ -1,0 +1,57 @@
+"""What every router promises. One method; anyone can add one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.encoder.base import Encoded, Encoder
+from racer_core.types import FloatArray
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Queries, and their embeddings if a router asks for them."""
+
+    texts: Sequence[str]
+    encoder: Encoder = field(repr=False)
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """Embeddings (B, D) of the texts, computed once."""
+        return self.encoder.encode(self.texts)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOutput:
+    """scores f: shape (B, K), in [0, 1], the predicted chance that each candidate is right."""
+
+    scores: FloatArray
+
+
+class Router(Protocol):
+    """A base router f. It never sees a threshold, and calibration never sees a router."""
+
+    kind: ClassVar[str]
+
+    @property
+    def columns(self) -> int:
+        """K, the number of candidates."""
+        ...
+
+    def predict(self, batch: Batch) -> RouterOutput:
+        """Score every candidate for every query of the batch."""
+        ...
+
+    def tensors(self) -> Mapping[str, NDArray[np.generic]]:
+        """Everything learned, for an artifact."""
+        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """Everything chosen, for an artifact's manifest."""
+        ...

@@ -1,0 +1,106 @@
+"""MLP router: two linear layers on the embedding. Paper, Sec. 4.1.
+
+Trained with torch (256 hidden units, binary cross-entropy with logits, batch 32, Adam at 1e-4,
+100 epochs); predicts with numpy, so that serving it beside a numpy encoder needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.errors import InputError
+from racer_core.routers.base import Batch, RouterOutput
+from racer_core.types import BoolArray
+
+_WEIGHTS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class MlpRouter:
+    """sigmoid(relu(x W1' + b1) W2' + b2); W1 (H, D), W2 (K, H), all float32."""
+
+    kind: ClassVar[str] = "mlp"
+
+    hidden_weight: NDArray[np.float32]
+    hidden_bias: NDArray[np.float32]
+    output_weight: NDArray[np.float32]
+    output_bias: NDArray[np.float32]
+
+    @classmethod
+    def fit(
+        cls,
+        embeddings: NDArray[np.float32],
+        labels: BoolArray,
+        *,
+        seed: int = 0,
+        hidden: int = 256,
+        epochs: int = 100,
+        batch: int = 32,
+        learning_rate: float = 1e-4,
+        progress: Callable[[int, float], None] = lambda _epoch, _loss: None,
+    ) -> Self:
+        """Train on rows (n, D) with labels (n, K); the same seed gives the same weights on a CPU.
+
+        ``progress`` is called after each epoch with its number and mean loss.
+        """
+        import torch
+        from torch import nn
+
+        if not len(embeddings):
+            raise InputError("no training rows")
+        generator = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first = nn.Linear(embeddings.shape[1], hidden)
+            second = nn.Linear(hidden, labels.shape[1])
+        model = nn.Sequential(first, nn.ReLU(), second)
+        optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate)
+        x = torch.from_numpy(np.ascontiguousarray(embeddings))
+        y = torch.from_numpy(labels.astype(np.float32))
+        for epoch in range(epochs):
+            total = 0.0
+            order = torch.randperm(len(x), generator=generator)
+            for start in range(0, len(x), batch):
+                rows = order[start : start + batch]
+                optimiser.zero_grad()
+                loss = nn.functional.binary_cross_entropy_with_logits(model(x[rows]), y[rows])
+                loss.backward()  # pyright: ignore[reportUnknownMemberType]
+                optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+                total += float(loss.detach()) * len(rows)
+            progress(epoch + 1, total / len(x))
+        weights = (first.weight, first.bias, second.weight, second.bias)
+        return cls(*(tensor.detach().numpy().copy() for tensor in weights))
+
+    @property
+    def columns(self) -> int:
+        """K, the number of candidates."""
+        return int(self.output_weight.shape[0])
+
+    def predict(self, batch: Batch) -> RouterOutput:
+        """The predicted chance that each candidate is right."""
+        inside = batch.encoded.embeddings @ self.hidden_weight.T + self.hidden_bias
+        logits = np.maximum(inside, 0.0) @ self.output_weight.T + self.output_bias
+        return RouterOutput(_sigmoid(logits.astype(np.float64)))
+
+    def tensors(self) -> Mapping[str, NDArray[np.generic]]:
+        """The four weights."""
+        return {name: getattr(self, name) for name in _WEIGHTS}
+
+    def settings(self) -> Mapping[str, Any]:
+        """Nothing: the shapes say it all."""
+        return {}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Self:
+        """Rebuild from :meth:`tensors`."""
+        del settings
+        return cls(*(tensors[name] for name in _WEIGHTS))
+
+
+def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.exp(-np.logaddexp(0.0, -logits))  # stable at both ends

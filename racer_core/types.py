@@ -1,0 +1,137 @@
+"""The values that pass between the parts of the core. Frozen, checked when built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.errors import InputError
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+class Score(StrEnum):
+    """Nonconformity scores (App. B of the paper)."""
+
+    GAP = "gap"
+    PROB = "prob"
+
+
+class RiskTarget(StrEnum):
+    """What alpha bounds.
+
+    ``paper``: P(C misses G'), the null model a column like any other.
+    ``answerable``: P(C misses G | some candidate is right); the null model is left out.
+    """
+
+    PAPER = "paper"
+    ANSWERABLE = "answerable"
+
+
+def checked_alpha(alpha: object) -> float:
+    """Return ``alpha`` as a float in (0, 1), a probability and not a percentage.
+
+    Raises:
+        InputError: Not a number (``True`` is not one), NaN, or outside the open interval.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise InputError("alpha must be a number between 0 and 1", param="alpha")
+    if not 0.0 < alpha < 1.0:  # also false for NaN
+        raise InputError("alpha must lie strictly between 0 and 1, for example 0.1", param="alpha")
+    return float(alpha)
+
+
+def any_column(flags: BoolArray) -> BoolArray:
+    """Whether a row of (n, C) has any column set, shape (n,)."""
+    return np.asarray(flags.any(axis=1), dtype=bool)
+
+
+def checked_pool(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the candidates' names as a pool: at least one, each once, none blank."""
+    pool = tuple(names)
+    if not pool or any(not name.strip() for name in pool):
+        raise InputError("a pool needs at least one candidate, and every candidate a name")
+    if len(set(pool)) != len(pool):
+        raise InputError("a pool names a candidate twice")
+    return pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRow:
+    """One query and which candidates answered it right: G(x), possibly empty."""
+
+    query: str  # empty only where router scores stand in for it
+    correct: frozenset[str]
+    answers: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    reference: str | None = None
+    task: str | None = None
+    scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRows:
+    """Rows that share one pool."""
+
+    pool: tuple[str, ...]
+    rows: tuple[LabelledRow, ...]
+    duplicates: int = 0  # exact copies that were left out: they would fake a larger n
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def queries(self) -> list[str]:
+        """The queries' texts, in order."""
+        return [row.query for row in self.rows]
+
+    def labels(self, pool: Sequence[str]) -> BoolArray:
+        """Correctness in the order of ``pool``, shape (n, K)."""
+        return np.array([[name in row.correct for name in pool] for row in self.rows], dtype=bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingDecision:
+    """What the method decided for one query, before any candidate is called."""
+
+    selected: tuple[str, ...]  # prediction set without the null model, best score first
+    scores: tuple[float, ...]  # r(x, m) for `selected`, same order
+    null_selected: bool  # the null model is in the prediction set too
+    alpha: float
+    score: Score
+    lambda_hat: float  # +inf: n was too small for alpha, everyone is called
+    truncated: bool  # the encoder saw only the beginning of the query
+    abstain_reason: str | None = None  # null_only, empty or p_null; None when someone is called
+
+    @property
+    def abstained(self) -> bool:
+        """Nobody is called."""
+        return not self.selected
+
+    @property
+    def trivial(self) -> bool:
+        """The whole pool is called because no finite threshold is valid."""
+        return math.isinf(self.lambda_hat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateAnswer:
+    """A candidate's answer text and the router score it was called with."""
+
+    candidate: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """The merged answer: always one candidate's own text."""
+
+    winner: str
+    text: str
+    votes: Mapping[str, float]  # normalised answer -> votes or weight; unreadable ones are absent
