@@ -29,7 +29,8 @@ from racer_core.types import RiskTarget, Score, checked_alpha
 DEFAULT_URL = "http://127.0.0.1:8080"
 EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 
-out = Console()
+# Wide when nobody's terminal sets a width, so that tables stay whole in files and pipes.
+out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")

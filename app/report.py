@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -63,7 +64,7 @@ def evaluation(result: Evaluation) -> list[Table | str]:
         f"calibration, {result.n_validation} validation, {result.n_test} test\n"
         f"router {result.router}, encoder {result.encoder}, {len(result.pool)} candidates\n"
     )
-    tables = [
+    tables: list[Table] = [
         _cells(result, [cell for cell in result.cells if cell.risk_target is target])
         for target in protocol.risk_targets
     ]
@@ -93,9 +94,12 @@ _COLUMNS = {
 def _cells(result: Evaluation, cells: Sequence[Cell]) -> Table:
     measured = [name for name in _COLUMNS if name in cells[0].mean]
     title = f"risk target: {cells[0].risk_target} (mean ± standard deviation over splits)"
-    table = Table("score", "alpha", *(_COLUMNS[name] for name in measured), title=title)
+    names = ("score", "alpha", *(_COLUMNS[name] for name in measured))
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for name in names:
+        table.add_column(name, no_wrap=True)
     for cell in cells:
-        values = [f"{cell.mean[name]:.3f} ± {cell.sd[name]:.3f}" for name in measured]
+        values = [f"{cell.mean[name]:.3f} ±{cell.sd[name]:.3f}" for name in measured]
         table.add_row(cell.score, f"{cell.alpha:g}", *values)
     return table
 

@@ -49,7 +49,8 @@ def _http_url(url: str) -> str:
 class Candidate(_Frozen):
     """One model of the pool and where it is served."""
 
-    name: Annotated[str, Field(min_length=1, max_length=128)]
+    # What fits into a header, a path and a comma-separated list alike.
+    name: Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
     base_url: Annotated[str, AfterValidator(_http_url)]
     model: str | None = None  # its name at the server; None: the same
     api_key_env: str | None = None

@@ -19,6 +19,7 @@ from typing import Any, Self, cast
 import aiohttp
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from app.offload import off_loop
 from app.settings import Candidate, Limits, Secrets
 from app.sse import EventReader
 from app.telemetry import Telemetry
@@ -89,7 +90,7 @@ class Upstream:
         """
         started = time.monotonic()
         async with self._counted(name), self._post(name, payload) as response:
-            body = _chat_body(await self._read(response))
+            body = await off_loop(_chat_body, await self._read(response))
         return Reply(candidate=name, body=body, seconds=time.monotonic() - started)
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from app.errors import RETRY_AFTER_S, STATUS, SchemaError, TooLarge, UnsupportedBody
+from app.offload import off_loop
 from racer_core import strict_json
 from racer_core.errors import RacerError
 
@@ -53,7 +54,8 @@ async def read(request: Request, model: type[ModelT], limit: int) -> ModelT:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedBody("send JSON with content-type: application/json")
-    return checked(model, strict_json.load_object(await read_body(request, limit)))
+    data = await read_body(request, limit)
+    return checked(model, await off_loop(strict_json.load_object, data))
 
 
 def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:

@@ -126,7 +126,7 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
         )
     try:
         artifact = _build(manifest, tensors, folder)
-    except (KeyError, TypeError, ValueError, InputError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, InputError) as exc:
         raise ArtifactError(f"artifact {folder} is damaged: {exc!r}") from exc
     if pool is not None and tuple(pool) != artifact.pool:
         raise ArtifactError(
@@ -144,6 +144,8 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
     """
     if spec.kind == "char-ngrams":
         encoder: Encoder = CharNgramEncoder()
+    elif spec.kind != "huggingface":
+        raise ArtifactError(f"unknown encoder kind {spec.kind!r}")
     else:
         encoder = HuggingFaceEncoder(
             spec.name,
@@ -170,12 +172,17 @@ def _build(
     router = _LOADERS[settings["kind"]](tensors, settings)
     if router.columns != len(pool):
         raise InputError(f"the router has {router.columns} columns for {len(pool)} candidates")
+    tau, salt = manifest["null_threshold"], manifest["salt"]
+    if tau is not None and not (isinstance(tau, int | float) and 0.0 <= tau <= 1.0):
+        raise InputError(f"null_threshold is {tau!r}")
+    if not isinstance(salt, str) or not 1 <= len(salt.encode()) <= 64:
+        raise InputError("the salt must be 1 to 64 bytes of text")
     return Artifact(
         candidates=candidates,
         encoder=_absolute(EncoderSpec(**manifest["encoder"]), folder),
         router=router,
-        null_threshold=manifest["null_threshold"],
-        salt=manifest["salt"],
+        null_threshold=tau,
+        salt=salt,
         training_fingerprints=frozenset(row.tobytes() for row in tensors["training_fingerprints"]),
         digest=_digest(folder),
     )

@@ -21,7 +21,7 @@ from racer_core import artifacts
 from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.encoder.base import Encoder
-from racer_core.errors import OverlapError, RowsError
+from racer_core.errors import ArtifactError, OverlapError, RowsError
 from racer_core.routers.base import Batch
 from racer_core.types import BoolArray, FloatArray, LabelledRows, RoutingDecision
 
@@ -50,7 +50,12 @@ class Racer:
     def load(cls, folder: str | Path, pool: Sequence[str] | None = None) -> Self:
         """Open an artifact and its encoder. Raises :class:`ArtifactError` when they do not fit."""
         artifact = artifacts.load(folder, pool)
-        return cls(artifact, artifacts.open_encoder(artifact.encoder))
+        racer = cls(artifact, artifacts.open_encoder(artifact.encoder))
+        try:
+            racer.score(["a first query"])
+        except ValueError as exc:
+            raise ArtifactError(f"the router does not fit the encoder's embeddings: {exc}") from exc
+        return racer
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -103,7 +108,10 @@ class Racer:
             options = CalibrationOptions(alpha=alpha, null_threshold=tau)
         return Calibration(
             pool=self.pool,
-            fingerprints=tuple(self.fingerprint(query) for query in rows.queries),
+            # Rows of scores alone have no query; each still needs a noise of its own.
+            fingerprints=tuple(
+                self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
+            ),
             scores=self._row_scores(rows, scorer or self.score),
             labels=rows.labels(self.pool),
             options=options,
@@ -128,7 +136,7 @@ class Racer:
                 scores[i] = [row.scores[column] for column in columns]
         if asked:
             scores[asked] = scorer([rows.rows[i].query for i in asked]).scores
-        return scores
+        return np.round(scores, SCORE_DECIMALS)
 
     def route_batch(
         self,

@@ -24,12 +24,15 @@ def loads(data: bytes | str) -> Any:
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
+        text.encode("utf-8")
         value = json.loads(
             text,
             object_pairs_hook=_object_without_duplicates,
             parse_constant=_reject_constant,
             parse_float=_finite_float,
         )
+    except UnicodeEncodeError as exc:
+        raise InputError("the text holds a lone surrogate, which is not text") from exc
     except UnicodeDecodeError as exc:
         raise InputError(f"not UTF-8: bad byte at position {exc.start}") from exc
     except json.JSONDecodeError as exc:

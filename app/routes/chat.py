@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from app import sse, translate, wire
 from app.lifespan import OpenServices, Services
@@ -37,7 +38,7 @@ async def chat_completions(request: Request, services: OpenServices) -> Response
         raise unknown_model(body.model, services.settings.pool)
     if body.stream:
         pump = await services.chat.pinned_stream(body.model, fields, body.stream_options)
-        return _event_stream(pump, {"x-racer-served-by": body.model})
+        return _EventStream(pump, {"x-racer-served-by": body.model})
     answer = await services.chat.pinned(body.model, fields)
     return wire.json_response(answer, headers={"x-racer-served-by": body.model})
 
@@ -51,17 +52,28 @@ async def _routed(body: ChatRequest, fields: dict[str, object], services: Servic
     )
     if body.stream:
         pump, headers = await services.chat.stream(ask)
-        return _event_stream(pump, headers)
+        return _EventStream(pump, headers)
     outcome = await services.chat.answer(ask)
     return wire.json_response({**outcome.body, "racer": outcome.as_json()}, headers=outcome.headers)
 
 
-def _event_stream(pump: Pump, headers: dict[str, str]) -> Response:
-    return StreamingResponse(
-        pump.items(on_error=_error_event),
-        media_type="text/event-stream",
-        headers={**headers, "cache-control": "no-cache"},
-    )
+class _EventStream(StreamingResponse):
+    """A pump's items; the pump is stopped even when the client left before the first."""
+
+    def __init__(self, pump: Pump, headers: dict[str, str]) -> None:
+        self._pump = pump
+        super().__init__(
+            pump.items(on_error=_error_event),
+            media_type="text/event-stream",
+            headers={**headers, "cache-control": "no-cache"},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send, then let go of every call that still runs."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._pump.stop()
 
 
 def _error_event(exc: Exception) -> bytes:

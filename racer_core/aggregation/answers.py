@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 
+# A capital, or a small letter with nothing after it: "the answer is a prime number" states none.
 _CHOICE_STATED = re.compile(
-    r"(?:answer|antwort|答案)\s*(?:is|ist|是)?\s*[:：]?\s*\(?([A-J])\b", re.I
+    r"(?i:answer|antwort|option|choice|答案)\s*(?i:is|ist|是)?\s*[:：]?\s*\**\(?"
+    r"([A-J]\b|[a-j](?=[).:,*]|\s*$))"
 )
-_CHOICE_LETTER = re.compile(r"(?<![A-Za-z'])\(?([A-J])\)?(?![A-Za-z'])")
+_CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
+# In brackets, or before a stop: "B, I think" and "A dog" hold no pronoun or article as a choice.
+_CHOICE_LETTER = re.compile(r"[({]([A-J])[)}]|(?<![\w'])([A-J])(?=[).:,*]|\s*$)")
 _NUMBER = re.compile(r"[-+\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-+\u2212]?\.\d+")
+
+_NUMBER_SIGNS = str.maketrans({",": None, "$": None, "\u2212": "-"})
 
 
 class Equality(StrEnum):
@@ -38,8 +43,10 @@ def normalise(kind: Equality, text: str) -> str | None:
 
 def _choice(text: str) -> str | None:
     """The stated letter ("the answer is C"), else the last letter that stands alone."""
+    if alone := _CHOICE_ALONE.fullmatch(text.strip()):
+        return alone[1].upper()
     stated = _CHOICE_STATED.findall(text)
-    letters = stated or _CHOICE_LETTER.findall(text)
+    letters = stated or [bracketed or bare for bracketed, bare in _CHOICE_LETTER.findall(text)]
     return letters[-1].upper() if letters else None
 
 
@@ -48,12 +55,13 @@ def _number(text: str) -> str | None:
     found = _NUMBER.findall(text)
     if not found:
         return None
-    literal = found[-1].replace(",", "").replace("$", "").replace("\u2212", "-")
-    try:
-        value = Decimal(literal)
-    except InvalidOperation:
-        return None
-    return "0" if value == 0 else format(value.normalize(), "f")
+    literal = found[-1].translate(_NUMBER_SIGNS)
+    sign, digits = ("-", literal[1:]) if literal.startswith("-") else ("", literal.lstrip("+"))
+    # As text, so that no number is too long to keep all its digits.
+    whole, _, fraction = digits.partition(".")
+    whole, fraction = whole.lstrip("0") or "0", fraction.rstrip("0")
+    value = f"{whole}.{fraction}" if fraction else whole
+    return value if value == "0" else sign + value
 
 
 def _exact(text: str) -> str | None:

@@ -31,37 +31,49 @@ def aggregate(
     """Merge the answers that arrived.
 
     ``majority`` counts one vote each; ``weighted`` counts softmax(router score / temperature).
-    The weights normalise over ``selected``; the paper's sum also contains the null model, which
-    has no answer. Ties go to the higher mean router score, then to the higher best score, then to
-    the class whose best candidate comes first. Without any readable answer, the answer of the
-    candidate with the highest router score is returned, without votes.
+    The weights normalise over answers that can be read; the paper's sum also contains the null
+    model, which has none. Ties go to the higher mean router score, then to the higher best score,
+    then to the first name. Without any readable answer, the answer of the candidate with the
+    highest router score is returned, without votes.
 
     Raises:
         InputError: No answers at all.
     """
     if not answers:
         raise InputError("nothing to aggregate: no candidate answered")
-    weights = (
-        [1.0] * len(answers)
-        if method is Method.MAJORITY
-        else softmax([answer.score for answer in answers], temperature)
-    )
-    classes: dict[str, list[int]] = {}
-    for index, answer in enumerate(answers):
+    classes: dict[str, list[CandidateAnswer]] = {}
+    for answer in answers:
         form = normalise(equality, answer.text)
         if form is not None:
-            classes.setdefault(form, []).append(index)
-    votes = {form: math.fsum(weights[i] for i in members) for form, members in classes.items()}
+            classes.setdefault(form, []).append(answer)
+    weights = _weights([each for group in classes.values() for each in group], method, temperature)
+    votes = {
+        form: math.fsum(weights[each.candidate] for each in group)
+        for form, group in classes.items()
+    }
 
-    def strength(members: list[int]) -> tuple[float, float, float, int]:
-        scores = [answers[i].score for i in members]
-        total = math.fsum(weights[i] for i in members)
-        best = max(scores)
-        return total, math.fsum(scores) / len(scores), best, -members[scores.index(best)]
+    def strength(form: str) -> tuple[float, float, float]:
+        scores = [each.score for each in classes[form]]
+        return votes[form], math.fsum(scores) / len(scores), max(scores)
 
-    pool = max(classes.values(), key=strength) if classes else list(range(len(answers)))
-    winner = answers[max(pool, key=lambda i: (answers[i].score, -i))]
+    ranked = sorted(classes, key=lambda form: _first(classes[form]).candidate)
+    winner = _first(classes[max(ranked, key=strength)] if classes else answers)
     return Aggregate(winner=winner.candidate, text=winner.text, votes=votes)
+
+
+def _weights(
+    answers: Sequence[CandidateAnswer], method: Method, temperature: float
+) -> dict[str, float]:
+    """The vote of each candidate whose answer could be read."""
+    if method is Method.MAJORITY or not answers:
+        return {answer.candidate: 1.0 for answer in answers}
+    shares = softmax([answer.score for answer in answers], temperature)
+    return {answer.candidate: share for answer, share in zip(answers, shares, strict=True)}
+
+
+def _first(answers: Sequence[CandidateAnswer]) -> CandidateAnswer:
+    """The highest router score; among equals the first name, whatever order answers arrived in."""
+    return min(answers, key=lambda answer: (-answer.score, answer.candidate))
 
 
 def softmax(scores: Sequence[float], temperature: float) -> list[float]:

@@ -27,7 +27,7 @@ from racer_core.calibration.threshold import (
     critical_scores,
     threshold_from_sorted,
 )
-from racer_core.errors import CalibrationError
+from racer_core.errors import CalibrationError, InputError
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -36,6 +36,7 @@ from racer_core.types import (
     Score,
     any_column,
     checked_alpha,
+    checked_pool,
 )
 
 NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
@@ -170,6 +171,12 @@ class Calibration:
         At +inf nobody abstains: rows that abstain have the critical score +inf, so only the whole
         pool covers them, and an infeasible alpha must really give the whole pool.
         """
+        if scores.shape != (len(fingerprints), len(self.pool)):
+            raise InputError(
+                f"scores of shape {scores.shape} for {len(fingerprints)} queries and a pool of "
+                f"{len(self.pool)}",
+                param="scores",
+            )
         inside = prediction_sets(self._nonconformity(score, scores, fingerprints), lambda_hat)
         abstains = self._null_abstains(scores) & math.isfinite(lambda_hat)
         count = len(self.pool)
@@ -228,10 +235,12 @@ class Calibration:
 
         Valid when the cause lies outside the query: an outage, a key's allow-list.
         """
+        if unknown := [name for name in names if name not in self.pool]:
+            raise InputError(f"{unknown[0]!r} is not in the pool", param="candidates")
         columns = [self.pool.index(name) for name in names]
         return replace(
             self,
-            pool=tuple(names),
+            pool=checked_pool(names),
             scores=self.scores[:, columns],
             labels=self.labels[:, columns],
         )

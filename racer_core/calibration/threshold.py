@@ -8,7 +8,7 @@ import numpy as np
 
 from racer_core.calibration.laws import binomial_cdf
 from racer_core.errors import CalibrationError
-from racer_core.types import BoolArray, FloatArray, any_column
+from racer_core.types import BoolArray, FloatArray, any_column, checked_alpha
 
 
 def critical_scores(nonconformity: FloatArray, truth: BoolArray, r: int = 1) -> FloatArray:
@@ -39,6 +39,7 @@ def allowed_misses(n: int, alpha: float, delta: float | None = None) -> int:
     With ``delta`` the largest N with P(Bin(n, alpha) <= N) <= delta: then the realised risk is at
     most alpha for all but a share delta of calibration sets (exact binomial rule).
     """
+    alpha = checked_alpha(alpha)
     if delta is None:
         misses = np.arange(n)
         valid = (1 + misses) / (n + 1) <= alpha

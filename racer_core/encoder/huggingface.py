@@ -6,11 +6,13 @@ Loads safetensors only and never runs code from a model's folder.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from racer_core.encoder.base import Encoded, EncoderSpec, Pooling, unit_rows
 from racer_core.errors import ArtifactError
@@ -49,6 +51,7 @@ class HuggingFaceEncoder:
         import torch
         from transformers import AutoModel, AutoTokenizer
 
+        _check_options(pooling, backend, dtype)
         backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
         if backend == "cuda" and not torch.cuda.is_available():
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")
@@ -58,7 +61,7 @@ class HuggingFaceEncoder:
             model: Any = cast(Any, AutoModel).from_pretrained(
                 name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False
             )
-        except (OSError, ValueError) as exc:
+        except (OSError, ValueError, SafetensorError) as exc:
             raise ArtifactError(
                 f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
                 f"the hub gives here: {str(exc).splitlines()[0]}"
@@ -87,7 +90,8 @@ class HuggingFaceEncoder:
             vectors, truncated[rows] = self._forward([texts[i] for i in rows])
             parts.append(vectors)
         if not parts:
-            return Encoded(np.zeros((0, 0), np.float32), truncated)
+            width = int(self._model.config.hidden_size)
+            return Encoded(np.zeros((0, width), np.float32), truncated)
         embeddings = np.empty((len(texts), parts[0].shape[1]), dtype=np.float32)
         embeddings[order] = np.concatenate(parts)
         return Encoded(unit_rows(embeddings), truncated)
@@ -117,6 +121,18 @@ def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.T
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1.0)
 
 
+def _check_options(pooling: str, backend: str | None, dtype: str | None) -> None:
+    choices = (
+        ("pooling", pooling, ("mean", "cls")),
+        ("backend", backend, (None, "cpu", "cuda")),
+        ("dtype", dtype, (None, "float32", "bfloat16")),
+    )
+    for name, value, allowed in choices:
+        if value not in allowed:
+            told = [each for each in allowed if each]
+            raise ArtifactError(f"encoder {name} is {value!r}; it must be one of {told}")
+
+
 def _native_dtype(backend: str) -> str:
     """bfloat16 where the hardware multiplies it natively; elsewhere it is slower than float32."""
     import torch
@@ -126,10 +142,14 @@ def _native_dtype(backend: str) -> str:
 
 
 def _digest(model: Any, tokenizer: Any) -> str:
-    """sha256 over every parameter as loaded and the tokenizer, wherever they came from."""
+    """sha256 over parameters as loaded, configuration and tokenizer, wherever they came from."""
     import torch
 
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    configuration = model.config.to_diff_dict()
+    for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version"):
+        configuration.pop(name, None)
+    digest.update(json.dumps(configuration, sort_keys=True, default=str).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + b"\0")
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

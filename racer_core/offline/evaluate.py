@@ -25,17 +25,26 @@ from racer_core.calibration.calibration import (
 from racer_core.calibration.metrics import SetMetrics, set_metrics
 from racer_core.encoder.base import Encoder
 from racer_core.errors import CalibrationError, InputError, RowsError
-from racer_core.offline.train import Progress, ReportingEncoder, RouterKind, fit_router, silent
+from racer_core.offline.train import (
+    Progress,
+    ReportingEncoder,
+    RouterKind,
+    check_queries,
+    fit_router,
+    silent,
+)
 from racer_core.racer import SCORE_DECIMALS
 from racer_core.routers.base import Batch
 from racer_core.types import (
     BoolArray,
     CandidateAnswer,
     FloatArray,
+    LabelledRow,
     LabelledRows,
     RiskTarget,
     Score,
     any_column,
+    checked_alpha,
 )
 
 
@@ -56,6 +65,8 @@ class Protocol:
 
     def __post_init__(self) -> None:
         """Refuse shares that leave no test rows."""
+        for alpha in self.alphas:
+            checked_alpha(alpha)
         if self.splits < 1:
             raise InputError("at least one split is needed", param="splits")
         shares = (self.train_share, self.calibration_share, self.validation_share)
@@ -106,18 +117,24 @@ class Evaluation:
 
 
 def merge(parts: Sequence[LabelledRows]) -> LabelledRows:
-    """Rows of several files of one pool.
+    """Rows of several files of one pool; copies are left out, so that no test row was trained on.
 
     Raises:
-        RowsError: The files are about different pools.
+        RowsError: The files are about different pools, or disagree about a query.
     """
     pool = parts[0].pool
     for number, part in enumerate(parts, 1):
         if set(part.pool) != set(pool):
             problem = f"file {number} has the pool {list(part.pool)}, file 1 has {list(pool)}"
             raise RowsError("data", [problem])
-    rows = tuple(row for part in parts for row in part.rows)
-    return LabelledRows(pool=pool, rows=rows, duplicates=sum(part.duplicates for part in parts))
+    rows: dict[str, LabelledRow] = {}
+    for number, part in enumerate(parts, 1):
+        for row in part.rows:
+            key = row.query or f"\0row {len(rows)}"
+            if rows.setdefault(key, row).correct != row.correct:
+                raise RowsError("data", [f"file {number} labels a query otherwise than before"])
+    given = sum(len(part) + part.duplicates for part in parts)
+    return LabelledRows(pool=pool, rows=tuple(rows.values()), duplicates=given - len(rows))
 
 
 def evaluate(
@@ -140,6 +157,7 @@ def evaluate(
     Raises:
         CalibrationError: Too few rows to split.
     """
+    check_queries(rows, "data")
     rng = np.random.default_rng(protocol.seed)
     order = rng.permutation(len(rows))
     n_train = round(protocol.train_share * len(rows))

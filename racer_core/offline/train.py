@@ -95,6 +95,12 @@ def fit_router(
     )
 
 
+def check_queries(rows: LabelledRows, source: str) -> None:
+    """Refuse rows of router scores alone: a router learns from texts. Raises RowsError."""
+    if any(not query for query in rows.queries):
+        raise RowsError(source, ["rows of router scores alone have no text to embed"])
+
+
 def train(
     rows: LabelledRows,
     validation: LabelledRows,
@@ -128,8 +134,7 @@ def train(
     for source, given in (("training rows", rows), ("validation rows", validation)):
         if set(given.pool) != set(pool):
             raise RowsError(source, [f"their pool {list(given.pool)} is not {list(pool)}"])
-        if any(not query for query in given.queries):
-            raise RowsError(source, ["rows of router scores alone cannot train a router"])
+        check_queries(given, source)
     encoder = ReportingEncoder(encoder, progress)
     batch = Batch(rows.queries, encoder)
     router = fit_router(kind, batch, rows.labels(pool), seed=seed, progress=progress)

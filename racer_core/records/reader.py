@@ -9,6 +9,7 @@ import csv
 import gzip
 import io
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, cast
 
 from racer_core import strict_json
 from racer_core.errors import InputError, RowsError
-from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool
+from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
 from racer_core.types import LabelledRow, LabelledRows, checked_pool
 
 Numbered = tuple[int, object]  # line number, and the row or the InputError that reading it raised
@@ -58,7 +59,8 @@ def parse_rows(
         numbered = list(_objects(data, source))
     except InputError as exc:
         raise RowsError(source, [str(exc)]) from exc
-    return check_rows(numbered, source, pool, max_query_chars=max_query_chars)
+    unit = "row" if source.lower().endswith((".json", ".parquet")) else "line"
+    return check_rows(numbered, source, pool, max_query_chars=max_query_chars, unit=unit)
 
 
 def check_rows(
@@ -81,19 +83,25 @@ def check_rows(
     try:
         named = row_pool(cast("dict[str, Any]", header[1])) if header else None
         if pool and named and set(named) != set(pool):
-            raise InputError(f"the header's candidates are not the pool {list(pool)}")
+            raise InputError(f"the header's candidates are not the pool {shown(pool)}")
         names = checked_pool(pool) if pool else named or _first_pool(lines)
     except InputError as exc:
         unreadable = [f"{unit} {line}: {row}" for line, row in lines if isinstance(row, InputError)]
-        raise RowsError(source, unreadable or [f"{unit} {lines[0][0]}: {exc}"]) from exc
-    rows, problems = _parse_all(lines, names, max_query_chars, unit)
+        place = (header or lines[0])[0]
+        raise RowsError(source, unreadable or [f"{unit} {place}: {exc}"]) from exc
+    rows, problems = _parse_all(lines, names, max_query_chars, unit, header=header is not None)
     if problems:
         raise RowsError(source, problems)
     return LabelledRows(pool=names, rows=tuple(rows), duplicates=len(lines) - len(rows))
 
 
 def _parse_all(
-    lines: Sequence[Numbered], pool: tuple[str, ...], max_query_chars: int, unit: str
+    lines: Sequence[Numbered],
+    pool: tuple[str, ...],
+    max_query_chars: int,
+    unit: str,
+    *,
+    header: bool,
 ) -> tuple[list[LabelledRow], list[str]]:
     rows: list[LabelledRow] = []
     problems: list[str] = []
@@ -102,7 +110,7 @@ def _parse_all(
         try:
             if isinstance(value, InputError):
                 raise value
-            row = parse_row(value, pool, max_query_chars)
+            row = parse_row(value, pool, max_query_chars, header=header)
             first = seen.setdefault(row.query, (number, row.correct)) if row.query else None
             if first and first[1] != row.correct:
                 raise InputError(f"same query as {unit} {first[0]}, with different labels")
@@ -145,8 +153,9 @@ def _objects(data: bytes, source: str) -> Iterator[Numbered]:
 
 
 def _text(data: bytes) -> str:
+    data = data.removeprefix(BOM_UTF8)
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8")
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise InputError(f"line {line}: not UTF-8; save the file as UTF-8") from exc
@@ -210,6 +219,6 @@ def _parquet(data: bytes) -> Iterator[Numbered]:
         raise InputError("parquet needs pyarrow: pip install 'racer-gateway[parquet]'") from exc
     try:
         rows: list[object] = parquet.read_table(arrow.BufferReader(data)).to_pylist()
-    except (arrow.ArrowException, OSError) as exc:
-        raise InputError("not a parquet file") from exc
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as exc:
+        raise InputError("not a parquet file that can be read") from exc
     return iter(enumerate(rows, 1))

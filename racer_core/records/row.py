@@ -10,14 +10,19 @@ unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from racer_core.errors import InputError
 from racer_core.types import LabelledRow, checked_pool
 
 MAX_QUERY_CHARS = 8_192
+
+
+def shown(pool: Sequence[str]) -> str:
+    """A pool in a message, however long its names are."""
+    names = [name[:40] for name in pool[:10]]
+    return f"[{', '.join(names)}{', ...' if len(pool) > 10 else ''}]"
 
 
 def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -30,8 +35,10 @@ def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     return None
 
 
-def parse_row(row: object, pool: tuple[str, ...], max_query_chars: int) -> LabelledRow:
-    """Check one row against the pool.
+def parse_row(
+    row: object, pool: tuple[str, ...], max_query_chars: int, *, header: bool = False
+) -> LabelledRow:
+    """Check one row against the pool; ``header`` says that the file named its pool once for all.
 
     Raises:
         InputError: One sentence that says what is wrong, without repeating the query.
@@ -40,11 +47,11 @@ def parse_row(row: object, pool: tuple[str, ...], max_query_chars: int) -> Label
         raise InputError("a row must be a JSON object")
     fields = cast("dict[str, Any]", row)
     if "candidates" in fields and set(_names(fields["candidates"], "candidates")) != set(pool):
-        raise InputError(f"its candidates are not the pool {list(pool)}")
+        raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     return LabelledRow(
         query=_query(fields, max_query_chars, optional=scores is not None),
-        correct=_correct(fields.get("correct"), pool),
+        correct=_correct(fields, pool, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=_optional_text(fields, "reference"),
         task=_optional_text(fields, "task"),
@@ -87,7 +94,8 @@ def _single_user_message(messages: object) -> object:
             )
 
 
-def _correct(value: object, pool: tuple[str, ...]) -> frozenset[str]:
+def _correct(row: Mapping[str, Any], pool: tuple[str, ...], *, header: bool) -> frozenset[str]:
+    value = row.get("correct")
     if value is None:
         raise InputError('no label: "correct" is missing or null ([] means nobody is right)')
     if isinstance(value, dict):
@@ -100,6 +108,8 @@ def _correct(value: object, pool: tuple[str, ...]) -> frozenset[str]:
         return frozenset(name for name in pool if labels[name])
     names = _names(value, "correct")
     _refuse_unknown(names, pool)
+    if not header and set(row_pool(row) or ()) != set(pool):
+        raise InputError('"correct" is a list, so "candidates" must say who was judged')
     if len(set(names)) != len(names):
         raise InputError('"correct" names a candidate twice')
     return frozenset(names)
@@ -133,7 +143,7 @@ def _score(scores: Mapping[str, Any], name: str) -> float:
     value = scores.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f'"scores" has no number for {name!r}')
-    if math.isnan(value) or not 0.0 <= value <= 1.0:
+    if not 0.0 <= value <= 1.0:  # also true for NaN
         raise InputError(f"the score of {name!r} is NaN or outside [0, 1]")
     return float(value)
 
@@ -147,7 +157,7 @@ def _names(value: object, field: str) -> list[str]:
 
 def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...]) -> None:
     if unknown := [name for name in names if name not in pool]:
-        raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {list(pool)}")
+        raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {shown(pool)}")
 
 
 def _optional_text(row: Mapping[str, Any], field: str) -> str | None:

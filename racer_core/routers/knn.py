@@ -16,7 +16,8 @@ from racer_core.errors import InputError
 from racer_core.routers.base import Batch, RouterOutput
 from racer_core.types import BoolArray
 
-_CHUNK = 1_024  # rows of similarities held at once
+_CHUNK = 256  # rows of similarities held at once
+_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,25 @@ class KnnRouter:
         return int(self.labels.shape[1])
 
     def predict(self, batch: Batch) -> RouterOutput:
-        """f(x, m) = share of the k nearest training queries that m answered right."""
-        queries = batch.encoded.embeddings
-        scores = np.empty((len(queries), self.labels.shape[1]))
+        """f(x, m) = share of the k nearest training queries that m answered right.
+
+        The last bits of a product differ with its shape, so similarities are compared on a grid and
+        ties go to the earlier training row: a query gets the same scores in whatever batch.
+        """
+        queries = batch.encoded.embeddings.astype(np.float64)
+        scores = np.empty((len(queries), self.columns))
         for start in range(0, len(queries), _CHUNK):
             part = slice(start, start + _CHUNK)
-            similarity = queries[part] @ self.embeddings.T
-            nearest = np.argpartition(-similarity, self.k - 1, axis=1)[:, : self.k]
-            scores[part] = self.labels[nearest].mean(axis=1)
+            similarity = np.round(queries[part] @ self.embeddings.T.astype(np.float64), _DECIMALS)
+            scores[part] = self._nearest(similarity).astype(np.float64) @ self.labels / self.k
         return RouterOutput(scores)
+
+    def _nearest(self, similarity: NDArray[np.float64]) -> BoolArray:
+        """Which k training rows are nearest, shape (B, n)."""
+        kth = -np.partition(-similarity, self.k - 1, axis=1)[:, self.k - 1 : self.k]
+        nearer, equal = similarity > kth, similarity == kth
+        places = self.k - nearer.sum(axis=1, keepdims=True)
+        return nearer | (equal & (np.cumsum(equal, axis=1) <= places))
 
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
         """Embeddings and labels."""
@@ -62,5 +73,10 @@ class KnnRouter:
 
     @classmethod
     def load(cls, tensors: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`tensors` and :meth:`settings`."""
-        return cls(tensors["embeddings"], tensors["labels"].astype(bool), int(settings["k"]))
+        """Rebuild from :meth:`tensors` and :meth:`settings`; InputError when they do not fit."""
+        embeddings, labels, k = tensors["embeddings"], tensors["labels"], settings["k"]
+        if embeddings.ndim != 2 or labels.ndim != 2 or len(embeddings) != len(labels):
+            raise InputError(f"embeddings {embeddings.shape} and labels {labels.shape} do not fit")
+        if not isinstance(k, int) or not 1 <= k <= len(labels):
+            raise InputError(f"k is {k!r}, with {len(labels)} training rows")
+        return cls(embeddings, labels.astype(bool), k)

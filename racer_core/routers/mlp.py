@@ -97,9 +97,16 @@ class MlpRouter:
 
     @classmethod
     def load(cls, tensors: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Self:
-        """Rebuild from :meth:`tensors`."""
+        """Rebuild from :meth:`tensors`; InputError when they do not fit."""
         del settings
-        return cls(*(tensors[name] for name in _WEIGHTS))
+        hidden, hidden_bias, output, output_bias = (tensors[name] for name in _WEIGHTS)
+        shapes = [hidden.shape, hidden_bias.shape, output.shape, output_bias.shape]
+        if [len(shape) for shape in shapes] != [2, 1, 2, 1] or not (
+            hidden.shape[0] == len(hidden_bias) == output.shape[1]
+            and output.shape[0] == len(output_bias)
+        ):
+            raise InputError(f"the weights {shapes} do not fit")
+        return cls(hidden, hidden_bias, output, output_bias)
 
 
 def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:

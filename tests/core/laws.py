@@ -1,0 +1,47 @@
+"""Comparing counts with the law that they follow. The caller states the false-alarm probability."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+
+def assert_binomial(successes: int, trials: int, p: float, false_alarm: float) -> None:
+    """Fail when a Bin(trials, p) count lies outside its central interval."""
+    low, high = stats.binom.interval(1.0 - false_alarm, trials, p)
+    assert low <= successes <= high, (
+        f"{successes} of {trials} = {successes / trials:.4f}, "
+        f"but p = {p} allows {low / trials:.4f} to {high / trials:.4f}"
+    )
+
+
+def assert_at_most(successes: int, trials: int, p: float, false_alarm: float) -> None:
+    """Fail when a count is larger than a Bin(trials, p) count would be."""
+    high = stats.binom.isf(false_alarm, trials, p)
+    assert successes <= high, (
+        f"{successes} of {trials} = {successes / trials:.4f}, "
+        f"but p <= {p} allows at most {high / trials:.4f}"
+    )
+
+
+def assert_split_risk(
+    mean_risk: float, *, splits: int, n: int, n_test: int, alpha: float, false_alarm: float
+) -> None:
+    """Fail when a mean over random splits lies outside its exact law.
+
+    For distinct critical scores, the misses among n_test rows of a random split are
+    BetaBinomial(n_test, m, n + 1 - m) whatever the rows are, and splits of the same rows are
+    independent given the rows: the sum over splits is a convolution.
+    """
+    m = np.count_nonzero(np.arange(1, n + 1) / (n + 1) <= alpha)
+    one = stats.betabinom.pmf(np.arange(n_test + 1), n_test, m, n + 1 - m)
+    total = np.ones(1)
+    for _ in range(splits):
+        total = np.convolve(total, one)
+    cdf = np.cumsum(total)
+    misses = round(mean_risk * n_test * splits)
+    low, high = np.searchsorted(cdf, [false_alarm / 2, 1.0 - false_alarm / 2])
+    assert low <= misses <= high, (
+        f"mean risk {mean_risk:.4f}, but the law of {splits} splits allows "
+        f"{low / n_test / splits:.4f} to {high / n_test / splits:.4f}"
+    )

@@ -1,0 +1,137 @@
+"""When two answers are the same: a table of cases for each kind of equality."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core.aggregation.answers import Equality, normalise
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("C", "C"),
+        ("(C)", "C"),
+        ("C.", "C"),
+        ("C) because it is warm", "C"),
+        ("The answer is (C).", "C"),
+        ("the answer is c", "C"),
+        ("The correct answer is: D", "D"),
+        ("Answer: b", "B"),
+        ("The answer is **C**.", "C"),
+        (r"So we get $\boxed{D}$.", "D"),
+        ("Die Antwort ist B", "B"),
+        ("Antwort: E", "E"),
+        ("答案是B", "B"),
+        ("答案：A", "A"),
+        ("A would be too small and B too large, so C", "C"),
+        ("First I thought that the answer is A. No: the answer is D", "D"),
+        ("I think it is B.", "B"),
+        ("It isn't A. It's B.", "B"),
+        ("J", "J"),
+    ],
+)
+def test_choice_is_the_stated_letter_else_the_last_that_stands_alone(text, letter):
+    """Letters A to J; a letter inside a word is none."""
+    assert normalise(Equality.CHOICE, text) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is a prime number, so (C).", "C"),
+        ("The answer is option C. I hope this helps!", "C"),
+        ("The correct option is B, I think.", "B"),
+        ("(b)", "B"),
+        ("d", "D"),
+    ],
+)
+def test_words_that_look_like_choices_are_none(text, letter):
+    """The article "a" and the pronoun "I" are not what a candidate chose."""
+    assert normalise(Equality.CHOICE, text) == letter
+
+
+@pytest.mark.parametrize("text", ["", "  ", "none of these", "ABC", "K", "Don't know", "42"])
+def test_text_without_a_choice_is_no_vote(text):
+    """None, so that two unreadable answers are never counted as equal."""
+    assert normalise(Equality.CHOICE, text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", "42"),
+        ("1,234.50", "1234.5"),
+        ("$5", "5"),
+        ("-$5", "-5"),
+        ("It costs $1,000.", "1000"),
+        ("-0", "0"),
+        ("0.000", "0"),
+        ("\u22123", "-3"),
+        ("+7", "7"),
+        ("007", "7"),
+        (".5", "0.5"),
+        ("1000000", "1000000"),
+        ("12.", "12"),
+        ("17 + 25 = 42", "42"),
+        ("first 7, then 8", "8"),
+        ("50%", "50"),
+    ],
+)
+def test_number_is_the_last_one_in_plain_digits(text, number):
+    """No thousands separators, currency signs, trailing zeros or exponent."""
+    assert normalise(Equality.NUMBER, text) == number
+
+
+@pytest.mark.parametrize("text", ["", "none", "-", "$", "one"])
+def test_text_without_a_number_is_no_vote(text):
+    """Words are not read."""
+    assert normalise(Equality.NUMBER, text) is None
+
+
+@pytest.mark.parametrize("text", ["3" * 40, "3" * 39 + "2", "0." + "3" * 40])
+def test_long_numbers_keep_their_digits(text):
+    """Two numbers that differ in the 40th digit are different answers."""
+    assert normalise(Equality.NUMBER, text) == text
+
+
+def test_absurdly_long_number_is_read_or_no_vote():
+    """A candidate that never stops writing digits must not end the request."""
+    assert normalise(Equality.NUMBER, "7" * 1_000_002) in (None, "7" * 1_000_002)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Paris", "paris."),
+        ("  Paris ", "Paris"),
+        ("New\n York", "new york"),
+        ("straße", "STRASSE"),
+        ("ﬁne", "fine"),  # a ligature is its letters
+        ("cafe\u0301", "café"),
+    ],
+)
+def test_exact_looks_through_case_space_and_unicode_form(text, other):
+    """And through one final full stop."""
+    assert normalise(Equality.EXACT, text) == normalise(Equality.EXACT, other) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "other"), [("Paris", "Paris, France"), ("1.0", "1"), ("a b", "ab")]
+)
+def test_exact_tells_other_texts_apart(text, other):
+    """It knows no numbers and no meaning."""
+    assert normalise(Equality.EXACT, text) != normalise(Equality.EXACT, other)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "."])
+def test_empty_text_is_no_vote(text):
+    """A candidate that said nothing agrees with nobody."""
+    assert normalise(Equality.EXACT, text) is None
+
+
+@given(kind=st.sampled_from(list(Equality)), text=st.text(max_size=60))
+def test_any_text_has_a_normal_form_or_none(kind, text):
+    """Nothing that a candidate writes makes it raise, and a form is never blank."""
+    form = normalise(kind, text)
+    assert form is None or form.strip()

@@ -1,0 +1,56 @@
+"""The encoder without weights."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+
+texts = st.lists(st.text(max_size=30), min_size=1, max_size=5)
+
+
+def cosine(first, second):
+    """Cosine of two texts' embeddings, which have length 1."""
+    one, other = CharNgramEncoder().encode([first, second]).embeddings
+    return float(one @ other)
+
+
+@given(batch=texts)
+def test_rows_have_length_one_and_do_not_depend_on_the_batch(batch):
+    """Bit for bit: the same text, the same row, in another batch and another instance."""
+    encoded = CharNgramEncoder().encode(batch)
+    assert encoded.embeddings.shape == (len(batch), 1024)
+    assert encoded.embeddings.dtype == np.float32
+    lengths = np.linalg.norm(encoded.embeddings, axis=1)
+    np.testing.assert_allclose(lengths, 1.0, atol=1e-5)
+    for row, text in zip(encoded.embeddings, batch, strict=True):
+        np.testing.assert_array_equal(row, CharNgramEncoder().encode([text]).embeddings[0])
+
+
+def test_similar_spelling_is_near_and_case_and_space_do_not_count():
+    """All that this encoder promises."""
+    assert cosine("What is 2 + 2?", "  what IS 2 +\n2?") == pytest.approx(1.0, abs=1e-6)
+    assert cosine("What is 2 plus 2?", "What is 3 plus 2?") > 0.7
+    assert abs(cosine("What is 2 plus 2?", "Translate the dog")) < 0.3
+
+
+def test_embeddings_are_the_same_on_every_machine():
+    """An artifact trained elsewhere still fits: no process-wide hash seed may enter."""
+    row = CharNgramEncoder().encode(["racer"]).embeddings[0]
+    assert np.flatnonzero(row).size == 6 + 5 + 4  # 2-, 3- and 4-grams of " racer "
+    assert np.flatnonzero(row)[:3].tolist() == [69, 251, 269]
+
+
+def test_texts_beyond_the_limit_are_cut_and_reported():
+    """2,048 characters; what follows changes nothing but the report."""
+    whole, cut = "x y" * 682 + "zz", "x y" * 682 + "zz and more"
+    assert len(whole) == 2_048
+    encoded = CharNgramEncoder().encode([whole, cut, "short"])
+    assert encoded.truncated.tolist() == [False, True, False]
+    np.testing.assert_array_equal(encoded.embeddings[0], encoded.embeddings[1])
+
+
+def test_no_texts_are_no_rows():
+    """A batch of score rows asks for nothing."""
+    assert CharNgramEncoder().encode([]).embeddings.shape == (0, 1024)

@@ -1,0 +1,187 @@
+"""The transformer encoder on a tiny local folder: pooling, batches, truncation, refusals."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.errors import ArtifactError
+
+LONG = " ".join("abcdefgh" * 3)
+
+
+def opened(folder, **options):
+    """The encoder in float32 on the CPU unless the test says otherwise."""
+    return HuggingFaceEncoder(str(folder), **{"backend": "cpu", "dtype": "float32", **options})
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_encoder):
+    """Mean pooling."""
+    return opened(tiny_encoder)
+
+
+@pytest.fixture
+def copy(tiny_encoder, tmp_path):
+    """A copy of the folder that a test may damage."""
+    return shutil.copytree(tiny_encoder, tmp_path / "copy")
+
+
+def hidden_states(folder, text):
+    """Last hidden states (tokens, width) of one text, straight from transformers."""
+    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    with torch.inference_mode():
+        return AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state[0].numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_pooling_by_hand(tiny_encoder, pooling):
+    """Mean over all tokens, or the first one; then scaled to length 1."""
+    hidden = hidden_states(tiny_encoder, "a b g")
+    assert len(hidden) == 5  # with [CLS] and [SEP]
+    expected = hidden.mean(axis=0) if pooling == "mean" else hidden[0]
+    embedded = opened(tiny_encoder, pooling=pooling).encode(["a b g"]).embeddings[0]
+    np.testing.assert_allclose(embedded, expected / np.linalg.norm(expected), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_padding_does_not_change_an_embedding(tiny_encoder, pooling):
+    """A short text beside a long one is padded, and padding is neither attended nor pooled."""
+    encoder = opened(tiny_encoder, pooling=pooling)
+    padded = encoder.encode(["a b", LONG]).embeddings[0]
+    np.testing.assert_allclose(padded, encoder.encode(["a b"]).embeddings[0], atol=1e-5)
+
+
+def test_rows_come_back_in_the_order_of_the_texts(encoder):
+    """Texts are sorted by length into batches of 32; row i still belongs to text i."""
+    rng = np.random.default_rng(3)
+    texts = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 12))) for _ in range(70)]
+    together = encoder.encode(texts).embeddings
+    assert together.shape == (70, 32)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-5)
+    alone = np.vstack([encoder.encode([text]).embeddings for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert np.unique(alone.round(3), axis=0).shape[0] > 50  # so that a wrong order would show
+
+
+def test_texts_beyond_max_tokens_are_cut_and_reported(tiny_encoder):
+    """The report stays with its text although the longest is embedded first."""
+    encoder = opened(tiny_encoder, max_tokens=5)
+    encoded = encoder.encode(["a b c", "a", "a b c d", LONG])
+    assert encoded.truncated.tolist() == [False, False, True, True]
+    np.testing.assert_allclose(encoded.embeddings[0], encoded.embeddings[2], atol=1e-5)
+
+
+def test_spec_says_what_was_opened(tiny_encoder, encoder):
+    """The model's own limit of 64 tokens is lower than the 512 asked for."""
+    spec = encoder.spec
+    assert (spec.kind, spec.name) == ("huggingface", str(tiny_encoder))
+    assert (spec.pooling, spec.max_tokens) == ("mean", 64)
+    assert (spec.backend, spec.dtype) == ("cpu", "float32")
+    assert opened(tiny_encoder, max_tokens=16).spec.max_tokens == 16
+
+
+def test_bfloat16_is_near_float32(tiny_encoder, encoder):
+    """Near, and not equal: that is why the dtype is bound into the artifact."""
+    half = opened(tiny_encoder, dtype="bfloat16")
+    rough, fine = (each.encode(["a b c"]).embeddings[0] for each in (half, encoder))
+    assert half.spec.dtype == "bfloat16"
+    assert rough.dtype == np.float32
+    assert 0.99 < float(rough @ fine) < 1.0 - 1e-7
+
+
+def test_no_texts_are_no_rows(encoder):
+    """Nothing to embed, and no batch of nothing."""
+    assert len(encoder.encode([]).embeddings) == 0
+
+
+def test_digest_is_that_of_the_content(encoder, copy):
+    """The same model in another folder is the same encoder."""
+    assert opened(copy).spec.digest == encoder.spec.digest
+
+
+def change_a_weight(folder):
+    """One parameter moves by a little."""
+    model = AutoModel.from_pretrained(folder)
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias[0] += 1e-3
+    model.save_pretrained(folder)
+
+
+def change_the_configuration(folder):
+    """Another activation: same weights, other embeddings."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+
+
+def change_the_tokenizer(folder):
+    """Two words swap their numbers."""
+    text = (folder / "tokenizer.json").read_text()
+    assert '"a": 4' in text
+    text = text.replace('"a": 4', '"a": 0x').replace('"b": 5', '"b": 4').replace("0x", "5")
+    (folder / "tokenizer.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "change", [change_a_weight, change_the_configuration, change_the_tokenizer]
+)
+def test_whatever_moves_embeddings_changes_the_digest(encoder, copy, change):
+    """Weights, configuration and tokenizer: else a changed encoder would serve unnoticed."""
+    change(copy)
+    changed = opened(copy)
+    assert not np.allclose(*(e.encode(["a b c"]).embeddings for e in (changed, encoder)), atol=1e-6)
+    assert changed.spec.digest != encoder.spec.digest
+
+
+def cut_the_weights(folder):
+    """A download that stopped half-way."""
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5_000])
+
+
+def pickle_the_weights(folder):
+    """A folder with nothing but the old format, which runs code when loaded."""
+    torch.save(AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_the_weights,
+        pickle_the_weights,
+        shutil.rmtree,
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "config.json").write_text("{"),
+        lambda folder: (folder / "config.json").write_text('{"model_type": "no such model"}'),
+        lambda folder: (folder / "tokenizer.json").write_text("{"),
+    ],
+    ids=["cut", "pickle", "gone", "no weights", "no config", "config", "model type", "tokenizer"],
+)
+def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
+    """Fail at start, with the name of the folder and without a traceback of transformers."""
+    damage(copy)
+    with pytest.raises(ArtifactError, match="copy") as caught:
+        opened(copy)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device_is_an_artifact_error(tiny_encoder):
+    """Said before anything is loaded."""
+    with pytest.raises(ArtifactError, match="no CUDA device"):
+        opened(tiny_encoder, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "abacus"}, {"dtype": "fp32"}, {"dtype": "int8"}, {"pooling": "max"}]
+)
+def test_options_that_do_not_exist_are_an_artifact_error(tiny_encoder, options):
+    """A typo in the configuration or in a manifest."""
+    with pytest.raises(ArtifactError, match=next(iter(options.values()))):
+        opened(tiny_encoder, **options)

@@ -1,0 +1,225 @@
+"""The facade: load, calibrate, route."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from racer_core.artifacts import Artifact
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import ArtifactError, InputError, OverlapError, RowsError
+from racer_core.racer import Racer, Scored
+from racer_core.routers.base import RouterOutput
+from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from tests.synthetic import POOL, synthetic_rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Calibration rows that the router has not seen."""
+    return synthetic_rows(300, seed=11)
+
+
+def test_five_lines_route_queries_with_the_promised_risk(router_folder, rows):
+    """On 600 new queries; false alarm below 1e-6. The beta-binomial law bounds ties from above."""
+    racer = Racer.load(router_folder)
+    calibration = racer.calibrate(rows, alpha=0.1)
+    new = synthetic_rows(600, seed=12)
+    decisions = racer.route_batch(new.queries, calibration)
+    outcomes = [
+        not row.correct & set(decision.selected)
+        for row, decision in zip(new.rows, decisions, strict=True)
+        if row.correct
+    ]
+    n = calibration.n
+    assert n < len(rows)
+    misses = np.count_nonzero(np.arange(1, n + 1) / (n + 1) <= 0.1)
+    assert sum(outcomes) <= stats.betabinom.isf(1e-6, len(outcomes), misses, n + 1 - misses)
+    assert all(d.alpha == 0.1 and set(d.selected) <= set(POOL) for d in decisions)
+    assert np.mean([len(d.selected) for d in decisions]) < 2.5
+
+
+def test_the_query_decides_who_is_called(racer, rows):
+    """Each topic's own candidate is called nearly always, and first."""
+    calibration = racer.calibrate(rows, alpha=0.1)
+    for query, best in (
+        ("What is 123 plus 77?", "adder"),
+        ("How far is it from town 123 to town 77 by train?", "traveller"),
+        ("Which colour do you get when you mix paint 123 with paint 77?", "painter"),
+    ):
+        assert racer.route_batch([query], calibration)[0].selected[0] == best
+
+
+def test_default_options_abstain_by_the_artifacts_tau(racer, rows):
+    """Tau was chosen on validation rows when training; options given in full replace it."""
+    assert racer.artifact.null_threshold is not None
+    options = racer.calibrate(rows, alpha=0.2).options
+    assert options == CalibrationOptions(alpha=0.2, null_threshold=racer.artifact.null_threshold)
+    full = CalibrationOptions(alpha=0.3, score=Score.PROB, risk_target=RiskTarget.PAPER)
+    assert racer.calibrate(rows, options=full).options == full
+
+
+def test_alpha_may_differ_per_request(racer, rows):
+    """A look-up: the same as a calibration for that alpha; nested in alpha; checked."""
+    calibration = racer.calibrate(rows, alpha=0.1)
+    queries = synthetic_rows(40, seed=13).queries
+    looked_up = racer.route_batch(queries, calibration, alpha=0.3)
+    assert looked_up == racer.route_batch(queries, racer.calibrate(rows, alpha=0.3))
+    for large, small in zip(racer.route_batch(queries, calibration), looked_up, strict=True):
+        assert set(small.selected) <= set(large.selected)
+    with pytest.raises(InputError):
+        racer.route_batch(queries, calibration, alpha=1.0)
+
+
+def disguised(rows):
+    """The same queries in capitals and with more space."""
+    return replace(rows, rows=tuple(replace(r, query=f" {r.query.upper()}\n") for r in rows.rows))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_of_training_or_validation_are_refused(racer, rows, seed):
+    """The first one is named; case and space are no disguise."""
+    seen = synthetic_rows(20, seed=seed)
+    mixed = replace(rows, rows=(*rows.rows[:10], *disguised(seen).rows))
+    with pytest.raises(OverlapError, match=r"20 of 30 rows .* row 11"):
+        racer.calibrate(mixed)
+
+
+def test_overlap_may_be_allowed(racer, rows):
+    """The caller then knows that the guarantee is lost; overlap() still says where."""
+    mixed = replace(rows, rows=(*synthetic_rows(1, seed=1).rows, *rows.rows))
+    assert racer.calibrate(mixed, allow_overlap=True).n == racer.calibrate(rows).n + bool(
+        mixed.rows[0].correct
+    )
+    assert racer.overlap(mixed) == [0]
+    assert racer.overlap(rows) == []
+
+
+def test_rows_of_another_pool_are_refused(racer):
+    """Both pools are named."""
+    other = LabelledRows(pool=("poet",), rows=(LabelledRow(query="x", correct=frozenset()),))
+    with pytest.raises(RowsError, match=r"poet.*adder"):
+        racer.calibrate(other)
+
+
+def with_scores(rows, scores, pool=POOL):
+    """The same labels, with router scores in place of the queries."""
+    return LabelledRows(
+        pool=pool,
+        rows=tuple(
+            LabelledRow(query="", correct=row.correct, scores=tuple(f))
+            for row, f in zip(rows.rows, scores.tolist(), strict=True)
+        ),
+    )
+
+
+def test_rows_may_name_the_pool_in_another_order(racer, rows):
+    """Labels and scores follow the names, not the positions."""
+    mine = racer.calibrate(rows)
+    theirs = racer.calibrate(replace(rows, pool=POOL[::-1]))
+    np.testing.assert_array_equal(mine.labels, theirs.labels)
+    scored = with_scores(rows, mine.scores[:, ::-1], POOL[::-1])
+    np.testing.assert_array_equal(racer.calibrate(scored).scores, mine.scores)
+
+
+def test_rows_that_carry_router_scores_need_no_query(racer, rows):
+    """Mixed with rows that do not: each keeps its place."""
+    scored = with_scores(rows, np.tile([0.5, 0.25, 0.125], (len(rows), 1)))
+    mixed = replace(rows, rows=(scored.rows[0], *rows.rows[1:3], scored.rows[3]))
+    calibration = racer.calibrate(mixed)
+    assert calibration.scores[[0, 3]].tolist() == [[0.5, 0.25, 0.125]] * 2
+    expected = racer.score([row.query for row in rows.rows[1:3]]).scores
+    np.testing.assert_array_equal(calibration.scores[1:3], expected)
+
+
+def test_rows_without_a_query_do_not_share_their_noise(racer, rows):
+    """Smoothing breaks ties between rows; one fingerprint for all would leave them in place."""
+    scored = with_scores(rows, np.full((len(rows), 3), 0.5))
+    calibration = racer.calibrate(scored, options=CalibrationOptions(smoothing_salt=b"salt"))
+    assert len(set(calibration.fingerprints)) == len(rows)
+
+
+def test_another_scorer_may_score_the_rows(racer, rows):
+    """A server hands in one that shares the device with live traffic."""
+    asked = []
+
+    def scorer(queries):
+        asked.extend(queries)
+        return Scored(np.full((len(queries), 3), 0.25), np.zeros(len(queries), bool))
+
+    assert np.all(racer.calibrate(rows, scorer=scorer).scores == 0.25)
+    assert asked == rows.queries
+
+
+def test_query_that_the_encoder_cuts_is_marked(racer, rows):
+    """The set rests on its beginning alone."""
+    calibration = racer.calibrate(rows)
+    decisions = racer.route_batch(["x" * 2_049, "short"], calibration)
+    assert [decision.truncated for decision in decisions] == [True, False]
+
+
+def test_no_queries_are_no_decisions(racer, rows):
+    """An empty batch is not an error."""
+    assert racer.route_batch([], racer.calibrate(rows)) == []
+
+
+def test_configured_pool_must_be_the_artifacts(router_folder):
+    """Fail at start, not at the first request."""
+    assert Racer.load(router_folder, POOL).pool == POOL
+    with pytest.raises(ArtifactError):
+        Racer.load(router_folder, POOL[::-1])
+
+
+@dataclass(frozen=True)
+class Wobbly:
+    """A router whose kernels depend on the batch: the scores move by 1e-9 a row."""
+
+    base: tuple[float, ...] = (2 / 3, 1 / 3, 0.1)
+
+    def predict(self, batch):
+        """Almost the same scores for every query."""
+        wobble = 1e-9 * len(batch.texts)
+        return RouterOutput(np.tile(np.array(self.base) + wobble, (len(batch.texts), 1)))
+
+
+def wobbly(racer):
+    """The facade around that router."""
+    values = {name: getattr(racer.artifact, name) for name in Artifact.__slots__}
+    artifact = Artifact(**{**values, "router": Wobbly(), "null_threshold": None})
+    return Racer(artifact, CharNgramEncoder())
+
+
+def test_scores_are_on_a_grid_of_a_millionth(racer):
+    """Not more digits than the arithmetic has in common between machines and batches."""
+    assert wobbly(racer).score(["x"]).scores.tolist() == [[0.666667, 0.333333, 0.1]]
+
+
+def test_decisions_do_not_depend_on_the_batch(racer):
+    """All critical scores are one atom, so lambda_hat sits on it: without the grid it is missed."""
+    everyone = wobbly(racer)
+    rows = LabelledRows(
+        pool=POOL,
+        rows=tuple(
+            LabelledRow(query=f"row {i}", correct=frozenset({"traveller"})) for i in range(50)
+        ),
+    )
+    for options in (CalibrationOptions(score=Score.PROB), CalibrationOptions(score=Score.GAP)):
+        calibration = everyone.calibrate(rows, options=options)
+        alone = everyone.route_batch(["query"], calibration)[0]
+        together = everyone.route_batch(["query"] * 9, calibration)
+        assert alone.selected == ("adder", "traveller")
+        assert together == [alone] * 9
+
+
+def test_scores_that_rows_carry_are_put_on_the_same_grid(racer):
+    """The same router's scores, computed elsewhere, are the same scores.
+
+    Thirds that are rounded in serving alone are one-sided smoothing: the whole atom is missed.
+    """
+    everyone = wobbly(racer)
+    label = LabelledRow(query="", correct=frozenset({"traveller"}))
+    raw = LabelledRows(pool=POOL, rows=(replace(label, scores=(2 / 3, 1 / 3, 0.1)),) * 50)
+    calibration = everyone.calibrate(raw, options=CalibrationOptions(score=Score.GAP))
+    assert everyone.route_batch(["query"], calibration)[0].selected == ("adder", "traveller")

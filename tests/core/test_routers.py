@@ -1,0 +1,150 @@
+"""KNN by hand on a plane, MLP on separable data."""
+
+import numpy as np
+import pytest
+import torch
+
+from racer_core.encoder.base import Encoded, unit_rows
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import InputError
+from racer_core.routers.base import Batch
+from racer_core.routers.knn import KnnRouter
+from racer_core.routers.mlp import MlpRouter
+
+
+class Coordinates:
+    """An encoder for texts that are vectors already: "1 0.5" stands at (1, 0.5)."""
+
+    spec = CharNgramEncoder().spec
+
+    def encode(self, texts):
+        """Unit vectors."""
+        rows = np.array([[float(part) for part in text.split()] for text in texts])
+        return Encoded(unit_rows(rows.astype(np.float32)), np.zeros(len(texts), bool))
+
+
+def scores_at(router, *points):
+    """Scores of a router at points of the plane."""
+    return router.predict(Batch([f"{x} {y}" for x, y in points], Coordinates())).scores.tolist()
+
+
+def random_batch(seed, rows, width):
+    """Random directions; no two are equally near to a third."""
+    vectors = np.random.default_rng(seed).standard_normal((rows, width))
+    return Batch([" ".join(map(str, row)) for row in vectors], Coordinates())
+
+
+EAST_NORTH_WEST = np.array([[1, 0], [0, 1], [-1, 0]], dtype=np.float32)
+LABELS = np.array([[True, True], [False, True], [False, False]])
+
+
+def test_knn_by_hand():
+    """The share of the k nearest rows that a candidate answered right; length does not count."""
+    nearest = KnnRouter.fit(EAST_NORTH_WEST, LABELS, k=1)
+    assert scores_at(nearest, (5, 1), (1, 5), (-1, 0.1)) == [[1, 1], [0, 1], [0, 0]]
+    two = KnnRouter.fit(EAST_NORTH_WEST, LABELS, k=2)
+    assert scores_at(two, (2, 1), (-2, 1)) == [[0.5, 1], [0, 0.5]]
+
+
+def test_knn_with_fewer_rows_than_k_takes_them_all():
+    """Forty neighbours among three rows are three, not a division by 40."""
+    router = KnnRouter.fit(EAST_NORTH_WEST, LABELS)
+    assert router.k == 3
+    np.testing.assert_allclose(scores_at(router, (1, 0)), [[1 / 3, 2 / 3]])
+
+
+def test_knn_is_exact_search_beyond_one_chunk():
+    """1,100 queries against a plain sort."""
+    train, queries = random_batch(1, 200, 6), random_batch(2, 1_100, 6)
+    labels = np.random.default_rng(3).random((200, 3)) < 0.5
+    router = KnnRouter.fit(train.encoded.embeddings, labels, k=7)
+    order = np.argsort(-queries.encoded.embeddings @ train.encoded.embeddings.T, axis=1)
+    np.testing.assert_allclose(router.predict(queries).scores, labels[order[:, :7]].mean(axis=1))
+
+
+def test_knn_scores_do_not_depend_on_the_batch():
+    """Nearly equal neighbours, as templates give them: the same ones alone and in a batch.
+
+    The last bits of a similarity differ with the shape of the product; where neighbours tie, that
+    decides who is counted, and moves a score by 1/k, far more than the grid of 1e-6 hides.
+    """
+    texts = [f"What is {a} plus {b}?" for a in range(10, 30) for b in range(10, 30)]
+    encoder = CharNgramEncoder()
+    labels = np.random.default_rng(4).random((len(texts), 3)) < 0.5
+    router = KnnRouter.fit(encoder.encode(texts).embeddings, labels)
+    queries = [f"What is {a} times {b}?" for a in range(10, 20) for b in range(10, 20)]
+    together = router.predict(Batch(queries, encoder)).scores
+    alone = np.vstack([router.predict(Batch([query], encoder)).scores for query in queries])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_mlp_by_hand():
+    """sigmoid(relu(x W1' + b1) W2' + b2) with the identity inside."""
+    identity = np.eye(2, dtype=np.float32)
+    bias = np.array([0.0, -0.5], dtype=np.float32)
+    router = MlpRouter(identity, bias, 2 * identity, np.array([0.0, 1.0], dtype=np.float32))
+    expected = [[1 / (1 + np.exp(-2)), 1 / (1 + np.exp(-1))], [0.5, 1 / (1 + np.exp(-2))]]
+    np.testing.assert_allclose(scores_at(router, (1, 0), (0, 1)), expected, rtol=1e-6)
+
+
+def test_mlp_scores_stay_probabilities_at_any_logit():
+    """No overflow warning at +-1e6, which pytest would turn into an error."""
+    huge = np.array([[1e6], [-1e6]], dtype=np.float32)
+    router = MlpRouter(np.ones((1, 2), np.float32), np.ones(1, np.float32), huge, huge[:, 0])
+    assert scores_at(router, (1, 0)) == [[1.0, 0.0]]
+
+
+@pytest.fixture(scope="module")
+def separable():
+    """Candidate 0 is right in the east, candidate 1 in the west: the base rate is 0.5."""
+    batch = random_batch(5, 300, 2)
+    east = batch.encoded.embeddings[:, 0] > 0
+    return batch, np.column_stack([east, ~east])
+
+
+def fit(separable, **options):
+    """A small, quick network."""
+    batch, labels = separable
+    options = {"hidden": 16, "epochs": 20, "learning_rate": 1e-2, **options}
+    return MlpRouter.fit(batch.encoded.embeddings, labels, **options)
+
+
+def test_mlp_beats_the_base_rate(separable):
+    """Nine in ten right on new points, and its loss falls below ln 2."""
+    losses = []
+    router = fit(separable, progress=lambda epoch, loss: losses.append((epoch, loss)))
+    fresh = random_batch(6, 500, 2)
+    east = fresh.encoded.embeddings[:, 0] > 0
+    scores = router.predict(fresh).scores
+    assert np.mean((scores > 0.5) == np.column_stack([east, ~east])) > 0.9
+    assert [epoch for epoch, _ in losses] == list(range(1, 21))
+    assert losses[-1][1] < min(losses[0][1], np.log(2))
+
+
+def test_mlp_is_a_function_of_its_seed(separable):
+    """The same weights whatever was drawn before, and the process's own generator is left alone."""
+    torch.manual_seed(1)
+    first, state = fit(separable, seed=7, epochs=2), torch.random.get_rng_state()
+    torch.manual_seed(2)
+    second, other = fit(separable, seed=7, epochs=2), fit(separable, seed=8, epochs=2)
+    np.testing.assert_array_equal(first.output_weight, second.output_weight)
+    assert not np.array_equal(first.output_weight, other.output_weight)
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("router", [KnnRouter, MlpRouter])
+def test_no_training_rows_is_an_input_error(router):
+    """Not a division by zero at the first query."""
+    with pytest.raises(InputError, match="no training rows"):
+        router.fit(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool))
+
+
+def test_what_a_router_learned_is_all_it_needs(separable):
+    """tensors() and settings() rebuild it; both count their candidates."""
+    batch, labels = separable
+    knn = KnnRouter.fit(batch.encoded.embeddings, labels, k=9)
+    for router in (knn, fit(separable, epochs=1)):
+        again = type(router).load(router.tensors(), router.settings())
+        assert again.columns == router.columns == 2
+        np.testing.assert_array_equal(again.predict(batch).scores, router.predict(batch).scores)

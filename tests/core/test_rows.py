@@ -1,0 +1,236 @@
+"""Labelled rows: every bad input is a RowsError that names the line and quotes no query."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from racer_core.errors import RowsError
+from racer_core.records.reader import check_rows, parse_rows
+from racer_core.types import LabelledRow
+
+GOOD = {"query": "good", "correct": {"a": True, "b": False}}
+SCORED = {"scores": {"a": 0.5, "b": 0.5}, "correct": {"a": True, "b": False}}
+
+
+def parse(*rows, pool=None):
+    """Rows written as JSON lines; a text is a line as it is."""
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    return parse_rows("\n".join(lines).encode(), "rows.jsonl", pool)
+
+
+def refusal(*rows, pool=None):
+    """What the reader says about rows that it refuses."""
+    with pytest.raises(RowsError) as caught:
+        parse(*rows, pool=pool)
+    assert caught.value.param == "rows"
+    return str(caught.value)
+
+
+def test_labels_as_a_map_or_as_a_list_with_the_pool():
+    """Both forms are the same rows; [] means that nobody is right."""
+    as_map = parse(
+        {"query": "x", "correct": {"a": True, "b": False}},
+        {"query": "y", "correct": {"b": False, "a": False}},
+    )
+    listed = [{"query": "x", "correct": ["a"]}, {"query": "y", "correct": []}]
+    assert as_map == parse(*[row | {"candidates": ["a", "b"]} for row in listed])
+    assert as_map == parse({"candidates": ["a", "b"]}, *listed)
+    assert as_map.pool == ("a", "b")
+    assert as_map.labels(["b", "a"]).tolist() == [[False, True], [False, False]]
+    assert [row.correct for row in as_map.rows] == [{"a"}, set()]
+
+
+def test_a_row_keeps_what_it_says():
+    """Recorded answers, a reference and the task; numbers there become text, null stays null."""
+    row = GOOD | {"answers": {"a": "4", "b": None}, "reference": 4, "task": "sums", "id": 7}
+    assert parse(row).rows[0] == LabelledRow(
+        query="good",
+        correct=frozenset({"a"}),
+        answers={"a": "4", "b": None},
+        reference="4",
+        task="sums",
+    )
+
+
+def test_one_user_message_is_a_query():
+    """As in a chat request; conversations of several turns are another population."""
+    message = {"role": "user", "content": "hello"}
+    assert parse({"messages": [message], "correct": {"a": True}}).queries == ["hello"]
+    for messages in ([], [message, message], [message | {"role": "system"}], "hello", [None]):
+        assert "line 1" in refusal({"messages": messages, "correct": {"a": True}})
+
+
+def test_router_scores_may_stand_in_for_a_query():
+    """In the order of the pool; beside a query they are somebody else's scores."""
+    scored = {"scores": {"b": 0.25, "a": 1}, "correct": {"a": True, "b": False}}
+    assert parse(GOOD, scored).rows[1].scores == (1.0, 0.25)
+    assert parse(GOOD, scored).rows[1].query == ""
+    assert parse(scored | {"query": "x"}).rows[0].scores is None
+
+
+BAD_ROWS = [
+    ({"query": "x", "correct": {"a": True, "b": False, "c": True}}, "unknown candidate 'c'"),
+    ({"query": "x", "correct": ["c"], "candidates": ["a", "b"]}, "unknown candidate 'c'"),
+    ({"query": "x", "correct": {"a": True}}, "no label for"),
+    ({"query": "x", "correct": {"a": True, "b": None}}, "true or false"),
+    ({"query": "x", "correct": {"a": 1, "b": 0}}, "true or false"),
+    ({"query": "x"}, "no label"),
+    ({"query": "x", "correct": None}, "no label"),
+    ({"query": "x", "correct": "a"}, "list of candidate names"),
+    ({"query": "x", "correct": [1], "candidates": ["a", "b"]}, "list of candidate names"),
+    ({"query": "x", "correct": ["a", "a"], "candidates": ["a", "b"]}, "twice"),
+    ({"query": "x", "correct": ["a"], "candidates": ["a"]}, "not the pool"),
+    ({"query": "x", "correct": ["a"], "candidates": "ab"}, "list of candidate names"),
+    ({"correct": {"a": True, "b": False}}, 'no "query"'),
+    ({"query": " \n", "correct": {"a": True, "b": False}}, "empty"),
+    ({"query": 5, "correct": {"a": True, "b": False}}, "string"),
+    ({"query": None, "correct": {"a": True, "b": False}}, "string"),
+    ({"query": "y" * 8_193, "correct": {"a": True, "b": False}}, "8,193 characters"),
+    ({"query": "y" * 10_000, "correct": {"a": True, "b": False}}, "10,000 characters"),
+    ({"query": "good", "correct": {"a": True, "b": True}}, "same query as line 1"),
+    (GOOD | {"query": "x", "answers": ["4", "5"]}, '"answers"'),
+    (GOOD | {"query": "x", "answers": {"c": "4"}}, "unknown candidate"),
+    (GOOD | {"query": "x", "answers": {"a": 4, "b": None}}, '"answers"'),
+    (GOOD | {"query": "x", "task": ["sums"]}, '"task"'),
+    ({"scores": {"a": 0.5}, "correct": {"a": True, "b": False}}, "no number for 'b'"),
+    ({"scores": {"a": 0.5, "b": True}, "correct": {"a": True, "b": False}}, "no number for 'b'"),
+    ({"scores": {"a": 0.5, "b": 1.5}, "correct": {"a": True, "b": False}}, "score of 'b'"),
+    ({"scores": {"a": 0.5, "b": -0.1}, "correct": {"a": True, "b": False}}, "score of 'b'"),
+    ({"scores": {"a": 0.5, "b": 10**400}, "correct": {"a": True, "b": False}}, "score of 'b'"),
+    ({"scores": {"a": 0.5, "b": 0.5, "c": 0.5}, "correct": {"a": True, "b": False}}, "unknown"),
+    ({"scores": [0.5, 0.5], "correct": {"a": True, "b": False}}, '"scores"'),
+    ([], "JSON object"),
+    ('"text"', "JSON object"),
+    ("not json" * 1_250, "not JSON"),  # 10,000 characters
+    ('{"query": "y", "query": "y", "correct": {"a": true, "b": false}}', "same key twice"),
+    ('{"scores": {"a": NaN, "b": 0.5}, "correct": {"a": true, "b": false}}', "NaN"),
+    ('{"scores": {"a": 1e400, "b": 0.5}, "correct": {"a": true, "b": false}}', "too large"),
+    (r'{"query": "y\ud800", "correct": {"a": true, "b": false}}', "surrogate"),
+    ("[" * 100_000, "nested"),
+]
+
+
+@pytest.mark.parametrize(("bad", "told"), BAD_ROWS)
+def test_bad_row_is_named_by_its_line(bad, told):
+    """Line 2 of two; nothing of the file is used, and the message stays short."""
+    message = refusal(GOOD, bad)
+    assert message.startswith("rows.jsonl: line 2: ")
+    assert told in message
+    assert len(message) < 300
+    assert "yyy" not in message
+    assert "not jsonnot" not in message
+
+
+def test_query_of_exactly_the_limit_is_read():
+    """8,192 characters, and whatever limit the caller sets."""
+    assert len(parse(GOOD | {"query": "y" * 8_192}).queries[0]) == 8_192
+    short = [(1, GOOD | {"query": "y" * 11})]
+    with pytest.raises(RowsError, match="row 1: query has 11 characters, over the limit of 10"):
+        check_rows(short, "body", max_query_chars=10, unit="row")
+
+
+@pytest.mark.parametrize("pool", [None, ["a", "b"]])
+def test_list_of_names_without_the_pool_is_refused(pool):
+    """Unlabelled must not read as wrong: who was judged has to stand in the row or the header.
+
+    Not even the configured pool tells who was judged when the row was labelled.
+    """
+    assert "line 1" in refusal({"query": "x", "correct": ["a"]}, pool=pool)
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ({"candidates": ["a"]}, "pool"),
+        ({"candidates": ["a", "b", "c"]}, "pool"),
+        ({"candidates": "a"}, "list of candidate names"),
+        ({"candidates": []}, "at least one candidate"),
+        ({"candidates": ["a", "a"]}, "twice"),
+        ({"candidates": ["a", " "]}, "name"),
+    ],
+)
+def test_header_that_does_not_fit_is_refused(header, told):
+    """A header's pool counts even beside a configured one, and the error names the header."""
+    message = refusal(header, {"query": "x", "correct": []}, pool=["a", "b"])
+    assert message.startswith("rows.jsonl: line 1: ")
+    assert told in message
+
+
+def test_rows_about_another_pool_than_the_configured_are_refused():
+    """One more or one fewer candidate is another pool; another order is not."""
+    assert "'c'" in refusal(GOOD, pool=["a", "b", "c"])
+    assert "unknown candidate 'b'" in refusal(GOOD, pool=["a"])
+    assert parse(GOOD, pool=["b", "a"]).pool == ("b", "a")
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", '{"candidates": ["a"]}'])
+def test_file_without_rows_is_refused(text):
+    """An empty upload is a mistake, not a calibration."""
+    assert refusal(text) == "rows.jsonl: no rows"
+
+
+def test_exact_copies_are_dropped_and_counted():
+    """They would fake a larger n; rows of scores alone have no query to compare."""
+    rows = parse(GOOD, GOOD | {"query": "x"}, GOOD, GOOD, SCORED, SCORED)
+    assert rows.queries == ["good", "x", "", ""]
+    assert rows.duplicates == 2
+
+
+def test_twenty_problems_are_listed_and_the_rest_is_counted():
+    """The message of a hopeless file of 50 lines still fits a screen."""
+    message = refusal(*[{"query": "x"}] * 50, pool=["a"])
+    assert message.count("no label") == 20
+    assert "line 20:" in message
+    assert "line 21:" not in message
+    assert message.endswith("; ... and 30 more")
+    assert not refusal(*[{"query": "x"}] * 20, pool=["a"]).endswith("more")
+
+
+def test_long_names_do_not_make_a_long_message():
+    """A stray text in place of a name is cut."""
+    assert len(refusal(GOOD, GOOD | {"correct": {"y" * 10_000: True}})) < 300
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.sampled_from(["", "a", "b", "user"]),
+        st.floats(),
+        st.sampled_from([0, 1, 10**400]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["a", "b", "role", "content"]), inner, max_size=3),
+    ),
+    max_leaves=5,
+)
+FIELDS = ["query", "correct", "candidates", "messages", "answers", "scores", "task"]
+field_names = st.sampled_from(FIELDS)
+
+
+@given(rows=st.lists(st.dictionaries(field_names, json_values, max_size=4), max_size=3))
+@example(rows=[None, [], "text", 5])
+def test_any_values_are_rows_or_a_rows_error(rows):
+    """Whatever JSON or parquet can hold, NaN and huge integers included."""
+    with suppress(RowsError):
+        read = check_rows(list(enumerate(rows, 1)), "body")
+        assert len(read) + read.duplicates == len(rows)
+        assert all(row.correct <= set(read.pool) for row in read.rows)
+
+
+@given(
+    good=st.sampled_from([GOOD, SCORED]),
+    field=field_names,
+    key=st.sampled_from("ab"),
+    value=json_values,
+)
+def test_any_value_in_a_good_row_is_a_row_or_a_rows_error(good, field, key, value):
+    """The same, one field or one entry of a field away from a good row."""
+    inside = good.get(field)
+    for changed in (value, inside | {key: value} if isinstance(inside, dict) else value):
+        with suppress(RowsError):
+            check_rows([(1, good | {field: changed})], "body")

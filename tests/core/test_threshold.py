@@ -1,0 +1,156 @@
+"""lambda_hat: Algorithm 1, line 9; edge cases of CONFORMAL 1.1 and the float audit of 1.2."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.threshold import (
+    allowed_misses,
+    calibrate_threshold,
+    critical_scores,
+    threshold_from_sorted,
+)
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import checked_alpha
+from tests.strategies import alpha_texts, nonconformities
+
+critical = st.lists(st.one_of(nonconformities, st.just(math.inf)), min_size=1, max_size=40)
+
+
+def smallest_valid(scores: list[float], alpha: Fraction) -> float:
+    """Try every score from below, in rational arithmetic; the count only falls on the way up."""
+    for threshold in sorted(scores):
+        misses = sum(score > threshold for score in scores)
+        if Fraction(1 + misses, len(scores) + 1) <= alpha:
+            return threshold
+    return math.inf
+
+
+@given(scores=critical, alpha=alpha_texts)
+def test_lambda_hat_is_the_smallest_valid_threshold(scores, alpha):
+    """Eq. (6): nothing smaller keeps the adjusted empirical risk at alpha; a rank off fails."""
+    expected = smallest_valid(scores, Fraction(alpha))
+    assert calibrate_threshold(np.array(scores), float(alpha)) == expected
+
+
+@given(scores=critical, pair=st.tuples(alpha_texts, alpha_texts))
+def test_larger_alpha_never_raises_the_threshold(scores, pair):
+    """Sets are nested in alpha because lambda_hat falls with it."""
+    low, high = sorted(map(float, pair))
+    array = np.array(scores)
+    assert calibrate_threshold(array, high) <= calibrate_threshold(array, low)
+
+
+@given(scores=critical, alpha=alpha_texts, seed=st.integers(0, 99))
+def test_order_of_rows_does_not_matter(scores, alpha, seed):
+    """Exchangeability: lambda_hat is a function of the multiset, and the input stays as it was."""
+    given_order = np.array(scores)
+    shuffled = np.random.default_rng(seed).permutation(given_order)
+    assert calibrate_threshold(shuffled, float(alpha)) == calibrate_threshold(
+        given_order, float(alpha)
+    )
+    np.testing.assert_array_equal(given_order, scores)
+
+
+def test_budget_is_exact_wherever_alpha_times_rows_is_whole():
+    """8,400 pairs on the 0.01 grid; ceil((n+1)(1-alpha)) is wrong in 19 % of them, floor in 2 %."""
+    wrong = [
+        (hundredths, n)
+        for hundredths in range(1, 100)
+        for n in range(1, 2_001)
+        if hundredths * (n + 1) % 100 == 0
+        and allowed_misses(n, hundredths / 100) != hundredths * (n + 1) // 100 - 1
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "misses"),
+    [(24, 0.44, 10), (99, 0.29, 28), (149, 0.18, 26), (1_999, 0.01, 19), (99, 0.03, 2)],
+)
+def test_budget_where_other_formulas_fail(n, alpha, misses):
+    """CONFORMAL 1.2: each of these is the first failure of a formula in use elsewhere."""
+    assert allowed_misses(n, alpha) == misses
+
+
+@pytest.mark.parametrize(
+    ("scores", "alpha", "expected"),
+    [
+        ([0.3], 0.5, 0.3),
+        ([0.3], 0.49, math.inf),
+        ([0.1, 0.2, 0.3], 0.76, 0.1),  # n/(n+1) < alpha < 1: the smallest score, never -inf
+        ([0.1, 0.2, 0.3], 0.999, 0.1),
+        ([0.1, 0.2, 0.3], 0.25, 0.3),  # alpha = 1/(n+1): the largest
+        ([0.1, 0.2, 0.3], 0.249, math.inf),  # below it nothing is valid, not even max(s)
+        ([0.0, 0.0, 0.0, 1.0], 0.4, 0.0),  # without duplicates it would be 1.0
+        ([0.2, math.inf], 0.67, 0.2),
+        ([0.2, math.inf], 0.34, math.inf),  # +inf is a miss at every finite threshold
+    ],
+)
+def test_edge_cases(scores, alpha, expected):
+    """CONFORMAL 1.1, rows 2, 4, 7, 8 and 9."""
+    assert calibrate_threshold(np.array(scores), alpha) == expected
+
+
+@pytest.mark.parametrize("scores", [[], [0.1, math.nan], [-math.inf, 0.5]])
+def test_scores_without_an_order_are_refused(scores):
+    """NaN sorts last and would act as +inf in silence."""
+    with pytest.raises(CalibrationError):
+        calibrate_threshold(np.array(scores), 0.1)
+
+
+def test_no_valid_threshold_is_infinite():
+    """-1 misses means infeasible; it must not read the array from its end."""
+    assert threshold_from_sorted(np.array([0.1, 0.2]), -1) == math.inf
+    assert threshold_from_sorted(np.array([0.1, 0.2]), 0) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("n", "alpha", "misses"),
+    [
+        (300, 0.1, 21),
+        (1_000, 0.1, 84),
+        (10_000, 0.1, 950),
+        (1_000, 0.05, 38),
+        (1_000, 0.01, 4),
+        (28, 0.1, -1),
+        (29, 0.1, 0),
+        (58, 0.05, -1),
+        (59, 0.05, 0),
+        (298, 0.01, -1),
+        (299, 0.01, 0),
+    ],
+)
+def test_delta_rule_allows_what_the_exact_binomial_allows(n, alpha, misses):
+    """CONFORMAL 2.2, delta = 0.05; feasible from n >= ln(delta)/ln(1 - alpha) on."""
+    assert allowed_misses(n, alpha, delta=0.05) == misses
+
+
+def test_critical_score_needs_a_right_column():
+    """A row whose truth is empty was not augmented; its minimum would be +inf by accident."""
+    with pytest.raises(CalibrationError, match="augment"):
+        critical_scores(np.array([[0.1, 0.2]]), np.array([[False, False]]))
+
+
+BAD_ALPHAS = [0, 1, 0.0, 1.0, -0.1, 10, math.nan, math.inf, True, False, "0.1", None, 10**400]
+
+
+@pytest.mark.parametrize("alpha", BAD_ALPHAS)
+def test_alpha_outside_the_open_interval_is_refused(alpha):
+    """With alpha = 1 lambda_hat would empty every set; True is an int in Python; "0.1" is text."""
+    with pytest.raises(InputError):
+        checked_alpha(alpha)
+    with pytest.raises(InputError):
+        CalibrationOptions(alpha=alpha)
+
+
+@pytest.mark.parametrize("options", [{"delta": 0.0}, {"delta": 1.0}, {"r": 0}])
+def test_options_that_mean_nothing_are_refused(options):
+    """A share of calibration sets lies in (0, 1); at least one right candidate is wanted."""
+    with pytest.raises((InputError, CalibrationError)):
+        CalibrationOptions(**options)
