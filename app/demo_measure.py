@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from openai import AsyncOpenAI
+from openai import APIError, AsyncOpenAI
 
 from app.client import GatewayClient
+from app.errors import UpstreamError
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.vote import aggregate
 from racer_core.calibration.laws import beta_binomial_interval
@@ -90,11 +91,14 @@ async def _ask_everything(
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", timeout=120) as client:
 
         async def ask(model: str, query: str, alpha: float | None = None) -> Answered:
-            completion = await client.chat.completions.create(
-                model=model,
-                messages=[{"role": "user", "content": query}],
-                extra_body={"racer": {"alpha": alpha}} if alpha else None,
-            )
+            try:
+                completion = await client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": query}],
+                    extra_body={"racer": {"alpha": alpha}} if alpha else None,
+                )
+            except APIError as exc:
+                raise UpstreamError(f"the demo's gateway failed: {exc.message}") from exc
             extra = completion.model_extra or {}
             return Answered(completion.choices[0].message.content or "", extra.get("racer", {}))
 

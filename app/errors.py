@@ -83,32 +83,50 @@ class SettingsError(RacerError):
     """The configuration stops the start; the message names the field and the cure."""
 
 
+_LASTING = frozenset(
+    {
+        "upstream_rejected",
+        "upstream_auth_error",
+        "upstream_redirect",
+        "upstream_encoding",
+        "upstream_response_too_large",
+    }
+)
+
+
 class UpstreamError(RacerError):
-    """A candidate gave no usable answer; ``kind`` is the class of failure, safe to show."""
+    """A candidate gave no usable answer.
 
-    kind = "upstream_error"
+    Attributes:
+        kind: The class of failure, safe to show; the error's ``code`` on the wire.
+        lasting: The same request would fail again, so clients should not retry.
+    """
 
-    def __init__(self, message: str, *, kind: str | None = None) -> None:
+    default_kind = "upstream_error"
+
+    def __init__(self, message: str, *, kind: str | None = None, lasting: bool = False) -> None:
         super().__init__(message)
-        self.kind = kind or type(self).kind
+        self.kind = kind or self.default_kind
+        self.code = self.kind
+        self.lasting = lasting or self.kind in _LASTING
 
 
 class UpstreamTimeout(UpstreamError):
     """A candidate did not finish within its deadline."""
 
-    kind = "upstream_timeout"
+    default_kind = "upstream_timeout"
 
 
 class UpstreamUnavailable(UpstreamError):
     """A candidate cannot be reached."""
 
-    kind = "upstream_unavailable"
+    default_kind = "upstream_unavailable"
 
 
 class NoAnswerError(UpstreamError):
     """No selected candidate answered."""
 
-    kind = "no_answer"
+    default_kind = "no_answer"
 
 
 # Error type -> (HTTP status, OpenAI type, code). Found along the exception's MRO.

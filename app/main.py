@@ -25,6 +25,8 @@ def create_app(services: Services) -> FastAPI:
         title="RACER gateway",
         version=__version__,
         summary="Routes each query to a calibrated set of language models and merges their answers",
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would go wherever the Host header says
     )
     app.state.services = services
     keeper = services.gatekeeper
@@ -41,7 +43,8 @@ def create_app(services: Services) -> FastAPI:
 
 async def _racer_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RacerError)
-    return wire.error_response(*wire.envelope(exc))
+    status, body = wire.envelope(exc)
+    return wire.error_response(status, body, lasting=getattr(exc, "lasting", False))
 
 
 async def _http_error(_: Request, exc: Exception) -> Response:
@@ -49,7 +52,9 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     codes = {404: "not_found", 405: "method_not_allowed"}
     code = codes.get(exc.status_code, "http_error")
     body = wire.error_body(exc.detail, "invalid_request_error", code=code)
-    return wire.error_response(exc.status_code, body)
+    response = wire.error_response(exc.status_code, body)
+    response.headers.update(exc.headers or {})
+    return response
 
 
 async def _unexpected(_: Request, exc: Exception) -> Response:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from racer_core.types import RiskTarget, Score
 
@@ -47,6 +47,14 @@ class ChatRequest(BaseModel):
     stream_options: dict[str, Any] | None = None
     racer: RacerOptions | None = None
 
+    @model_validator(mode="after")
+    def _options_have_their_place(self) -> Self:
+        """Beside the block they would be ignored, and the client believe in another risk."""
+        lost = set(self.model_extra or {}) & set(RacerOptions.model_fields)
+        if lost:
+            raise ValueError(f"put {min(lost)!r} into the `racer` block")
+        return self
+
 
 class RouteRequest(RacerOptions):
     """A query, or a full chat body, and what the certificate should say."""
@@ -57,6 +65,14 @@ class RouteRequest(RacerOptions):
     messages: list[Message] | None = Field(default=None, min_length=1)
     racer: RacerOptions | None = Field(default=None, description="As in a chat body.")
     execute: bool = Field(default=False, description="Call the set too, and merge its answers.")
+
+    @model_validator(mode="after")
+    def _one_of_query_and_messages(self) -> Self:
+        if (self.query is None) == (self.messages is None):
+            raise ValueError("give either `query` or `messages`")
+        if self.query is not None and self.model_extra:
+            raise ValueError(f"unknown field {min(self.model_extra)[:40]!r} beside `query`")
+        return self
 
 
 class CalibrateOptions(BaseModel):

@@ -223,29 +223,40 @@ class ChatService:
     async def _live(
         self, ask: Ask, name: str, decision_id: str, routed: Routed, started: float
     ) -> AsyncIterator[bytes]:
-        """One candidate's chunks as they come; the ``racer`` object rides on the last one."""
-        outcome = Outcome(
-            decision_id=decision_id,
-            routed=routed,
-            certificate=self._checked_conditions(ask, routed),
-            body={},
-            merged=Aggregate(winner=name, text="", votes={}),
-            overhead_ms=(time.monotonic() - started) * 1e3,
-        )
+        """One candidate's chunks as they come; the ``racer`` object rides on the last one.
+
+        The finishing chunk waits for the token counts that servers send after it.
+        """
         fields = {**ask.fields, "stream_options": {"include_usage": True}}
+        overhead_ms = (time.monotonic() - started) * 1e3
         usage: dict[str, Any] | None = None
-        head: dict[str, Any] = {}
+        finish: dict[str, Any] | None = None
         async for chunk in self._chunks(name, fields):
             chunk |= {"id": decision_id, "model": name}
             usage = chunk.pop("usage", None) or usage
             if not chunk["choices"]:
                 continue  # the usage chunk: ours comes last, and only if it was asked for
-            head = {**chunk, "choices": []}
-            if not ask.include_usage and _finishes(chunk):
-                chunk["racer"] = outcome.as_json()
-            yield sse.event(chunk)
+            if finish is not None:  # several choices finish one by one
+                yield sse.event(finish)
+            finish = chunk if _finishes(chunk) else None
+            if finish is None:
+                yield sse.event(chunk)
+        if finish is None:
+            raise UpstreamError(f"{name} stopped in mid-answer", kind="upstream_disconnected")
+        seconds = time.monotonic() - started
+        outcome = Outcome(
+            decision_id=decision_id,
+            routed=routed,
+            certificate=self._checked_conditions(ask, routed),
+            body={},
+            replies=(Reply(candidate=name, body={"usage": usage}, seconds=seconds),),
+            merged=Aggregate(winner=name, text="", votes={}),
+            overhead_ms=overhead_ms,
+        )
         if ask.include_usage:
-            yield sse.event({**head, "usage": usage, "racer": outcome.as_json()})
+            yield sse.event(finish)
+            finish = {**finish, "choices": [], "usage": usage}
+        yield sse.event({**finish, "racer": outcome.as_json()})
         yield sse.DONE
 
     async def _pass_through(self, name: str, fields: Mapping[str, Any]) -> AsyncIterator[bytes]:
@@ -318,10 +329,13 @@ def _strongest(routed: Routed) -> Routed:
 
 def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:
     """The common failure when all failed alike, so that the status says what a retry can do."""
-    kinds = {type(exc) for exc in failures.values()}
-    names = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
-    message = f"no selected candidate answered: {names}"
-    return kinds.pop()(message) if len(kinds) == 1 else NoAnswerError(message)
+    told = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
+    message = f"no selected candidate answered: {told}"
+    lasting = all(exc.lasting for exc in failures.values())
+    first = next(iter(failures.values()))
+    if {exc.kind for exc in failures.values()} == {first.kind}:
+        return type(first)(message, kind=first.kind)
+    return NoAnswerError(message, lasting=lasting)
 
 
 def _headers(decision_id: str, routed: Routed, guarantee: str) -> dict[str, str]:

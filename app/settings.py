@@ -189,6 +189,11 @@ def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:
     value = environment.get(variable, "")
     if not value:
         return None
+    if not value.isascii() or not value.isprintable() or " " in value:
+        raise SettingsError(
+            f"${variable} must be printable ASCII without spaces or line ends: no client could "
+            "send it in a header"
+        )
     if len(value) < MIN_KEY_CHARS:
         raise SettingsError(
             f"${variable} has fewer than {MIN_KEY_CHARS} characters: take a random key, "

@@ -42,10 +42,11 @@ class EventReader:
         Raises:
             InputError: An event is over 1 MiB, or not UTF-8.
         """
-        if self._after_cr and chunk.startswith(b"\n"):
-            chunk = chunk[1:]
-        if chunk:
-            self._after_cr = chunk.endswith(b"\r")
+        if not chunk:
+            return []
+        if self._after_cr:  # an LF here is the other half of a line end that was already seen
+            chunk = chunk.removeprefix(b"\n")
+        self._after_cr = chunk.endswith(b"\r")
         *lines, self._buffer = (
             (self._buffer + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         )

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
-from app.schemas import Message, RacerOptions
+from app.schemas import ChatRequest, Message, RouteRequest
 from app.settings import Candidate
 from app.upstream import Reply
 from racer_core.errors import InputError
-from racer_core.records.row import checked_query
 
 # Fields that reach into the candidate's server rather than describe the completion.
 _DENIED = frozenset(
@@ -27,9 +24,6 @@ _DECODING = frozenset(
      "response_format", "reasoning_effort"}
 )  # fmt: skip
 _OTHER_KIND = ("tools", "functions", "audio")
-_OURS = frozenset({"racer", "model", "stream", "stream_options", "query", "execute"}) | set(
-    RacerOptions.model_fields
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +56,9 @@ def to_query(messages: Sequence[Message], body: Mapping[str, Any], max_chars: in
     if other_kind:
         reasons.append("unlabelled_request_kind")
         return Query(text=text or " ", reasons=tuple(reasons), whole_pool=True)
-    return Query(text=checked_query(text, max_chars), reasons=tuple(reasons))
+    if not text.strip():
+        raise InputError("the last user message is empty", param="messages")
+    return Query(text=text, reasons=tuple(reasons))
 
 
 def _text_of(content: str | list[dict[str, Any]] | None) -> tuple[str, bool]:
@@ -74,7 +70,7 @@ def _text_of(content: str | list[dict[str, Any]] | None) -> tuple[str, bool]:
     return "\n".join(texts), len(texts) == len(parts)
 
 
-def passed_through(body: BaseModel) -> dict[str, Any]:
+def passed_through(body: ChatRequest | RouteRequest) -> dict[str, Any]:
     """The fields of a body that candidates get, as the client sent them.
 
     Raises:
@@ -84,7 +80,8 @@ def passed_through(body: BaseModel) -> dict[str, Any]:
     for name in fields:
         if name in _DENIED or name.startswith(_DENIED_PREFIXES):
             raise InputError(f"the field {name!r} is not passed on to candidates", param=name)
-    return {name: value for name, value in fields.items() if name not in _OURS}
+    ours = set(type(body).model_fields) - {"messages"}
+    return {name: value for name, value in fields.items() if name not in ours}
 
 
 def candidate_payload(fields: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
@@ -146,13 +143,13 @@ def completion_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             if name in body}  # fmt: skip
     head["object"] = "chat.completion.chunk"
     said: list[dict[str, Any]] = [
-        {"index": choice["index"], "delta": _delta(choice["message"]), "finish_reason": None}
+        {"index": i, "delta": _delta(choice["message"]), "finish_reason": None}
         | ({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})
-        for choice in body["choices"]
+        for i, choice in enumerate(body["choices"])
     ]
     finish: list[dict[str, Any]] = [
-        {"index": choice["index"], "delta": {}, "finish_reason": choice.get("finish_reason")}
-        for choice in body["choices"]
+        {"index": i, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
+        for i, choice in enumerate(body["choices"])
     ]
     return [{**head, "choices": said}, {**head, "choices": finish}]
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, cast
 
 import aiohttp
@@ -90,7 +91,7 @@ class Upstream:
         """
         started = time.monotonic()
         async with self._counted(name), self._post(name, payload) as response:
-            body = await off_loop(_chat_body, await self._read(response))
+            body = await off_loop(partial(_chat_body, name), await self._read(name, response))
         return Reply(candidate=name, body=body, seconds=time.monotonic() - started)
 
     @asynccontextmanager
@@ -121,10 +122,10 @@ class Upstream:
             outcome = exc.kind
             raise
         except TimeoutError as exc:
-            outcome = UpstreamTimeout.kind
+            outcome = UpstreamTimeout.default_kind
             raise UpstreamTimeout(f"{name} did not answer in {candidate.timeout_s:g} s") from exc
         except aiohttp.ClientConnectorError as exc:
-            outcome = UpstreamUnavailable.kind
+            outcome = UpstreamUnavailable.default_kind
             raise UpstreamUnavailable(f"{name} cannot be reached") from exc
         except (aiohttp.ClientError, OSError) as exc:
             outcome = "upstream_disconnected"
@@ -151,13 +152,15 @@ class Upstream:
             _check_head(name, response)
             yield response
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, name: str, response: aiohttp.ClientResponse) -> bytes:
         parts: list[bytes] = []
         size = 0
         async for part in response.content.iter_any():
             size += len(part)
             if size > self._limits.answer_bytes:
-                raise UpstreamError("an answer is too large", kind="upstream_response_too_large")
+                raise UpstreamError(
+                    f"{name} sent too large an answer", kind="upstream_response_too_large"
+                )
             parts.append(part)
         return b"".join(parts)
 
@@ -169,7 +172,9 @@ class Upstream:
         async for part in response.content.iter_any():
             size += len(part)
             if size > self._limits.answer_bytes:
-                raise UpstreamError("an answer is too large", kind="upstream_response_too_large")
+                raise UpstreamError(
+                    f"{name} sent too large an answer", kind="upstream_response_too_large"
+                )
             try:
                 for data in reader.feed(part):
                     if data.strip() == "[DONE]":
@@ -199,26 +204,50 @@ def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
         raise UpstreamError(f"{name} compressed its answer", kind="upstream_encoding")
 
 
-def _chat_body(data: bytes) -> dict[str, Any]:
+def _chat_body(name: str, data: bytes) -> dict[str, Any]:
     """Parse a chat completion, and refuse what is not shaped like one."""
     try:
         body = strict_json.load_object(data)
-        message = body["choices"][0]["message"]
-    except (InputError, KeyError, IndexError, TypeError) as exc:
-        raise UpstreamError(
-            "a candidate's answer is not an OpenAI chat completion",
-            kind="upstream_invalid_response",
-        ) from exc
-    if not isinstance(message, dict):
-        raise UpstreamError("a choice has no message", kind="upstream_invalid_response")
-    fields = cast("dict[str, Any]", message)
-    if not fields.get("content") and not fields.get("tool_calls") and not fields.get("refusal"):
-        raise UpstreamError("a candidate's answer is empty", kind="upstream_empty")
+    except InputError as exc:
+        raise _invalid(name) from exc
+    messages = [_checked_object(name, each.get("message")) for each in _choices(name, body)]
+    if not messages:
+        raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
+    for message in messages:
+        content, calls = message.get("content"), message.get("tool_calls")
+        if content is not None and not isinstance(content, str | list):
+            raise _invalid(name)
+        for call in cast("list[object]", calls or []):
+            _checked_object(name, call)
+        # "" is an answer, though no vote: rows label it as one. No text at all is none.
+        if content is None and not calls and not message.get("refusal"):
+            raise UpstreamError(f"{name} answered without a text", kind="upstream_empty")
     return body
 
 
 def _chunk(name: str, data: str) -> dict[str, Any]:
     chunk = strict_json.load_object(data)
-    if "error" in chunk or not isinstance(chunk.get("choices"), list):
-        raise UpstreamError(f"{name} failed in mid-stream", kind="upstream_error")
+    if "error" in chunk:
+        raise UpstreamError(f"{name} failed in mid-stream")
+    for choice in _choices(name, chunk):
+        _checked_object(name, choice.get("delta", {}))
     return chunk
+
+
+def _choices(name: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = body.get("choices")
+    if not isinstance(choices, list):
+        raise _invalid(name)
+    return [_checked_object(name, choice) for choice in cast("list[object]", choices)]
+
+
+def _checked_object(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _invalid(name)
+    return cast("dict[str, Any]", value)
+
+
+def _invalid(name: str) -> UpstreamError:
+    return UpstreamError(
+        f"{name}'s answer is not an OpenAI chat completion", kind="upstream_invalid_response"
+    )

@@ -97,9 +97,9 @@ def error_body(
     return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
 
 
-def error_response(status: int, body: Mapping[str, Any]) -> Response:
+def error_response(status: int, body: Mapping[str, Any], *, lasting: bool = False) -> Response:
     """Render an error, with what the client's own retries should know."""
-    if status in RETRY_AFTER_S:
+    if status in RETRY_AFTER_S and not lasting:
         headers = {"retry-after": str(RETRY_AFTER_S[status])}
     else:
         headers = {"x-should-retry": "false"}

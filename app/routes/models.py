@@ -21,7 +21,7 @@ async def list_models(services: OpenServices) -> Response:
     return wire.json_response({"object": "list", "data": [_model(name) for name in names]})
 
 
-@router.get("/v1/models/{model_id}", summary="One model")
+@router.get("/v1/models/{model_id:path}", summary="One model")
 async def get_model(model_id: str, services: OpenServices) -> Response:
     """404 `model_not_found` for anything else."""
     if model_id != AUTO and model_id not in services.settings.pool:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from app import translate, wire
-from app.errors import SchemaError
 from app.lifespan import OpenServices
 from app.schemas import Message, RacerOptions, RouteRequest
 from app.service import Ask
+from racer_core.errors import InputError
 
 router = APIRouter(tags=["racer"])
 
@@ -47,6 +47,6 @@ async def route(request: Request, services: OpenServices) -> Response:
 
 
 def _messages(body: RouteRequest) -> Sequence[Message]:
-    if (body.query is None) == (body.messages is None):
-        raise SchemaError('give either "query" or "messages"', param="query")
+    if body.query is not None and not body.query.strip():
+        raise InputError("query is empty", param="query")
     return body.messages or [Message(role="user", content=body.query)]
