@@ -17,7 +17,6 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from app import demo as demo_module
 from app import report, settings
 from app.client import GatewayClient, GatewayUnreachable
 from app.errors import SettingsError, UpstreamError
@@ -94,6 +93,8 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
 @_JSON
 def demo(once: bool, port: int, queries: int, as_json: bool) -> None:
     """Start the demo's models and the gateway, calibrate it, and measure it."""
+    from app import demo as demo_module
+
     result = demo_module.run(port=port, queries=queries, once=once, quiet=as_json)
     if as_json:
         _print_json(result)

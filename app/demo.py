@@ -52,7 +52,7 @@ def run(*, port: int, queries: int, once: bool, quiet: bool) -> dict[str, Any]:
         SettingsError: The demo's files are not here, or the port is in use.
         UpstreamUnavailable: The pool or the gateway does not come up.
     """
-    console = Console(stderr=quiet)
+    console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 120)
     with started(port, console) as running:
         console.print(f"\nready after {running.seconds:.0f} s. Try it from another terminal:\n")
         console.print(_lines_to_copy(running.url), markup=False, highlight=False, soft_wrap=True)

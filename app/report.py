@@ -136,8 +136,8 @@ def demo(result: Mapping[str, Any]) -> list[Table]:
                 f"{controls['best_single']['accuracy']:.1%}",
                 "router's top-1": f"{controls['router_top1']:.1%}",
                 "full vote (everyone called)": f"{controls['full_vote']:.1%}",
-                "brackets": "95 % beta-binomial interval of the realised risk at that alpha; each "
-                "risk from the calibration that targets it",
+                "brackets": "95 % beta-binomial interval of the realised risk, each risk from the "
+                "calibration that targets it; where scores tie, risk may lie below",
             }
         ),
     ]

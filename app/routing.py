@@ -87,6 +87,8 @@ class RoutingService:
         if options.candidates is not None:
             calibration = await self._active.sub_pool(record, self._known(options.candidates))
             reasons.append("pool_assumed_independent_of_query")
+        if calibration.n == 0:
+            reasons.append("no_calibration_for_pool")
         if options.alpha is not None and options.alpha != calibration.options.alpha:
             reasons.append("alpha_assumed_independent_of_query")
         scored = await self._score(query.text)

@@ -17,7 +17,7 @@ from app.routing import Routed, RoutingService
 from app.schemas import RacerOptions
 from app.settings import Settings
 from app.translate import Query
-from app.upstream import Reply, Upstream
+from app.upstream import Reply, Upstream, finishes
 from racer_core.aggregation.vote import aggregate
 from racer_core.types import Aggregate, CandidateAnswer
 
@@ -238,7 +238,7 @@ class ChatService:
                 continue  # the usage chunk: ours comes last, and only if it was asked for
             if finish is not None:  # several choices finish one by one
                 yield sse.event(finish)
-            finish = chunk if _finishes(chunk) else None
+            finish = chunk if finishes(chunk) else None
             if finish is None:
                 yield sse.event(chunk)
         if finish is None:
@@ -299,10 +299,6 @@ async def _whole(outcome: Outcome, ask: Ask) -> AsyncIterator[bytes]:
         yield sse.event(chunk)
     yield sse.event({**last, "racer": outcome.as_json()})
     yield sse.DONE
-
-
-def _finishes(chunk: Mapping[str, Any]) -> bool:
-    return any(choice.get("finish_reason") for choice in chunk["choices"])
 
 
 def _refusal(decision_id: str, routed: Routed, started: float) -> Outcome:

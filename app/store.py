@@ -47,7 +47,7 @@ class _CalibrationRow(_Base):
     artifact: Mapped[str] = mapped_column(String(64))
     document: Mapped[str]  # pool, options, evidence, notes: JSON
     arrays: Mapped[bytes] = mapped_column(LargeBinary)  # scores, labels, fingerprints: npz
-    digest: Mapped[str] = mapped_column(String(64))  # sha256 of document and arrays
+    digest: Mapped[str] = mapped_column(String(64))  # sha256 of all of the above
 
 
 class _ActiveRow(_Base):
@@ -257,12 +257,13 @@ def _to_row(record: Record) -> _CalibrationRow:
         artifact=record.artifact,
         document=document,
         arrays=arrays,
-        digest=_digest(document, arrays),
+        digest=_digest(record.id, record.created_at, record.artifact, document, arrays),
     )
 
 
 def _to_record(row: _CalibrationRow) -> Record:
-    if _digest(row.document, row.arrays) != row.digest:
+    told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    if told != row.digest:
         raise StoreError(f"calibration {row.id} is damaged: its digest does not match")
     document = json.loads(row.document)
     options: dict[str, Any] = document["options"]
@@ -287,8 +288,13 @@ def _to_record(row: _CalibrationRow) -> Record:
     )
 
 
-def _digest(document: str, arrays: bytes) -> str:
-    return hashlib.sha256(document.encode() + b"\0" + arrays).hexdigest()
+def _digest(*parts: str | bytes) -> str:
+    """sha256 over the parts, each with its length, so that none can borrow from the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8) + data)
+    return digest.hexdigest()
 
 
 def _sqlite_pragmas(connection: Any, _: Any) -> None:

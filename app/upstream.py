@@ -100,7 +100,7 @@ class Upstream:
     ) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
         """Ask one candidate for chunks. The context opens once the candidate has accepted.
 
-        Iterating raises UpstreamError when the stream ends without ``[DONE]``: a cut is not an end.
+        Iterating raises UpstreamError when the stream ends before the answer: a cut is not an end.
         """
         async with self._counted(name), self._post(name, payload) as response:
             kind = response.headers.get("content-type", "")
@@ -168,7 +168,7 @@ class Upstream:
         self, name: str, response: aiohttp.ClientResponse
     ) -> AsyncIterator[dict[str, Any]]:
         reader = EventReader()
-        size = 0
+        size, finished = 0, False
         async for part in response.content.iter_any():
             size += len(part)
             if size > self._limits.answer_bytes:
@@ -179,12 +179,17 @@ class Upstream:
                 for data in reader.feed(part):
                     if data.strip() == "[DONE]":
                         return
-                    yield _chunk(name, data)
+                    chunk = _chunk(name, data)
+                    finished = finished or finishes(chunk)
+                    yield chunk
             except InputError as exc:
                 raise UpstreamError(
                     f"{name} sent a broken stream", kind="upstream_invalid_response"
                 ) from exc
-        raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
+        if (
+            not finished
+        ):  # some servers send no [DONE]; an answer that finished is whole all the same
+            raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
 
 
 def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
@@ -232,6 +237,11 @@ def _chunk(name: str, data: str) -> dict[str, Any]:
     for choice in _choices(name, chunk):
         _checked_object(name, choice.get("delta", {}))
     return chunk
+
+
+def finishes(chunk: Mapping[str, Any]) -> bool:
+    """Whether some choice of a chunk says why it ended."""
+    return any(choice.get("finish_reason") for choice in chunk["choices"])
 
 
 def _choices(name: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from app.errors import Overloaded
+from app.errors import NotReady, Overloaded
 from app.telemetry import Telemetry
 from racer_core.racer import Racer, Scored
 
@@ -34,7 +34,7 @@ class ScoredQuery:
         return all(math.isfinite(score) for score in self.scores)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     query: str
     future: asyncio.Future[ScoredQuery]
@@ -69,8 +69,7 @@ class RoutingWorker:
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
-        for item in self._waiting:
-            item.future.cancel()
+        _fail(self._waiting, NotReady("the gateway is closing"))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def score(self, query: str) -> ScoredQuery:
@@ -85,7 +84,11 @@ class RoutingWorker:
         self._waiting.append(item)
         self._telemetry.queue_depth.set(len(self._waiting))
         self._arrived.set()
-        return await item.future
+        try:
+            return await item.future
+        finally:
+            if item in self._waiting:  # its client left before its turn
+                self._waiting.remove(item)
 
     def score_rows(self, texts: Sequence[str]) -> Scored:
         """Score many rows from another thread, in slices between which live queries go first.
@@ -122,15 +125,24 @@ class RoutingWorker:
         try:
             with self._telemetry.router_seconds.time():
                 scored = await self._on_thread([item.query for item in batch])
-        except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
-            for item in batch:
+            rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), strict=True))
+            if len(rows) != len(batch):  # before anybody gets the scores of another's query
+                raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
+            for item, (row, cut) in zip(batch, rows, strict=True):
                 if not item.future.done():
-                    item.future.set_exception(exc)
-            return
-        for item, row, cut in zip(batch, scored.scores.tolist(), scored.truncated, strict=True):
-            if not item.future.done():
-                item.future.set_result(ScoredQuery(row, bool(cut)))
+                    item.future.set_result(ScoredQuery(row, cut))
+        except asyncio.CancelledError:
+            _fail(batch, NotReady("the gateway is closing"))
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
+            _fail(batch, exc)
 
     async def _on_thread(self, texts: Sequence[str]) -> Scored:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._racer.score, texts)
+
+
+def _fail(items: Iterable[_Waiting], exc: Exception) -> None:
+    for item in items:
+        if not item.future.done():
+            item.future.set_exception(exc)

@@ -114,7 +114,12 @@ async def _read(request: Request, services: Services) -> tuple[LabelledRows, Cal
             )
     options = wire.checked(CalibrateOptions, given)
     rows = await asyncio.to_thread(
-        parse_rows, data, source, pool, max_query_chars=limits.query_chars
+        parse_rows,
+        data,
+        source,
+        pool,
+        max_query_chars=limits.query_chars,
+        max_bytes=limits.upload_bytes,
     )
     return rows, options
 
@@ -143,11 +148,11 @@ async def _form(request: Request, limit: int) -> tuple[bytes, str, dict[str, Any
         form = await parser.parse()
     except MultiPartException as exc:
         raise InputError(f"not a valid form: {exc.message}") from exc
-    file = form.get("file")
-    if not isinstance(file, UploadFile):
-        raise InputError('the form needs a file in the field "file"', param="file")
-    fields = {name: value for name, value in form.items() if name != "file"}
     try:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise InputError('the form needs a file in the field "file"', param="file")
+        fields = {name: value for name, value in form.items() if name != "file"}
         return await file.read(), file.filename or "rows.jsonl", fields
     finally:
         await form.close()
