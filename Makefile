@@ -10,15 +10,20 @@ TORCH_INDEX ?=
 
 .PHONY: setup fmt check test test-quick demo serve clean
 
-setup: $(VENV)/.ready
+# The stamp names the build, so that another TORCH_INDEX installs another torch.
+READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 # torch first and alone, so that nothing else decides which build it is.
-	$(BIN)/python -m pip install --quiet torch==2.13.0 $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(BIN)/python -m pip install --quiet torch==2.13.0 \
+		$(if $(TORCH_INDEX),--force-reinstall --no-deps --index-url $(TORCH_INDEX))
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--build-constraint constraints.txt --editable '.[dev]'
+	rm -f $(VENV)/.ready-* && touch $@
 
 fmt: setup
 	$(BIN)/ruff format .

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import math
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from app.active import ActiveCalibration
+from app.reasons import Reason
 from app.schemas import CalibrateOptions
-from app.settings import Settings
-from app.store import Record, Store, now
+from app.settings import Candidate, Settings
+from app.store import Record, Store, StoreError, now
 from app.worker import RoutingWorker
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
@@ -33,11 +37,16 @@ class CalibrationService:
         self._worker = worker
         self._store = store
         self._active = active
+        self._setup = _setup_digest(racer.artifact.digest, settings.candidates)
         self._one_at_a_time = asyncio.Lock()
 
     async def open(self) -> None:
         """Load the active record of an earlier run, if it fits the artifact."""
-        record = await asyncio.to_thread(self._store.active)
+        try:
+            record = await asyncio.to_thread(self._store.active)
+        except StoreError as exc:  # serve on: new rows can still be uploaded
+            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
+            return
         if record is not None:
             await self._use(record)
 
@@ -75,22 +84,23 @@ class CalibrationService:
                 self._store.activate,
                 calibration_id,
                 expected_active_id,
-                self._racer.artifact.digest,
+                self._setup,
             )
             await self._active.swap(record)
         return record
 
     async def _use(self, record: Record) -> None:
-        if record.artifact != self._racer.artifact.digest:
+        if record.artifact != self._setup:
             self._active.refuse(
-                f"calibration {record.id} was made with another artifact: upload its rows again "
-                "to POST /calibrate"
+                f"calibration {record.id} was made with another artifact, or with candidates that "
+                "were served otherwise: upload its rows again to POST /calibrate"
             )
             return
         await self._active.swap(record)
 
     def _build(self, rows: LabelledRows, options: CalibrateOptions) -> Record:
         routing = self._settings.routing
+        own_scores = any(row.scores is not None for row in rows.rows)
         overlap = len(self._racer.overlap(rows))
         calibration = self._racer.calibrate(
             rows,
@@ -109,11 +119,26 @@ class CalibrationService:
         return Record(
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
-            artifact=self._racer.artifact.digest,
+            artifact=self._setup,
             calibration=calibration,
             evidence=evidence(calibration) | {"duplicates": rows.duplicates, "overlap": overlap},
-            void_reasons=("training_overlap",) if overlap else (),
+            void_reasons=tuple(
+                reason
+                for reason, applies in (
+                    (Reason.TRAINING_OVERLAP, overlap > 0),
+                    # Nobody can tell whether the serving router would have given these scores.
+                    (Reason.ROW_SCORES_UNVERIFIED, own_scores),
+                )
+                if applies
+            ),
         )
+
+
+def _setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
+    """The artifact and how its candidates are served: rows labelled for another are no rows."""
+    served = [[each.name, each.model or each.name, each.parameters] for each in candidates]
+    told = json.dumps([artifact, served], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def evidence(calibration: Calibration) -> dict[str, Any]:
@@ -139,8 +164,15 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _min_n(alpha: float, delta: float | None) -> int:
-    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta."""
-    if delta is None:
-        return math.ceil(1 / alpha) - 1
-    return math.ceil(math.log(delta) / math.log1p(-alpha))
+def _min_n(alpha: float, delta: float | None) -> int | None:
+    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta.
+
+    None where no number of rows could be counted.
+    """
+    if delta is not None:
+        fewest = math.log(delta) / math.log1p(-alpha)
+        return math.ceil(fewest) if math.isfinite(fewest) else None
+    if math.isinf(1 / alpha):
+        return None
+    n = max(1, round(1 / alpha) - 1)
+    return n if 1 / (n + 1) <= alpha else n + 1  # one division, as in `allowed_misses`

@@ -1,7 +1,6 @@
 """The certificate that every decision carries: what was promised, and whether it holds.
 
-``holds`` is false, with the reason, whenever a premise of the theorem fails. Some reasons are
-remarks that do not void it; they are listed here, once.
+``holds`` is false, with the reason, whenever a premise of the theorem fails.
 """
 
 from __future__ import annotations
@@ -10,19 +9,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from app.reasons import REMARKS
 from app.store import Record
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import RoutingDecision
-
-# Premises that are assumed, not broken: the guarantee holds, and the reader should know.
-REMARKS = frozenset(
-    {
-        "alpha_assumed_independent_of_query",
-        "pool_assumed_independent_of_query",
-        "alpha_infeasible_whole_pool",
-        "router_failed_whole_pool",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

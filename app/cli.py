@@ -82,8 +82,8 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     given: dict[str, Any] = {"host": host, "port": port}
     given = {name: value for name, value in given.items() if value is not None}
     configured, secrets = settings.load(config, **given)
-    listener = server.bind(configured)
-    uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
+    with server.bind(configured) as listener:
+        uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
 
 
 @cli.command()
@@ -95,9 +95,13 @@ def demo(once: bool, port: int, queries: int, as_json: bool) -> None:
     """Start the demo's models and the gateway, calibrate it, and measure it."""
     from app import demo as demo_module
 
-    result = demo_module.run(port=port, queries=queries, once=once, quiet=as_json)
-    if as_json:
-        _print_json(result)
+    demo_module.run(
+        port=port,
+        queries=queries,
+        once=once,
+        quiet=as_json,
+        show_result=_print_json if as_json else lambda result: out.print(*report.demo(result)),
+    )
 
 
 @cli.command()
@@ -111,7 +115,8 @@ def route(
     text: str, url: str, key: str | None, alpha: float | None, execute: bool, as_json: bool
 ) -> None:
     """Ask a running gateway which models it would call for TEXT."""
-    decision = GatewayClient(url, key).route(text, alpha, execute=execute)
+    with GatewayClient(url, key) as client:
+        decision = client.route(text, alpha, execute=execute)
     if as_json:
         _print_json(decision)
     else:
@@ -179,8 +184,13 @@ def train(
 @_ADMIN_KEY
 @click.option("--alpha", type=float)
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
-@click.option("--score", type=click.Choice(list(Score)))
-@click.option("--risk-target", type=click.Choice(list(RiskTarget)))
+@click.option("--score", type=click.Choice([each.value for each in Score]))
+@click.option("--risk-target", type=click.Choice([each.value for each in RiskTarget]))
+@click.option("--r", type=click.IntRange(1), help="Right candidates wanted in the set.")
+@click.option("--smoothing", type=click.Choice(["none", "hash"]))
+@click.option("--expected-active-id", help="Change nothing if another calibration is active.")
+@click.option("--allow-overlap", is_flag=True, help="Accept training rows; the guarantee is void.")
+@click.option("--activate/--no-activate", default=True, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Show the evidence, change nothing.")
 @_JSON
 def calibrate(
@@ -191,19 +201,28 @@ def calibrate(
     delta: float | None,
     score: str | None,
     risk_target: str | None,
+    r: int | None,
+    smoothing: str | None,
+    expected_active_id: str | None,
+    allow_overlap: bool,
+    activate: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Upload labelled ROWS to a running gateway."""
-    client = GatewayClient(url, key)
     options = {
         "alpha": alpha,
         "delta": delta,
         "score": score,
         "risk_target": risk_target,
-        "dry_run": dry_run or None,
+        "r": r,
+        "smoothing": smoothing,
+        "expected_active_id": expected_active_id,
+        "allow_overlap": allow_overlap,
+        "activate": activate,
+        "dry_run": dry_run,
     }
-    with err.status("calibrating ..."):
+    with err.status("calibrating ..."), GatewayClient(url, key) as client:
         result = client.calibrate(rows, options)
     shown = {name: result[name] for name in ("id", "active")} | result["evidence"]
     _print_json(result) if as_json else out.print(report.fields(shown))

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ import yaml
 from rich.console import Console
 from rich.progress import Progress
 
-from app import report
 from app.client import GatewayClient
 from app.demo_measure import measure
 from app.errors import SettingsError, UpstreamUnavailable
@@ -45,8 +44,15 @@ class Running:
     seconds: float  # from the start of the command until ready
 
 
-def run(*, port: int, queries: int, once: bool, quiet: bool) -> dict[str, Any]:
-    """Start everything, measure, and stay up unless ``once``; returns what was measured.
+def run(
+    *,
+    port: int,
+    queries: int,
+    once: bool,
+    quiet: bool,
+    show_result: Callable[[dict[str, Any]], None],
+) -> None:
+    """Start everything, measure, hand over what was measured, and stay up unless ``once``.
 
     Raises:
         SettingsError: The demo's files are not here, or the port is in use.
@@ -56,9 +62,12 @@ def run(*, port: int, queries: int, once: bool, quiet: bool) -> dict[str, Any]:
     with started(port, console) as running:
         console.print(f"\nready after {running.seconds:.0f} s. Try it from another terminal:\n")
         console.print(_lines_to_copy(running.url), markup=False, highlight=False, soft_wrap=True)
-        with Progress(console=console) as bars:
+        with (
+            Progress(console=console) as bars,
+            GatewayClient(running.url, running.admin_key) as client,
+        ):
             result = measure(
-                GatewayClient(running.url, running.admin_key),
+                client,
                 running.url,
                 CALIBRATION,
                 read_rows(FOLDER / "data" / "test.jsonl"),
@@ -66,17 +75,17 @@ def run(*, port: int, queries: int, once: bool, quiet: bool) -> dict[str, Any]:
                 progress=_one_bar(bars),
             )
         result["ready_seconds"] = running.seconds
-        console.print(*report.demo(result), sep="\n")
+        show_result(result)
         if not once:
             console.print(f"\nThe gateway stays up at {running.url}; Ctrl-C stops it.")
             signal.pause()
-    return result
 
 
 @contextmanager
 def started(port: int, console: Console) -> Generator[Running]:
     """The pool and a calibrated gateway, stopped on the way out."""
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, _exit)  # else the children would be left behind
     if not (FOLDER / "racer.yaml").is_file():
         raise SettingsError(f"{FOLDER} is not here: `racer demo` runs from a source checkout")
     _check_free(port)
@@ -86,7 +95,7 @@ def started(port: int, console: Console) -> Generator[Running]:
         pool_port = _free_port()
         serve_pool = stack.enter_context(_process(_pool_command(pool_port), home / "pool.log"))
         command = [sys.executable, "-m", "app", "serve", "--config", str(_config(home, pool_port))]
-        environment = {"RACER_ADMIN_KEY": admin_key}
+        environment = {"RACER_ADMIN_KEY": admin_key, "RACER_DATA_KEY": ""}
         gateway = stack.enter_context(
             _process([*command, "--port", str(port)], home / "gateway.log", environment)
         )
@@ -94,9 +103,14 @@ def started(port: int, console: Console) -> Generator[Running]:
         with console.status("starting five language models and the gateway ..."):
             _wait(f"http://127.0.0.1:{pool_port}/health", serve_pool, home / "pool.log")
             _wait(f"{url}/healthz", gateway, home / "gateway.log")
-        with console.status("calibrating on 2,000 labelled queries ..."):
-            GatewayClient(url, admin_key).calibrate(CALIBRATION, {})
+        calibrating = console.status("calibrating on 2,000 labelled queries ...")
+        with calibrating, GatewayClient(url, admin_key) as client:
+            client.calibrate(CALIBRATION, {})
         yield Running(url, admin_key, time.monotonic() - begun)
+
+
+def _exit(*_: object) -> None:
+    sys.exit(143)
 
 
 def _pool_command(port: int) -> list[str]:
@@ -153,11 +167,10 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
-        try:
+        with suppress(httpx2.TransportError):
             if httpx2.get(url, timeout=2.0, trust_env=False).status_code == 200:
                 return
-        except httpx2.TransportError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
     raise UpstreamUnavailable(f"{url} did not come up: {''.join(last)}")
 

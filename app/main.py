@@ -36,8 +36,7 @@ def create_app(services: Services) -> FastAPI:
     app.include_router(calibrate.router, dependencies=[Depends(keeper.admin)])
     app.add_exception_handler(RacerError, _racer_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
-    app.add_middleware(CountRequests, telemetry=services.telemetry)
+    app.add_middleware(Outermost, telemetry=services.telemetry)
     return app
 
 
@@ -57,15 +56,12 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     return response
 
 
-async def _unexpected(_: Request, exc: Exception) -> Response:
-    """Say nothing of what happened: the text of an unknown error may hold a prompt."""
-    log.error("unexpected error", exc_info=exc)
-    body = wire.error_body("internal error; see the gateway's log", "api_error", code="internal")
-    return wire.error_response(500, body)
+class Outermost:
+    """Counts answers by route template and status, and answers what nobody expected.
 
-
-class CountRequests:
-    """Counts answers by route template and status; a path that matches nothing is one label."""
+    A path that matches nothing is one label. Of an unknown error nothing is said: its text may hold
+    a prompt.
+    """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
@@ -76,11 +72,23 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        started = False
 
         async def counted(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 route = getattr(scope.get("route"), "path", "unmatched")
                 self._telemetry.requests.labels(route, message["status"]).inc()
             await send(message)
 
-        await self._app(scope, receive, counted)
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if started:
+                raise
+            log.exception("unexpected error")
+            body = wire.error_body(
+                "internal error; see the gateway's log", "api_error", code="internal_error"
+            )
+            await wire.error_response(500, body)(scope, receive, counted)

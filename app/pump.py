@@ -7,7 +7,8 @@ connection must not change tasks. Leaving the stream cancels the task, hence the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 _QUEUE: Final = 64  # events that may wait for a slow reader before the source waits too
@@ -16,16 +17,17 @@ _QUEUE: Final = 64  # events that may wait for a slow reader before the source w
 class Pump:
     """Iterates ``source`` in a task and hands its items on."""
 
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
+    def __init__(self, source: AsyncGenerator[bytes]) -> None:
         self._items: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_QUEUE)
         self._head: bytes | None = None
         self._task = asyncio.create_task(self._drain(source))
 
-    async def _drain(self, source: AsyncIterator[bytes]) -> None:
+    async def _drain(self, source: AsyncGenerator[bytes]) -> None:
         end: Exception | None = None
         try:
-            async for item in source:
-                await self._items.put(item)
+            async with contextlib.aclosing(source):
+                async for item in source:
+                    await self._items.put(item)
         except Exception as exc:  # noqa: BLE001 - handed to whoever reads
             end = exc
         await self._items.put(end)

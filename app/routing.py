@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from app.active import ActiveCalibration
 from app.certificates import Certificate
 from app.errors import NotFound, Overloaded
+from app.reasons import Reason
 from app.schemas import RacerOptions
 from app.settings import Settings
 from app.telemetry import Telemetry
@@ -22,8 +23,6 @@ from racer_core.racer import Racer
 from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
-
-OnAbstain = Literal["refuse", "strongest", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,21 +85,23 @@ class RoutingService:
         reasons = list(query.reasons)
         if options.candidates is not None:
             calibration = await self._active.sub_pool(record, self._known(options.candidates))
-            reasons.append("pool_assumed_independent_of_query")
+            reasons.append(Reason.POOL_ASSUMED)
         if calibration.n == 0:
-            reasons.append("no_calibration_for_pool")
+            reasons.append(Reason.NO_CALIBRATION_FOR_POOL)
         if options.alpha is not None and options.alpha != calibration.options.alpha:
-            reasons.append("alpha_assumed_independent_of_query")
+            reasons.append(Reason.ALPHA_ASSUMED)
+        if options.score not in (None, calibration.options.score):
+            reasons.append(Reason.SCORE_ASSUMED)
         scored = await self._score(query.text)
         decision = self._decide(calibration, query, scored, options)
         if decision.trivial and not query.whole_pool:
-            reasons.append("router_failed_whole_pool" if scored is None else _INFEASIBLE)
+            reasons.append(_why_everyone(calibration, decision, scored))
         certificate = Certificate.of(record, calibration, decision, tuple(reasons))
         self._count(decision, certificate)
         return Routed(
             decision=decision,
             certificate=certificate,
-            pool_scores=_best_first(self._racer.pool, scored),
+            pool_scores=self._best_first(calibration.pool, scored),
         )
 
     async def _score(self, text: str) -> ScoredQuery | None:
@@ -123,10 +124,13 @@ class RoutingService:
         options: RacerOptions,
     ) -> RoutingDecision:
         if scored is None:
-            return calibration.whole_pool([0.0] * len(calibration.pool), alpha=options.alpha)
+            unknown = [0.0] * len(calibration.pool)
+            return calibration.whole_pool(unknown, alpha=options.alpha, score=options.score)
         scores = [scored.scores[self._racer.pool.index(name)] for name in calibration.pool]
         if query.whole_pool:
-            return calibration.whole_pool(scores, alpha=options.alpha, truncated=scored.truncated)
+            return calibration.whole_pool(
+                scores, alpha=options.alpha, score=options.score, truncated=scored.truncated
+            )
         decision = calibration.decide(
             self._racer.fingerprint(query.text),
             scores,
@@ -136,8 +140,9 @@ class RoutingService:
         )
         if decision.trivial and self._settings.routing.on_infeasible == "reject":
             raise InfeasibleAlphaError(
-                f"alpha {decision.alpha:g} needs more calibration rows than the {calibration.n} "
-                "there are; use a larger alpha or calibrate on more rows"
+                f"no finite threshold keeps alpha {decision.alpha:g}: there are {calibration.n} "
+                "calibration rows, and abstaining costs some of the risk too; use a larger alpha "
+                "or calibrate on more rows"
             )
         return decision
 
@@ -151,6 +156,13 @@ class RoutingService:
                 )
         return tuple(name for name in self._racer.pool if name in names)
 
+    def _best_first(self, names: Sequence[str], scored: ScoredQuery | None) -> dict[str, float]:
+        """Router scores of these candidates, best first."""
+        if scored is None:
+            return {}
+        scores = dict(zip(self._racer.pool, scored.scores, strict=True))
+        return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
+
     def _count(self, decision: RoutingDecision, certificate: Certificate) -> None:
         self._telemetry.set_size.observe(len(decision.selected))
         if decision.abstained:
@@ -159,11 +171,10 @@ class RoutingService:
             self._telemetry.void.inc()
 
 
-_INFEASIBLE = "alpha_infeasible_whole_pool"
-
-
-def _best_first(pool: Sequence[str], scored: ScoredQuery | None) -> dict[str, float]:
+def _why_everyone(
+    calibration: Calibration, decision: RoutingDecision, scored: ScoredQuery | None
+) -> Reason:
     if scored is None:
-        return {}
-    pairs = zip(pool, scored.scores, strict=True)
-    return dict(sorted(pairs, key=lambda pair: -pair[1]))
+        return Reason.ROUTER_FAILED
+    feasible = calibration.misses(decision.alpha) >= 0
+    return Reason.ABSTENTION_EXCEEDS_ALPHA if feasible else Reason.ALPHA_INFEASIBLE

@@ -72,6 +72,8 @@ class RouteRequest(RacerOptions):
             raise ValueError("give either `query` or `messages`")
         if self.query is not None and self.model_extra:
             raise ValueError(f"unknown field {min(self.model_extra)[:40]!r} beside `query`")
+        if self.racer is not None and self.model_fields_set & set(RacerOptions.model_fields):
+            raise ValueError("put all options into `racer`, or none of them")
         return self
 
 
@@ -82,14 +84,21 @@ class CalibrateOptions(BaseModel):
 
     alpha: float | None = None
     delta: float | None = None
-    score: Score | None = None
-    risk_target: RiskTarget | None = None
+    # Enumerations are texts on the wire, in strict reading too.
+    score: Score | None = Field(default=None, strict=False)
+    risk_target: RiskTarget | None = Field(default=None, strict=False)
     r: int = Field(default=1, ge=1)
     smoothing: Literal["none", "hash"] = "none"
     activate: bool = True
     expected_active_id: str | None = None
     dry_run: bool = False
     allow_overlap: bool = False
+
+
+class CalibrateFields(CalibrateOptions):
+    """The same in a JSON body, where values have types: "0.1" is no number there."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ActivateRequest(BaseModel):

@@ -17,6 +17,7 @@ from app.main import create_app
 from app.settings import Secrets, Settings
 
 DRAIN_S = 30
+BACKLOG = 2048
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -30,6 +31,7 @@ def bind(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((settings.host, settings.port))
+        listener.listen(BACKLOG)  # only now does a second gateway find the port taken
     except OSError as exc:
         listener.close()
         place = f"{settings.host}:{settings.port}"
@@ -47,6 +49,7 @@ class Server:
         self._secrets = secrets
         self._listener = listener
         self._uvicorn: _Uvicorn | None = None
+        self._stopping = False
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
         """Serve until :meth:`stop`; then finish what is in flight, close everything and return.
@@ -67,7 +70,8 @@ class Server:
                 ),
                 ready,
             )
-            await self._uvicorn.serve(sockets=[self._listener])
+            if not self._stopping:  # asked to stop while the encoder was loading
+                await self._uvicorn.serve(sockets=[self._listener])
 
     async def serve_until_signalled(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -78,6 +82,7 @@ class Server:
 
     def stop(self) -> None:
         """Begin to drain; asked a second time, give up on what is in flight."""
+        self._stopping = True
         if self._uvicorn is not None:
             self._uvicorn.force_exit = self._uvicorn.should_exit
             self._uvicorn.should_exit = True

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +15,7 @@ from app import sse, translate
 from app.certificates import Certificate
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.pump import Pump
+from app.reasons import CANDIDATE_FAILED, Reason
 from app.routing import Routed, RoutingService
 from app.schemas import RacerOptions
 from app.settings import Settings
@@ -20,6 +23,8 @@ from app.translate import Query
 from app.upstream import Reply, Upstream, finishes
 from racer_core.aggregation.vote import aggregate
 from racer_core.types import Aggregate, CandidateAnswer
+
+log = logging.getLogger(__name__)
 
 REFUSAL = (
     "No model of the pool is likely to answer this correctly, so none was asked. "
@@ -70,6 +75,7 @@ class Outcome:
             "served_by": self.merged.winner if self.merged else None,
             "votes": dict(self.merged.votes) if self.merged else {},
             "usage": [{"candidate": reply.candidate, **reply.usage} for reply in self.replies],
+            "usage_incomplete": any(not reply.usage for reply in self.replies),
             "calls": [
                 {"candidate": r.candidate, "ms": round(r.seconds * 1e3, 2)} for r in self.replies
             ]
@@ -100,6 +106,18 @@ class ChatService:
             return _refusal(decision_id, routed, started)
         return await self._call_and_merge(ask, decision_id, routed, started)
 
+    async def decide(self, query: Query, options: RacerOptions) -> Outcome:
+        """Route only: no candidate is called."""
+        started = time.monotonic()
+        routed = await self._routing.route(query, options)
+        return Outcome(
+            decision_id=_new_id(),
+            routed=routed,
+            certificate=routed.certificate,
+            body={},
+            overhead_ms=(time.monotonic() - started) * 1e3,
+        )
+
     async def pinned(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Ask one candidate by name, without routing: there is no certificate."""
         payload = translate.candidate_payload(fields, self._candidates[name])
@@ -125,10 +143,9 @@ class ChatService:
                 pump = Pump(_whole(outcome, ask))
                 headers = outcome.headers
             case (only,):
-                certificate = self._checked_conditions(ask, routed)
                 pump = Pump(self._live(ask, only, decision_id, routed, started))
                 await pump.started()
-                headers = _headers(decision_id, routed, certificate.header)
+                headers = _headers(decision_id, routed, routed.certificate.header)
                 headers["x-racer-served-by"] = only
             case _:
                 pump = Pump(self._merged(ask, decision_id, routed, started))
@@ -146,7 +163,7 @@ class ChatService:
                     routed = _strongest(routed)
                 case "refuse":
                     pass
-        return f"chatcmpl-{uuid.uuid4().hex}", routed
+        return _new_id(), routed
 
     async def _call_and_merge(
         self, ask: Ask, decision_id: str, routed: Routed, started: float
@@ -158,8 +175,8 @@ class ChatService:
         if not replies:
             raise _nobody_answered(failures)
         merged = self._merge(routed, replies)
-        certificate = self._checked_conditions(ask, routed).because(
-            *(f"candidate_failed:{name}" for name in failures)
+        certificate = routed.certificate.because(
+            *(f"{CANDIDATE_FAILED}:{name}" for name in failures)
         )
         winner = next(reply for reply in replies if reply.candidate == merged.winner)
         usage = translate.summed_usage(replies)
@@ -195,6 +212,9 @@ class ChatService:
                 replies.append(answer)
             elif isinstance(answer, UpstreamError):
                 failures[name] = answer
+            elif isinstance(answer, Exception):  # ours, but no reason to fail the others
+                log.error("a call to %s failed unexpectedly", name, exc_info=answer)
+                failures[name] = UpstreamError(f"{name} could not be asked")
             else:
                 raise answer
         return replies, failures
@@ -214,15 +234,9 @@ class ChatService:
             temperature=rule.temperature,
         )
 
-    def _checked_conditions(self, ask: Ask, routed: Routed) -> Certificate:
-        called = [self._candidates[name] for name in routed.decision.selected]
-        if translate.conditions_differ(ask.fields, called):
-            return routed.certificate.because("conditions_differ")
-        return routed.certificate
-
     async def _live(
         self, ask: Ask, name: str, decision_id: str, routed: Routed, started: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """One candidate's chunks as they come; the ``racer`` object rides on the last one.
 
         The finishing chunk waits for the token counts that servers send after it.
@@ -231,23 +245,24 @@ class ChatService:
         overhead_ms = (time.monotonic() - started) * 1e3
         usage: dict[str, Any] | None = None
         finish: dict[str, Any] | None = None
-        async for chunk in self._chunks(name, fields):
-            chunk |= {"id": decision_id, "model": name}
-            usage = chunk.pop("usage", None) or usage
-            if not chunk["choices"]:
-                continue  # the usage chunk: ours comes last, and only if it was asked for
-            if finish is not None:  # several choices finish one by one
-                yield sse.event(finish)
-            finish = chunk if finishes(chunk) else None
-            if finish is None:
-                yield sse.event(chunk)
+        async with contextlib.aclosing(self._chunks(name, fields)) as chunks:
+            async for chunk in chunks:
+                chunk |= {"id": decision_id, "model": name}
+                usage = chunk.pop("usage", None) or usage
+                if not chunk["choices"]:
+                    continue  # the usage chunk: ours comes last, and only if it was asked for
+                if finish is not None:  # several choices finish one by one
+                    yield sse.event(finish)
+                finish = chunk if finishes(chunk) else None
+                if finish is None:
+                    yield sse.event(chunk)
         if finish is None:
             raise UpstreamError(f"{name} stopped in mid-answer", kind="upstream_disconnected")
         seconds = time.monotonic() - started
         outcome = Outcome(
             decision_id=decision_id,
             routed=routed,
-            certificate=self._checked_conditions(ask, routed),
+            certificate=routed.certificate,
             body={},
             replies=(Reply(candidate=name, body={"usage": usage}, seconds=seconds),),
             merged=Aggregate(winner=name, text="", votes={}),
@@ -259,20 +274,24 @@ class ChatService:
         yield sse.event({**finish, "racer": outcome.as_json()})
         yield sse.DONE
 
-    async def _pass_through(self, name: str, fields: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        async for chunk in self._chunks(name, fields):
-            yield sse.event({**chunk, "model": name})
+    async def _pass_through(self, name: str, fields: Mapping[str, Any]) -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(self._chunks(name, fields)) as chunks:
+            async for chunk in chunks:
+                yield sse.event({**chunk, "model": name})
         yield sse.DONE
 
-    async def _chunks(self, name: str, fields: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _chunks(self, name: str, fields: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         payload = translate.candidate_payload(fields, self._candidates[name]) | {"stream": True}
-        async with self._upstream.stream(name, payload) as chunks:
-            async for chunk in chunks:
+        async with (
+            self._upstream.stream(name, payload) as chunks,
+            contextlib.aclosing(chunks) as closing,
+        ):
+            async for chunk in closing:
                 yield chunk
 
     async def _merged(
         self, ask: Ask, decision_id: str, routed: Routed, started: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as chunks."""
         task = asyncio.create_task(self._call_and_merge(ask, decision_id, routed, started))
         waiting = f"{len(routed.decision.selected)} candidates are answering"
@@ -289,7 +308,7 @@ class ChatService:
             yield event
 
 
-async def _whole(outcome: Outcome, ask: Ask) -> AsyncIterator[bytes]:
+async def _whole(outcome: Outcome, ask: Ask) -> AsyncGenerator[bytes]:
     """A finished answer as a stream; the last chunk carries the ``racer`` object."""
     *chunks, last = translate.completion_chunks(outcome.body)
     if ask.include_usage:
@@ -299,6 +318,10 @@ async def _whole(outcome: Outcome, ask: Ask) -> AsyncIterator[bytes]:
         yield sse.event(chunk)
     yield sse.event({**last, "racer": outcome.as_json()})
     yield sse.DONE
+
+
+def _new_id() -> str:
+    return f"chatcmpl-{uuid.uuid4().hex}"
 
 
 def _refusal(decision_id: str, routed: Routed, started: float) -> Outcome:
@@ -319,7 +342,7 @@ def _strongest(routed: Routed) -> Routed:
         decision=replace(
             routed.decision, selected=(best,), scores=(routed.pool_scores.get(best, 0.0),)
         ),
-        certificate=routed.certificate.because("abstained_strongest"),
+        certificate=routed.certificate.because(Reason.ABSTAINED_STRONGEST),
     )
 
 

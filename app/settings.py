@@ -7,14 +7,16 @@ never stand in the file.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
 
 import yaml
+import yaml.resolver
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -26,6 +28,7 @@ from pydantic import (
 )
 
 from app.errors import SettingsError
+from app.validation import problems
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method
 from racer_core.records.row import MAX_QUERY_CHARS
@@ -40,10 +43,25 @@ class _Frozen(BaseModel):
 
 
 def _http_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("must be an http(s) URL such as http://host:8000/v1")
+    wanted = "must be an http(s) URL such as http://host:8000/v1"
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as exc:  # a port that is none, an unclosed bracket
+        raise ValueError(wanted) from exc
+    if not usable or parts.query or parts.fragment or any(char.isspace() for char in url):
+        raise ValueError(wanted)
     return url.rstrip("/")
+
+
+def _sendable(parameters: dict[str, Any]) -> dict[str, Any]:
+    if ours := {"model", "messages", "stream"} & set(parameters):
+        raise ValueError(f"{min(ours)!r} is not a decoding parameter")
+    try:
+        json.dumps(parameters, allow_nan=False)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"cannot be sent as JSON: {exc}") from exc
+    return parameters
 
 
 class Candidate(_Frozen):
@@ -54,7 +72,8 @@ class Candidate(_Frozen):
     base_url: Annotated[str, AfterValidator(_http_url)]
     model: str | None = None  # its name at the server; None: the same
     api_key_env: str | None = None
-    parameters: dict[str, Any] = {}  # how it was labelled; used where the client says nothing
+    # How it was labelled; used where the client says nothing.
+    parameters: Annotated[dict[str, Any], AfterValidator(_sendable)] = {}
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
 
@@ -86,7 +105,7 @@ class Aggregation(_Frozen):
 class Limits(_Frozen):
     """Every limit in one place."""
 
-    body_bytes: Annotated[int, Field(gt=0)] = 32 * 2**20
+    body_bytes: Annotated[int, Field(gt=0)] = 4 * 2**20
     upload_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
     answer_bytes: Annotated[int, Field(gt=0)] = 8 * 2**20
     query_chars: Annotated[int, Field(gt=0)] = MAX_QUERY_CHARS
@@ -117,7 +136,8 @@ class Settings(_Frozen):
     def _names_are_unique(self) -> Self:
         names = self.pool
         if len(set(names)) != len(names):
-            raise ValueError("candidates: a name stands twice")
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"candidates: the name {twice!r} stands twice")
         if AUTO in names:
             raise ValueError(f"candidates: `{AUTO}` is the name of the router itself")
         return self
@@ -151,18 +171,18 @@ def load(
         SettingsError: One sentence that names the file, the field and what is wrong.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # a bad date, endless nesting
         raise SettingsError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
     try:
         settings = Settings.model_validate({**values, **overrides})
     except ValidationError as exc:
-        problems = [f"{_place(each['loc'])}: {each['msg']}" for each in exc.errors()]
-        raise SettingsError(f"{path}: {'; '.join(problems)}") from exc
+        told = [sentence for _, sentence in problems(exc)]
+        raise SettingsError(f"{path}: {'; '.join(told)}") from exc
     secrets = _secrets(settings, os.environ if environment is None else environment)
     return _absolute_paths(settings, path.resolve().parent), secrets
 
@@ -219,5 +239,24 @@ def _absolute_paths(settings: Settings, folder: Path) -> Settings:
     return settings.model_copy(update={"artifact": folder / settings.artifact, "store": store})
 
 
-def _place(location: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in location) or "file"
+def _parse_yaml(text: str) -> Any:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without the last word winning silently: a key that stands twice is an error."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
+    keys: list[object] = [loader.construct_object(key, deep=True) for key, _ in pairs]
+    if twice := [key for key in keys if keys.count(key) > 1]:
+        raise yaml.YAMLError(f"{twice[0]!r} stands twice (line {node.start_mark.line + 1} on)")
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

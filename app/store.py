@@ -63,7 +63,7 @@ class Record:
 
     id: str
     created_at: str  # UTC, ISO 8601
-    artifact: str  # digest of the artifact whose router scored the rows
+    artifact: str  # digest of the artifact that scored the rows and of how candidates are served
     calibration: Calibration
     evidence: dict[str, Any]
     void_reasons: tuple[str, ...] = ()  # premises that never held, such as training_overlap
@@ -139,7 +139,7 @@ class Store:
             record = _to_record(_find(session, calibration_id))
             if record.artifact != artifact:
                 raise Conflict(
-                    f"calibration {calibration_id} was made with another artifact; "
+                    f"calibration {calibration_id} was made for another artifact or fleet; "
                     "upload its rows again to POST /calibrate"
                 )
             _activate(session, calibration_id, expected_active_id)
@@ -265,6 +265,15 @@ def _to_record(row: _CalibrationRow) -> Record:
     told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
     if told != row.digest:
         raise StoreError(f"calibration {row.id} is damaged: its digest does not match")
+    try:
+        return _rebuild(row)
+    except (KeyError, TypeError, ValueError, RacerError) as exc:
+        raise StoreError(
+            f"calibration {row.id} cannot be read by this version of the program"
+        ) from exc
+
+
+def _rebuild(row: _CalibrationRow) -> Record:
     document = json.loads(row.document)
     options: dict[str, Any] = document["options"]
     salt = options["smoothing_salt"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.reasons import Reason
 from app.schemas import ChatRequest, Message, RouteRequest
 from app.settings import Candidate
 from app.upstream import Reply
@@ -13,17 +14,16 @@ from racer_core.errors import InputError
 
 # Fields that reach into the candidate's server rather than describe the completion.
 _DENIED = frozenset(
-    {"prompt_embeds", "api_base", "base_url", "api_key", "api_version", "url", "headers",
-     "extra_headers", "structured_outputs"}
-)  # fmt: skip
+    {"prompt_embeds", "api_base", "headers", "extra_headers", "api_version", "structured_outputs"}
+)
 _DENIED_PREFIXES = ("chat_template", "guided_")
-# Fields that change what a candidate answers, hence whether it would have been labelled right.
-_DECODING = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "stop",
-     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-     "response_format", "reasoning_effort"}
+_DENIED_SUFFIXES = ("url", "uri", "api_key")
+# Fields that change nothing of the first answer. Any other must be as it was for the labels.
+_HARMLESS = frozenset(
+    {"messages", "n", "seed", "logprobs", "top_logprobs", "user", "metadata", "store",
+     "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls"}
 )  # fmt: skip
-_OTHER_KIND = ("tools", "functions", "audio")
+_OTHER_KIND = ("tools", "functions", "audio", "modalities")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,19 @@ class Query:
     whole_pool: bool = False  # another kind of request than was labelled: everyone is called
 
 
-def to_query(messages: Sequence[Message], body: Mapping[str, Any], max_chars: int) -> Query:
+def to_query(
+    messages: Sequence[Message],
+    fields: Mapping[str, Any],
+    candidates: Iterable[Candidate],
+    max_chars: int,
+) -> Query:
     """The last user turn, and why the guarantee may not cover this request.
+
+    Args:
+        messages: The conversation; rows are labelled with a single user message.
+        fields: What candidates are sent beside the messages.
+        candidates: How the pool decoded when it was labelled.
+        max_chars: Longer texts are cut for the router, and everyone is called.
 
     Raises:
         InputError: No user message with text.
@@ -44,44 +55,54 @@ def to_query(messages: Sequence[Message], body: Mapping[str, Any], max_chars: in
     users = [message for message in messages if message.role == "user"]
     if not users:
         raise InputError("messages hold no user message to route on", param="messages")
-    text, only_text = _text_of(users[-1].content)
+    text, plain = _text_of(users[-1])
     reasons: list[str] = []
-    if any(message.role in ("system", "developer") for message in messages):
-        reasons.append("conditions_differ")
-    if len(users) > 1 or any(message.role in ("assistant", "tool") for message in messages):
-        reasons.append("multi_turn_uncalibrated")
-    other_kind = not only_text or any(body.get(field) for field in _OTHER_KIND)
+    others = {message.role for message in messages} - {"user"}
+    if others & {"system", "developer"} or conditions_differ(fields, candidates):
+        reasons.append(Reason.CONDITIONS_DIFFER)
+    if len(users) > 1 or others - {"system", "developer"}:
+        reasons.append(Reason.MULTI_TURN)
+    if not plain or any(fields.get(field) for field in _OTHER_KIND):
+        reasons.append(Reason.UNLABELLED_KIND)
     if len(text) > max_chars:
-        return Query(text=text[:max_chars], reasons=(*reasons, "query_too_long"), whole_pool=True)
-    if other_kind:
-        reasons.append("unlabelled_request_kind")
-        return Query(text=text or " ", reasons=tuple(reasons), whole_pool=True)
+        reasons.append(Reason.QUERY_TOO_LONG)
+    whole_pool = bool({Reason.UNLABELLED_KIND, Reason.QUERY_TOO_LONG} & set(reasons))
     if not text.strip():
-        raise InputError("the last user message is empty", param="messages")
-    return Query(text=text, reasons=tuple(reasons))
+        if plain or not users[-1].content:
+            raise InputError("the last user message is empty", param="messages")
+        text = "(no text)"
+    return Query(text=text[:max_chars], reasons=tuple(reasons), whole_pool=whole_pool)
 
 
-def _text_of(content: str | list[dict[str, Any]] | None) -> tuple[str, bool]:
-    """The text of a turn, and whether it holds nothing else."""
-    if isinstance(content, str):
-        return content, True
-    parts = content or []
-    texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-    return "\n".join(texts), len(texts) == len(parts)
+def _text_of(message: Message) -> tuple[str, bool]:
+    """The text of a turn, and whether it is a plain text, as in the labelled rows."""
+    if isinstance(message.content, str):
+        return message.content, not message.model_extra
+    texts = [
+        part["text"]
+        for part in message.content or []
+        if part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    plain = len(texts) == 1 == len(message.content or []) and not message.model_extra
+    return "\n".join(texts), plain
 
 
-def passed_through(body: ChatRequest | RouteRequest) -> dict[str, Any]:
+def passed_through(body: ChatRequest | RouteRequest, raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a body that candidates get, as the client sent them.
 
     Raises:
         InputError: A field is on the deny list.
     """
-    fields = body.model_dump(exclude_unset=True)
-    for name in fields:
-        if name in _DENIED or name.startswith(_DENIED_PREFIXES):
-            raise InputError(f"the field {name!r} is not passed on to candidates", param=name)
-    ours = set(type(body).model_fields) - {"messages"}
-    return {name: value for name, value in fields.items() if name not in ours}
+    for name in raw:
+        if (
+            name in _DENIED
+            or name.startswith(_DENIED_PREFIXES)
+            or name.lower().endswith(_DENIED_SUFFIXES)
+        ):
+            shown = name[:64]
+            raise InputError(f"the field {shown!r} is not passed on to candidates", param=shown)
+    ours = (set(type(body).model_fields) | {"stream", "stream_options", "model"}) - {"messages"}
+    return {name: value for name, value in raw.items() if name not in ours}
 
 
 def candidate_payload(fields: Mapping[str, Any], candidate: Candidate) -> dict[str, Any]:
@@ -99,7 +120,7 @@ def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]
     said = {
         name: value
         for name, value in fields.items()
-        if name in _DECODING and value is not None and value != {"type": "text"}
+        if name not in _HARMLESS and value is not None and value != {"type": "text"}
     }
     return any(
         candidate.parameters.get(_alias(name, candidate)) != value
@@ -139,8 +160,11 @@ def refusal_body(decision_id: str, created: int, sentence: str) -> dict[str, Any
 
 def completion_chunks(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A whole chat completion as the chunks of a stream: the messages, then the finish."""
-    head = {name: body[name] for name in ("id", "created", "model", "system_fingerprint")
-            if name in body}  # fmt: skip
+    head = {
+        name: body[name]
+        for name in ("id", "created", "model", "system_fingerprint")
+        if name in body
+    }
     head["object"] = "chat.completion.chunk"
     said: list[dict[str, Any]] = [
         {"index": i, "delta": _delta(choice["message"]), "finish_reason": None}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -97,7 +97,7 @@ class Upstream:
     @asynccontextmanager
     async def stream(
         self, name: str, payload: Mapping[str, Any]
-    ) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+    ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
         """Ask one candidate for chunks. The context opens once the candidate has accepted.
 
         Iterating raises UpstreamError when the stream ends before the answer: a cut is not an end.
@@ -166,7 +166,7 @@ class Upstream:
 
     async def _chunks(
         self, name: str, response: aiohttp.ClientResponse
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         reader = EventReader()
         size, finished = 0, False
         async for part in response.content.iter_any():
@@ -219,10 +219,11 @@ def _chat_body(name: str, data: bytes) -> dict[str, Any]:
     if not messages:
         raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
     for message in messages:
-        content, calls = message.get("content"), message.get("tool_calls")
-        if content is not None and not isinstance(content, str | list):
+        content = message.get("content")
+        calls: object = message.get("tool_calls") or []
+        if not isinstance(content, str | list | None) or not isinstance(calls, list):
             raise _invalid(name)
-        for call in cast("list[object]", calls or []):
+        for call in cast("list[object]", calls):
             _checked_object(name, call)
         # "" is an answer, though no vote: rows label it as one. No text at all is none.
         if content is None and not calls and not message.get("refusal"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -12,9 +13,11 @@ from pydantic import BaseModel, ValidationError
 
 from app.errors import RETRY_AFTER_S, STATUS, SchemaError, TooLarge, UnsupportedBody
 from app.offload import off_loop
+from app.validation import problems
 from racer_core import strict_json
 from racer_core.errors import RacerError
 
+MAX_COMMAS = 250_000
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -43,8 +46,8 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join([part async for part in body_stream(request, limit)])
 
 
-async def read(request: Request, model: type[ModelT], limit: int) -> ModelT:
-    """Read a JSON body into a wire model.
+async def read(request: Request, model: type[ModelT], limit: int) -> tuple[ModelT, dict[str, Any]]:
+    """Read a JSON body: checked as a wire model, and as it was sent, to be passed on untouched.
 
     Raises:
         UnsupportedBody: The content type is not JSON.
@@ -54,8 +57,15 @@ async def read(request: Request, model: type[ModelT], limit: int) -> ModelT:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedBody("send JSON with content-type: application/json")
-    data = await read_body(request, limit)
-    return checked(model, await off_loop(strict_json.load_object, data))
+    return await off_loop(partial(_parse, model), await read_body(request, limit))
+
+
+def _parse(model: type[ModelT], data: bytes) -> tuple[ModelT, dict[str, Any]]:
+    # The parser holds the interpreter while it runs: bound its work, not only its bytes.
+    if data.count(b",") > MAX_COMMAS:
+        raise TooLarge(f"the body has more than {MAX_COMMAS:,} commas, hence too many values")
+    raw = strict_json.load_object(data)
+    return checked(model, raw), raw
 
 
 def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
@@ -63,9 +73,8 @@ def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as exc:
-        first = exc.errors(include_input=False, include_url=False, include_context=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise SchemaError(f"{place}: {first['msg']}", param=place) from exc
+        place, sentence = problems(exc)[0]
+        raise SchemaError(sentence, param=place or None) from exc
 
 
 def json_response(

@@ -7,18 +7,19 @@ by themselves under load, and nobody waits for a batch to fill.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
 from app.errors import NotReady, Overloaded
 from app.telemetry import Telemetry
 from racer_core.racer import Racer, Scored
+
+_ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class ScoredQuery:
 
     @property
     def usable(self) -> bool:
-        """No score is NaN: with one, the order of candidates would be undefined."""
-        return all(math.isfinite(score) for score in self.scores)
+        """All are chances; NaN is none, and would leave the order of candidates undefined."""
+        return all(0.0 <= score <= 1.0 for score in self.scores)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +96,7 @@ class RoutingWorker:
 
         Blocks the calling thread, which must not be the event loop's.
         """
-        slices = [texts[i : i + self._batch] for i in range(0, len(texts), self._batch)]
+        slices = [texts[i : i + _ROWS] for i in range(0, len(texts), _ROWS)]
         parts = [self._thread.submit(self._racer.score, part).result() for part in slices]
         return Scored(
             np.concatenate([part.scores for part in parts]),

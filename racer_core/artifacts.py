@@ -43,7 +43,6 @@ class CandidateSpec:
     """A candidate as it was when its answers were labelled."""
 
     name: str
-    revision: str | None = None
     parameters: Mapping[str, Any] | None = None  # how it decoded: temperature, max_tokens, ...
 
 
@@ -82,7 +81,7 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
     Raises:
         ArtifactError: The folder cannot be written.
     """
-    manifest = {
+    manifest: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "candidates": [asdict(candidate) for candidate in artifact.candidates],
         "encoder": asdict(_relative(artifact.encoder, folder)),
@@ -95,6 +94,8 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, _weights(folder))
+        _weights(folder).chmod(0o644)  # the gateway may run as another user than the training
+        manifest["weights_sha256"] = _sha256(_weights(folder))
         text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     except OSError as exc:
@@ -116,6 +117,7 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
     try:
         manifest = strict_json.load_object((folder / "manifest.json").read_bytes())
         tensors = load_file(_weights(folder))
+        weights = _sha256(_weights(folder))
     except (OSError, InputError, SafetensorError) as exc:
         raise ArtifactError(f"artifact {folder} cannot be read: {exc}") from exc
     version = manifest.get("schema_version")
@@ -123,6 +125,11 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
         raise ArtifactError(
             f"artifact {folder} has schema version {version!r}, this program reads "
             f"{SCHEMA_VERSION}: train it again with `racer train`"
+        )
+    if manifest.get("weights_sha256") != weights:
+        raise ArtifactError(
+            f"artifact {folder}: router.safetensors is not the file that manifest.json was "
+            "written for; train it again with `racer train`"
         )
     try:
         artifact = _build(manifest, tensors, folder)
@@ -206,6 +213,9 @@ def _weights(folder: Path) -> Path:
 
 
 def _digest(folder: Path) -> str:
-    parts = (folder / "manifest.json", _weights(folder))
-    hashes = [hashlib.sha256(path.read_bytes()).digest() for path in parts]
-    return hashlib.sha256(b"".join(hashes)).hexdigest()
+    """Of the manifest, which holds the digest of everything else."""
+    return _sha256(folder / "manifest.json")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -21,11 +21,9 @@ from racer_core import artifacts
 from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.encoder.base import Encoder
-from racer_core.errors import ArtifactError, OverlapError, RowsError
-from racer_core.routers.base import Batch
+from racer_core.errors import ArtifactError, CalibrationError, OverlapError, RowsError
+from racer_core.routers.base import Batch, on_grid
 from racer_core.types import BoolArray, FloatArray, LabelledRows, RoutingDecision
-
-SCORE_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,13 @@ class Racer:
     def score(self, queries: Sequence[str]) -> Scored:
         """F for each query, in calibration and in serving alike.
 
-        Rounded to a grid of 1e-6: kernels that depend on the batch move scores by about that much,
-        and the same query must get the same set whoever it is batched with.
+        On a grid, so that float32 kernels, whose last bits depend on the batch, nearly always give
+        a query the same set in whatever batch. bfloat16 moves embeddings by 1e-4: there, only the
+        votes of KNN absorb it.
         """
         batch = Batch(queries, self.encoder)
         scores = np.asarray(self.artifact.router.predict(batch).scores, dtype=np.float64)
-        return Scored(np.round(scores, SCORE_DECIMALS), batch.encoded.truncated)
+        return Scored(on_grid(scores), batch.encoded.truncated)
 
     def calibrate(
         self,
@@ -106,7 +105,7 @@ class Racer:
         if options is None:
             tau = self.artifact.null_threshold
             options = CalibrationOptions(alpha=alpha, null_threshold=tau)
-        return Calibration(
+        calibration = Calibration(
             pool=self.pool,
             # Rows of scores alone have no query; each still needs a noise of its own.
             fingerprints=tuple(
@@ -116,6 +115,11 @@ class Racer:
             labels=rows.labels(self.pool),
             options=options,
         )
+        if calibration.n == 0:
+            raise CalibrationError(
+                "no row that some candidate answers right: nothing to calibrate on"
+            )
+        return calibration
 
     def overlap(self, rows: LabelledRows) -> list[int]:
         """Which rows have a query that the router was trained on."""
@@ -136,7 +140,7 @@ class Racer:
                 scores[i] = [row.scores[column] for column in columns]
         if asked:
             scores[asked] = scorer([rows.rows[i].query for i in asked]).scores
-        return np.round(scores, SCORE_DECIMALS)
+        return on_grid(scores)
 
     def route_batch(
         self,

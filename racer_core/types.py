@@ -34,16 +34,16 @@ class RiskTarget(StrEnum):
     ANSWERABLE = "answerable"
 
 
-def checked_alpha(alpha: object) -> float:
+def checked_alpha(alpha: object, name: str = "alpha") -> float:
     """Return ``alpha`` as a float in (0, 1), a probability and not a percentage.
 
     Raises:
         InputError: Not a number (``True`` is not one), NaN, or outside the open interval.
     """
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
-        raise InputError("alpha must be a number between 0 and 1", param="alpha")
+        raise InputError(f"{name} must be a number between 0 and 1", param=name)
     if not 0.0 < alpha < 1.0:  # also false for NaN
-        raise InputError("alpha must lie strictly between 0 and 1, for example 0.1", param="alpha")
+        raise InputError(f"{name} must lie strictly between 0 and 1, for example 0.1", param=name)
     return float(alpha)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from starlette.datastructures import UploadFile
@@ -13,10 +13,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from app import wire
 from app.errors import UnsupportedBody
 from app.lifespan import OpenServices, Services
-from app.schemas import ActivateRequest, CalibrateOptions
+from app.openapi import inline, json_body
+from app.schemas import ActivateRequest, CalibrateFields, CalibrateOptions
 from racer_core import strict_json
 from racer_core.errors import InputError
-from racer_core.records.reader import check_rows, parse_rows
+from racer_core.records.reader import check_rows, document_rows, parse_rows
 from racer_core.types import LabelledRows
 
 router = APIRouter(tags=["calibration"])
@@ -27,9 +28,8 @@ _ROWS_SCHEMA = {
     "properties": {
         "rows": {"type": "array", "items": {"type": "object"}},
         "candidates": {"type": "array", "items": {"type": "string"}},
-        **CalibrateOptions.model_json_schema()["properties"],
+        **inline(CalibrateOptions)["properties"],
     },
-    "$defs": CalibrateOptions.model_json_schema().get("$defs", {}),
 }
 _FILE_SCHEMA = {
     "type": "object",
@@ -80,11 +80,7 @@ async def get_calibration(calibration_id: str, services: OpenServices) -> Respon
 @router.post(
     "/calibrations/{calibration_id}/activate",
     summary="Make a calibration the active one",
-    openapi_extra={
-        "requestBody": {
-            "content": {"application/json": {"schema": ActivateRequest.model_json_schema()}}
-        }
-    },
+    openapi_extra=json_body(ActivateRequest, required=False),
 )
 async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
     """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
@@ -128,15 +124,12 @@ def _from_document(
     data: bytes, given: dict[str, Any], pool: tuple[str, ...], max_query_chars: int
 ) -> tuple[LabelledRows, CalibrateOptions]:
     document = strict_json.load_object(data)
-    rows, candidates = document.pop("rows", None), document.pop("candidates", None)
-    if not isinstance(rows, list):
-        raise InputError('expected "rows", a list of labelled rows', param="rows")
-    options = wire.checked(CalibrateOptions, {**given, **document})
-    header: list[object] = [] if candidates is None else [{"candidates": candidates}]
-    lines = header + cast("list[object]", rows)
-    numbered = enumerate(lines, 1 - len(header))
-    checked = check_rows(numbered, "rows", pool, max_query_chars=max_query_chars, unit="row")
-    return checked, options
+    numbered = list(document_rows(document))
+    said = {name: value for name, value in document.items() if name not in ("rows", "candidates")}
+    wire.checked(CalibrateFields, said)
+    options = wire.checked(CalibrateOptions, {**given, **said})
+    rows = check_rows(numbered, "rows", pool, max_query_chars=max_query_chars, unit="row")
+    return rows, options
 
 
 async def _form(request: Request, limit: int) -> tuple[bytes, str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from app import sse, translate, wire
 from app.lifespan import OpenServices, Services
+from app.openapi import json_body
 from app.pump import Pump
 from app.routes.models import unknown_model
 from app.schemas import ChatRequest, RacerOptions
@@ -21,17 +22,13 @@ router = APIRouter(tags=["openai"])
 @router.post(
     "/v1/chat/completions",
     summary="Chat completion by a calibrated set of candidates",
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": ChatRequest.model_json_schema()}},
-        }
-    },
+    openapi_extra=json_body(ChatRequest),
 )
 async def chat_completions(request: Request, services: OpenServices) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
-    body = await wire.read(request, ChatRequest, services.settings.limits.body_bytes)
-    fields = translate.passed_through(body)
+    limit = services.settings.limits.body_bytes
+    body, raw = await wire.read(request, ChatRequest, limit)
+    fields = translate.passed_through(body, raw)
     if body.model == AUTO:
         return await _routed(body, fields, services)
     if body.model not in services.settings.pool:
@@ -45,7 +42,12 @@ async def chat_completions(request: Request, services: OpenServices) -> Response
 
 async def _routed(body: ChatRequest, fields: dict[str, object], services: Services) -> Response:
     ask = Ask(
-        query=translate.to_query(body.messages, fields, services.settings.limits.query_chars),
+        query=translate.to_query(
+            body.messages,
+            fields,
+            services.settings.candidates,
+            services.settings.limits.query_chars,
+        ),
         options=body.racer or RacerOptions(),
         fields=fields,
         include_usage=bool((body.stream_options or {}).get("include_usage")),
@@ -82,6 +84,6 @@ def _error_event(exc: Exception) -> bytes:
         _, body = wire.envelope(exc)
     else:
         body = wire.error_body(
-            "internal error; see the gateway's log", "api_error", code="internal"
+            "internal error; see the gateway's log", "api_error", code="internal_error"
         )
     return sse.event(body)

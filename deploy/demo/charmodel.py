@@ -20,7 +20,7 @@ CONTEXT: Final = 1024
 
 SPECIAL: Final = ("<pad>", "<unk>", "<|user|>", "<|assistant|>", "<|end|>")
 
-ALPHABET: Final = "\n" + "".join(map(chr, range(32, 127))) + "äöüÄÖÜß„“”‚‘’–€°éèàçñ"  # noqa: RUF001 the quotation marks that people type
+ALPHABET: Final = "\n" + "".join(map(chr, range(32, 127))) + "äöüÄÖÜß„“”‚‘’–€°éèàçñ"
 
 CHAT_TEMPLATE: Final = (
     "{%- for message in messages -%}"

@@ -10,15 +10,21 @@ import unicodedata
 from enum import StrEnum
 
 # A capital, or a small letter with nothing after it: "the answer is a prime number" states none.
-_CHOICE_STATED = re.compile(
-    r"(?i:answer|antwort|option|choice|答案)\s*(?i:is|ist|是)?\s*[:：]?\s*\**\(?"
+# Possessive (`*+`), so that a run of spaces cannot make the search cubic.
+_LETTER = (
+    r"\s*+(?i:is|ist|是)?\s*+[:：]?\s*+\**+(?i:option|choice)?\s*+\(?"
     r"([A-J]\b|[a-j](?=[).:,*]|\s*$))"
 )
+_CHOICE_STATED = re.compile(rf"(?i:answer|antwort|答案){_LETTER}")
+_CHOICE_NAMED = re.compile(rf"(?i:option|choice){_LETTER}")
 _CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
 # In brackets, or before a stop: "B, I think" and "A dog" hold no pronoun or article as a choice.
 _CHOICE_LETTER = re.compile(r"[({]([A-J])[)}]|(?<![\w'])([A-J])(?=[).:,*]|\s*$)")
-_NUMBER = re.compile(r"[-+\u2212]?\$?\d[\d,]*(?:\.\d+)?|[-+\u2212]?\.\d+")
-
+# No sign within a word ("3-4" ends in 4), and a comma only between groups of three.
+_NUMBER = re.compile(
+    r"(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?"
+    r"|(?:(?<![\w.])[-+\u2212])?\.\d++"
+)
 _NUMBER_SIGNS = str.maketrans({",": None, "$": None, "\u2212": "-"})
 
 
@@ -45,7 +51,7 @@ def _choice(text: str) -> str | None:
     """The stated letter ("the answer is C"), else the last letter that stands alone."""
     if alone := _CHOICE_ALONE.fullmatch(text.strip()):
         return alone[1].upper()
-    stated = _CHOICE_STATED.findall(text)
+    stated = _CHOICE_STATED.findall(text) or _CHOICE_NAMED.findall(text)
     letters = stated or [bracketed or bare for bracketed, bare in _CHOICE_LETTER.findall(text)]
     return letters[-1].upper() if letters else None
 

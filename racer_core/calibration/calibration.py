@@ -44,7 +44,7 @@ NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
-    """What the guarantee says. ``alpha``, ``score`` and ``delta`` may differ per request."""
+    """What the guarantee says; ``alpha`` and ``score`` may differ per request."""
 
     alpha: float = 0.1
     score: Score = Score.GAP
@@ -58,7 +58,7 @@ class CalibrationOptions:
         """Refuse options that mean nothing."""
         checked_alpha(self.alpha)
         if self.delta is not None:
-            checked_alpha(self.delta)
+            checked_alpha(self.delta, "delta")
         if self.r < 1:
             raise CalibrationError("r must be at least 1")
 
@@ -98,16 +98,14 @@ class Calibration:
             raise CalibrationError(
                 f"scores {self.scores.shape} and labels {self.labels.shape} must both be {shape}"
             )
-        if self.n == 0:
-            raise CalibrationError(
-                "no row that some candidate answers right: nothing to calibrate on"
-                if len(self.fingerprints)
-                else "no rows: nothing to calibrate on"
-            )
 
     @cached_property
     def n(self) -> int:
-        """Rows that count: all of them, or the answerable ones for ``answerable``."""
+        """Rows that count: all of them, or the answerable ones for ``answerable``.
+
+        0 is possible for a sub-pool that no row covers: no threshold is finite then, and everyone
+        in it is called.
+        """
         return int(self._counted.sum())
 
     @cached_property
@@ -216,16 +214,21 @@ class Calibration:
         )
 
     def whole_pool(
-        self, scores: Sequence[float], *, alpha: float | None = None, truncated: bool = False
+        self,
+        scores: Sequence[float],
+        *,
+        alpha: float | None = None,
+        score: Score | None = None,
+        truncated: bool = False,
     ) -> RoutingDecision:
         """Call everyone: what is unknown is answered by the larger set."""
         order = sorted(range(len(self.pool)), key=lambda i: -scores[i])
         return RoutingDecision(
             selected=tuple(self.pool[i] for i in order),
             scores=tuple(scores[i] for i in order),
-            null_selected=False,
+            null_selected=self.options.risk_target is RiskTarget.PAPER,  # the whole of M'
             alpha=self.options.alpha if alpha is None else checked_alpha(alpha),
-            score=self.options.score,
+            score=score or self.options.score,
             lambda_hat=math.inf,
             truncated=truncated,
         )

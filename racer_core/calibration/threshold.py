@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def critical_scores(nonconformity: FloatArray, truth: BoolArray, r: int = 1) -> 
     return np.take_along_axis(ordered, wanted[:, None], axis=1)[:, 0]
 
 
+@lru_cache(maxsize=4096)  # asked for every request, and a function of three numbers
 def allowed_misses(n: int, alpha: float, delta: float | None = None) -> int:
     """How many of n calibration rows may be missed; -1 when no finite threshold is valid.
 

@@ -66,9 +66,15 @@ class HuggingFaceEncoder:
                 f"encoder {name!r} is neither a folder with safetensors weights nor a model that "
                 f"the hub gives here: {str(exc).splitlines()[0]}"
             ) from exc
+        if not self._tokenizer.is_fast:
+            raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
         digest = _digest(model, self._tokenizer)
         self._model: Any = model.to(backend).eval()
-        limit = getattr(model.config, "max_position_embeddings", max_tokens)
+        # Some models number positions from 2 on, so that the tokenizer's limit is the smaller one.
+        limit = min(
+            getattr(model.config, "max_position_embeddings", max_tokens),
+            self._tokenizer.model_max_length,
+        )
         self.spec = EncoderSpec(
             kind="huggingface",
             name=name,

@@ -33,8 +33,7 @@ from racer_core.offline.train import (
     fit_router,
     silent,
 )
-from racer_core.racer import SCORE_DECIMALS
-from racer_core.routers.base import Batch
+from racer_core.routers.base import Batch, on_grid
 from racer_core.types import (
     BoolArray,
     CandidateAnswer,
@@ -259,7 +258,7 @@ def _score_rows(
     return _Table(
         pool=rows.pool,
         fingerprints=tuple(queries[i].encode() for i in rest),
-        scores=checked_scores(np.round(scores, SCORE_DECIMALS)),
+        scores=checked_scores(on_grid(scores)),
         labels=labels[rest],
         answers=answers if all(row.answers for row in rows.rows) else None,
         equality=protocol.equality,

@@ -17,7 +17,7 @@ from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import RowsError
-from racer_core.routers.base import Batch, Router
+from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
 from racer_core.types import BoolArray, LabelledRows
@@ -138,7 +138,7 @@ def train(
     encoder = ReportingEncoder(encoder, progress)
     batch = Batch(rows.queries, encoder)
     router = fit_router(kind, batch, rows.labels(pool), seed=seed, progress=progress)
-    scores = router.predict(Batch(validation.queries, encoder)).scores
+    scores = on_grid(router.predict(Batch(validation.queries, encoder)).scores)
     salt = artifacts.new_salt()
     artifact = Artifact(
         candidates=specs,

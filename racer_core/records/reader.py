@@ -10,7 +10,7 @@ import gzip
 import io
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from racer_core.errors import InputError, RowsError
 from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
 from racer_core.types import LabelledRow, LabelledRows, checked_pool
 
+MAX_UNPACKED_BYTES = 2**30
 Numbered = tuple[int, object]  # line number, and the row or the InputError that reading it raised
 
 
@@ -53,10 +54,14 @@ def parse_rows(
     pool: Sequence[str] | None = None,
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
+    max_bytes: int = MAX_UNPACKED_BYTES,
 ) -> LabelledRows:
-    """Parse the bytes of a file called ``source``. Raises as :func:`read_rows`."""
+    """Parse the bytes of a file called ``source``; ``max_bytes`` is how far gzip may unpack.
+
+    Raises as :func:`read_rows`.
+    """
     try:
-        numbered = list(_objects(data, source))
+        numbered = list(_objects(data, source, max_bytes))
     except InputError as exc:
         raise RowsError(source, [str(exc)]) from exc
     unit = "row" if source.lower().endswith((".json", ".parquet")) else "line"
@@ -136,13 +141,10 @@ def _is_header(value: object) -> bool:
     return isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {"candidates"}
 
 
-def _objects(data: bytes, source: str) -> Iterator[Numbered]:
+def _objects(data: bytes, source: str, max_bytes: int) -> Iterator[Numbered]:
     name = source.lower()
     if name.endswith(".gz"):
-        try:
-            data, name = gzip.decompress(data), name.removesuffix(".gz")
-        except (OSError, EOFError, zlib.error) as exc:
-            raise InputError("not a gzip file") from exc
+        data, name = _unpacked(data, max_bytes), name.removesuffix(".gz")
     if name.endswith(".parquet"):
         return _parquet(data)
     if name.endswith(".csv"):
@@ -150,6 +152,18 @@ def _objects(data: bytes, source: str) -> Iterator[Numbered]:
     if name.endswith(".json"):
         return _document(data)
     return _json_lines(data)
+
+
+def _unpacked(data: bytes, max_bytes: int) -> bytes:
+    """A few kilobytes of gzip can hold gigabytes: unpack no more than is allowed."""
+    try:
+        with gzip.open(io.BytesIO(data)) as file:
+            unpacked = file.read(max_bytes + 1)
+    except (OSError, EOFError, zlib.error) as exc:
+        raise InputError("not a gzip file") from exc
+    if len(unpacked) > max_bytes:
+        raise InputError(f"unpacks to more than {max_bytes:,} bytes")
+    return unpacked
 
 
 def _text(data: bytes) -> str:
@@ -177,10 +191,23 @@ def _attempt(line: str) -> object:
 
 def _document(data: bytes) -> Iterator[Numbered]:
     value = strict_json.loads(_text(data))
-    rows = cast("dict[str, Any]", value).get("rows") if isinstance(value, dict) else value
+    return document_rows(
+        cast("dict[str, Any]", value) if isinstance(value, dict) else {"rows": value}
+    )
+
+
+def document_rows(document: Mapping[str, Any]) -> Iterator[Numbered]:
+    """The numbered rows of ``{"rows": [...]}``; ``candidates`` beside them is their header.
+
+    Raises:
+        InputError: No list of rows.
+    """
+    rows = document.get("rows")
     if not isinstance(rows, list):
-        raise InputError('expected a list of rows, or an object with "rows"')
-    return iter(enumerate(cast("list[object]", rows), 1))
+        raise InputError('expected a list of rows, or an object with "rows"', param="rows")
+    if "candidates" in document:
+        yield 0, {"candidates": document["candidates"]}
+    yield from enumerate(cast("list[object]", rows), 1)
 
 
 _CSV_FIELDS = ("query", "task", "reference", "group")

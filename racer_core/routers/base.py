@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.types import FloatArray
 
+SCORE_DECIMALS = 6
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -32,6 +34,11 @@ class RouterOutput:
     """scores f: shape (B, K), in [0, 1], the predicted chance that each candidate is right."""
 
     scores: FloatArray
+
+
+def on_grid(scores: FloatArray) -> FloatArray:
+    """Scores rounded to 1e-6: the same in training, calibration and serving, or tau moves."""
+    return np.round(scores, SCORE_DECIMALS)
 
 
 class Router(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -20,7 +21,7 @@ _CHUNK = 256  # rows of similarities held at once
 _DECIMALS = 6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KnnRouter:
     """Training embeddings (n, D) of length 1, their labels (n, K), and k."""
 
@@ -52,9 +53,14 @@ class KnnRouter:
         scores = np.empty((len(queries), self.columns))
         for start in range(0, len(queries), _CHUNK):
             part = slice(start, start + _CHUNK)
-            similarity = np.round(queries[part] @ self.embeddings.T.astype(np.float64), _DECIMALS)
+            similarity = np.round(queries[part] @ self._columns, _DECIMALS)
             scores[part] = self._nearest(similarity).astype(np.float64) @ self.labels / self.k
         return RouterOutput(scores)
+
+    @cached_property
+    def _columns(self) -> NDArray[np.float64]:
+        """The training embeddings as (D, n) in double precision, copied once."""
+        return self.embeddings.T.astype(np.float64)
 
     def _nearest(self, similarity: NDArray[np.float64]) -> BoolArray:
         """Which k training rows are nearest, shape (B, n)."""

@@ -42,12 +42,14 @@ def test_choice_is_the_stated_letter_else_the_last_that_stands_alone(text, lette
         ("The answer is a prime number, so (C).", "C"),
         ("The answer is option C. I hope this helps!", "C"),
         ("The correct option is B, I think.", "B"),
+        ("The answer is C, because option B is too small.", "C"),
+        ("Answer: C. Option A is wrong and choice (D) does not fit.", "C"),
         ("(b)", "B"),
         ("d", "D"),
     ],
 )
-def test_words_that_look_like_choices_are_none(text, letter):
-    """The article "a" and the pronoun "I" are not what a candidate chose."""
+def test_other_letters_are_not_what_a_candidate_chose(text, letter):
+    """An article, a pronoun or an option that is ruled out is not what a candidate chose."""
     assert normalise(Equality.CHOICE, text) == letter
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
-from racer_core.errors import ArtifactError, InputError, OverlapError, RowsError
+from racer_core.errors import ArtifactError, CalibrationError, InputError, OverlapError, RowsError
 from racer_core.racer import Racer, Scored
 from racer_core.routers.base import RouterOutput
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
@@ -102,6 +102,15 @@ def test_rows_of_another_pool_are_refused(racer):
     other = LabelledRows(pool=("poet",), rows=(LabelledRow(query="x", correct=frozenset()),))
     with pytest.raises(RowsError, match=r"poet.*adder"):
         racer.calibrate(other)
+
+
+def test_rows_that_nobody_answers_cannot_calibrate_the_answerable_target(racer, rows):
+    """For the paper's target they count: the null model is right on each."""
+    nobody = replace(rows, rows=tuple(replace(row, correct=frozenset()) for row in rows.rows))
+    with pytest.raises(CalibrationError, match="no row that some candidate answers right"):
+        racer.calibrate(nobody)
+    paper = CalibrationOptions(risk_target=RiskTarget.PAPER)
+    assert racer.calibrate(nobody, options=paper).n == len(rows)
 
 
 def with_scores(rows, scores, pool=POOL):

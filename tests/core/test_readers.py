@@ -115,6 +115,14 @@ def test_damaged_file_is_one_short_error(name, data, told):
     assert "yyy" not in message
 
 
+def test_gzip_unpacks_no_further_than_allowed():
+    """A few kilobytes can hold gigabytes; the limit itself may be reached."""
+    packed = gzip.compress(JSON_LINES)
+    assert len(parse_rows(packed, "x.jsonl.gz", max_bytes=len(JSON_LINES))) == 2
+    with pytest.raises(RowsError, match="unpacks to more than"):
+        parse_rows(packed, "x.jsonl.gz", max_bytes=len(JSON_LINES) - 1)
+
+
 def test_missing_file_or_folder_is_an_input_error(tmp_path):
     """One line, without a traceback of the operating system."""
     for path in (tmp_path / "nowhere.jsonl", tmp_path):

@@ -1,5 +1,7 @@
 """KNN by hand on a plane, MLP on separable data."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,14 @@ def test_knn_with_fewer_rows_than_k_takes_them_all():
     router = KnnRouter.fit(EAST_NORTH_WEST, LABELS)
     assert router.k == 3
     np.testing.assert_allclose(scores_at(router, (1, 0)), [[1 / 3, 2 / 3]])
+
+
+def test_knn_neighbours_closer_than_the_grid_tie_and_the_earlier_row_counts():
+    """By hand: the query is the second row, the first is 1e-8 farther; k = 1 counts one of them."""
+    near = np.array([[1, 0], [1, 1e-4], [1, 2e-4]], dtype=np.float32)
+    router = KnnRouter.fit(near, np.eye(3, dtype=bool), k=1)
+    assert scores_at(router, (1, 1e-4)) == [[1, 0, 0]]
+    assert scores_at(replace(router, k=2), (1, 2e-4)) == [[0.5, 0.5, 0]]
 
 
 def test_knn_is_exact_search_beyond_one_chunk():

@@ -190,8 +190,12 @@ def test_twenty_problems_are_listed_and_the_rest_is_counted():
 
 
 def test_long_names_do_not_make_a_long_message():
-    """A stray text in place of a name is cut."""
+    """A stray text in place of a name is cut, and so is a pool of such names."""
     assert len(refusal(GOOD, GOOD | {"correct": {"y" * 10_000: True}})) < 300
+    pool = {"y" * 10_000 + str(number): True for number in range(50)}
+    strangers = [{"query": str(number), "correct": {"c": True}} for number in range(20)]
+    message = refusal({"query": "x", "correct": pool}, *strangers)
+    assert len(message) < 20 * 1_000
 
 
 json_values = st.recursive(

@@ -146,11 +146,20 @@ def test_alpha_outside_the_open_interval_is_refused(alpha):
     with pytest.raises(InputError):
         checked_alpha(alpha)
     with pytest.raises(InputError):
+        calibrate_threshold(np.array([0.1, 0.2]), alpha)
+    with pytest.raises(InputError):
         CalibrationOptions(alpha=alpha)
 
 
-@pytest.mark.parametrize("options", [{"delta": 0.0}, {"delta": 1.0}, {"r": 0}])
-def test_options_that_mean_nothing_are_refused(options):
-    """A share of calibration sets lies in (0, 1); at least one right candidate is wanted."""
-    with pytest.raises((InputError, CalibrationError)):
-        CalibrationOptions(**options)
+@pytest.mark.parametrize("delta", [0.0, 1.0, True])
+def test_delta_outside_the_open_interval_is_refused(delta):
+    """A share of calibration sets; the error names it and not alpha."""
+    with pytest.raises(InputError, match="delta") as caught:
+        CalibrationOptions(delta=delta)
+    assert caught.value.param == "delta"
+
+
+def test_at_least_one_right_candidate_is_wanted():
+    """With r = 0 every set would be right."""
+    with pytest.raises(CalibrationError, match="r must be"):
+        CalibrationOptions(r=0)

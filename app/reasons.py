@@ -1,0 +1,40 @@
+"""Every reason that a certificate can carry; docs/design.md explains each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Reason(StrEnum):
+    """A premise that failed, or one that is assumed and worth saying."""
+
+    CONDITIONS_DIFFER = "conditions_differ"
+    MULTI_TURN = "multi_turn_uncalibrated"
+    UNLABELLED_KIND = "unlabelled_request_kind"
+    QUERY_TOO_LONG = "query_too_long"
+    NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
+    ABSTAINED_STRONGEST = "abstained_strongest"
+    TRAINING_OVERLAP = "training_overlap"
+    ROW_SCORES_UNVERIFIED = "row_scores_unverified"
+    ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
+    SCORE_ASSUMED = "score_assumed_independent_of_query"
+    POOL_ASSUMED = "pool_assumed_independent_of_query"
+    ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
+    ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
+    ROUTER_FAILED = "router_failed_whole_pool"
+
+
+CANDIDATE_FAILED: Final = "candidate_failed"  # followed by ":" and the candidate's name
+
+# These hold: premises that nobody but the caller can break, and sets that are the whole pool.
+REMARKS: Final = frozenset(
+    {
+        Reason.ALPHA_ASSUMED,
+        Reason.SCORE_ASSUMED,
+        Reason.POOL_ASSUMED,
+        Reason.ALPHA_INFEASIBLE,
+        Reason.ABSTENTION_EXCEEDS_ALPHA,
+        Reason.ROUTER_FAILED,
+    }
+)

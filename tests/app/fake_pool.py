@@ -1,0 +1,237 @@
+"""A pool of scripted candidates on a real socket: what a vLLM server would answer, and its faults.
+
+Each candidate is a model name on one server. ``say`` sets its answer; ``fail`` sets how it breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+UPSTREAM_WORDS = "an upstream's own words"  # no client may ever read them in an error
+
+
+@dataclass
+class Script:
+    """How one candidate behaves."""
+
+    text: str = "42"
+    delay_s: float = 0.0
+    pause_s: float = 0.0  # between the chunks of a stream
+    fault: str | None = None
+    message: dict[str, Any] | None = None  # instead of a plain text
+    fields: dict[str, Any] = field(default_factory=dict)  # of the completion, over the usual ones
+    choices: list[dict[str, Any]] | None = None  # of a stream, a chunk each, instead of the text
+
+
+# Answers with status 200 that are not chat completions.
+_BROKEN_BODIES = {
+    "not_openai": b'{"result": "42"}',
+    "no_choices": b'{"choices": []}',
+    "odd_choice": b'{"choices": ["42"]}',
+    "content_is_a_number": b'{"choices": [{"index": 0, "message": {"content": 42}}]}',
+    "empty": b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": null}}]}',
+    "nan": b'{"choices": [{"index": 0, "message": {"content": "42"}}], "usage": {"a": NaN}}',
+    "surrogate": b'{"choices": [{"index": 0, "message": {"content": "\\ud800"}}]}',
+    "twice": b'{"choices": [], "choices": [{"index": 0, "message": {"content": "42"}}]}',
+    "half": b'{"choices": [{"index": 0, "mess',
+    "latin1": b'{"choices": [{"index": 0, "message": {"content": "\xe9"}}]}',
+    "deep": b'{"choices": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+}
+# Streams with status 200 that no client should be handed on.
+_BROKEN_STREAMS = {
+    "stream_error": b'data: {"error": {"message": "' + UPSTREAM_WORDS.encode() + b'"}}\n\n',
+    "stream_odd_choice": b'data: {"choices": ["4"]}\n\ndata: [DONE]\n\n',
+    "stream_not_json": b"data: 42\n\ndata: [DONE]\n\n",
+    "stream_no_end": b"",
+    "stream_empty": b"data: [DONE]\n\n",
+}
+
+
+@dataclass
+class FakePool:
+    """Runs in a thread of its own; ``requests`` holds every body that arrived."""
+
+    scripts: dict[str, Script] = field(default_factory=dict)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)  # of the same requests
+    cancelled: list[str] = field(default_factory=list)
+    trapped: list[str] = field(default_factory=list)  # paths that nobody should have asked for
+
+    def say(self, name: str, text: str, **behaviour: Any) -> None:
+        """Let a candidate answer ``text``; see :class:`Script` for the rest."""
+        self.scripts[name] = Script(text=text, **behaviour)
+
+    def fail(self, name: str, fault: str) -> None:
+        """Let a candidate break: a status code, or one of the words in ``_reply``."""
+        self.scripts[name] = Script(fault=fault)
+
+    def reset(self) -> None:
+        """Forget scripts and requests."""
+        for each in (self.scripts, self.requests, self.headers, self.cancelled, self.trapped):
+            each.clear()
+
+    def asked(self) -> list[str]:
+        """The names of the candidates that were asked, sorted."""
+        return sorted(body["model"] for body in self.requests)
+
+    def start(self) -> None:
+        """Serve on a free port of the loopback interface."""
+        ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True)
+        self._thread.start()
+        assert ready.wait(10)
+
+    def stop(self) -> None:
+        """Close every connection and the port."""
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join(10)
+
+    async def _serve(self, ready: threading.Event) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._trap)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        ready.set()
+        await self._done.wait()
+        await runner.cleanup()
+
+    async def _trap(self, request: web.Request) -> web.Response:
+        self.trapped.append(request.path)
+        return web.Response(text="<html>not here</html>", status=404, content_type="text/html")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.requests.append(body)
+        script = self.scripts.get(body["model"], Script())
+        try:
+            await asyncio.sleep(script.delay_s)
+            return await self._reply(request, body, script)
+        except asyncio.CancelledError:
+            self.cancelled.append(body["model"])
+            raise
+
+    async def _reply(
+        self, request: web.Request, body: dict[str, Any], script: Script
+    ) -> web.StreamResponse:
+        match script.fault:
+            case None:
+                pass
+            case "hang":
+                await asyncio.sleep(60)
+            case "html":
+                return web.Response(text="<html>it works</html>", content_type="text/html")
+            case "redirect":
+                raise web.HTTPTemporaryRedirect(f"{self.url}/trap")
+            case "huge":
+                script = Script(text="4" * 1_000_000)
+            case "gzip":
+                packed = gzip.compress(json.dumps(completion(body["model"], script)).encode())
+                return _json(packed, {"content-encoding": "gzip"})
+            case "reset":
+                assert request.transport is not None
+                request.transport.close()
+            case "not_http":
+                assert request.transport is not None
+                request.transport.write(b"220 mail.example ESMTP\r\n\r\n")
+                request.transport.close()
+            case "cut" if body.get("stream"):
+                return await self._stream(request, body, script, cut=True)
+            case broken if broken in _BROKEN_BODIES:
+                return _json(_BROKEN_BODIES[broken])
+            case broken if broken in _BROKEN_STREAMS:
+                return await self._stream(request, body, script, ending=_BROKEN_STREAMS[broken])
+            case status:
+                return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=int(status))
+        if body.get("stream"):
+            return await self._stream(request, body, script)
+        return _json(json.dumps(completion(body["model"], script)).encode())
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        script: Script,
+        *,
+        cut: bool = False,
+        ending: bytes | None = None,
+    ) -> web.StreamResponse:
+        """The text, a character a chunk; then the usual end, ``ending`` instead, or a cut."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        whole = ending is None
+        for piece in [*script.text] if whole or ending not in _NOTHING_BEFORE else []:
+            await response.write(_event(_chunk(body["model"], {"content": piece})))
+            await asyncio.sleep(script.pause_s)
+        if cut:
+            assert request.transport is not None
+            request.transport.close()
+            return response
+        if ending is not None:
+            await response.write(ending)
+            return response
+        for choice in script.choices or [{"index": 0, "delta": {}, "finish_reason": "stop"}]:
+            await response.write(_event(_chunk(body["model"], {}) | {"choices": [choice]}))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            usage = _chunk(body["model"], {}) | {"choices": [], "usage": usage_of(script.text)}
+            await response.write(_event(usage))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+_NOTHING_BEFORE = (_BROKEN_STREAMS["stream_odd_choice"], _BROKEN_STREAMS["stream_empty"])
+
+
+def usage_of(text: str) -> dict[str, int]:
+    """Ten prompt tokens, one completion token a character."""
+    return {
+        "prompt_tokens": 10,
+        "completion_tokens": len(text),
+        "total_tokens": 10 + len(text),
+    }
+
+
+def completion(model: str, script: Script) -> dict[str, Any]:
+    """A whole chat completion, with a field that no client of today knows."""
+    message = script.message or {"role": "assistant", "content": script.text}
+    usual = {
+        "id": "upstream-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": f"{model} at its server",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": usage_of(script.text),
+        "a_field_of_tomorrow": {"kept": True},
+    }
+    return usual | script.fields
+
+
+def _json(data: bytes, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=data, content_type="application/json", headers=headers)
+
+
+def _chunk(model: str, delta: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "upstream-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": f"{model} at its server",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
+    }
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"

@@ -1,0 +1,113 @@
+"""What happens when the router would call nobody."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from .conftest import NOBODY, ONE, Gateway, Serve, user
+from .fake_pool import FakePool
+
+
+def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:
+    """By default nobody is called: a sentence in content and refusal, at no cost, and it holds."""
+    completion = gateway.openai().chat.completions.create(model="auto", messages=user(NOBODY))
+    choice = completion.choices[0]
+    assert choice.finish_reason == "stop"
+    assert choice.message.refusal
+    assert choice.message.content == choice.message.refusal
+    assert completion.model == "auto"
+    assert completion.usage is not None
+    assert completion.usage.total_tokens == 0
+    assert pool.asked() == []
+
+
+def test_a_refusal_has_its_certificate(gateway: Gateway) -> None:
+    """The racer object and the headers say that nobody was called, and why."""
+    response = gateway.ask(NOBODY)
+    racer = response.json()["racer"]
+    assert (racer["abstained"], racer["abstain_reason"]) == (True, "p_null")
+    assert (racer["selected"], racer["served_by"], racer["calls"]) == ([], None, [])
+    assert racer["certificate"]["holds"] is True
+    assert response.headers["x-racer-abstained"] == "true"
+    assert response.headers["x-racer-selected"] == ""
+    assert "x-racer-served-by" not in response.headers
+
+
+def test_the_strongest_candidate_can_be_asked_instead(gateway: Gateway, pool: FakePool) -> None:
+    """``on_abstain: strongest`` calls the best score, and the certificate is void."""
+    pool.say("adder", "Roses")
+    response = gateway.ask(NOBODY, {"on_abstain": "strongest"})
+    racer = response.json()["racer"]
+    assert response.json()["choices"][0]["message"]["content"] == "Roses"
+    assert pool.asked() == racer["selected"] == [next(iter(racer["pool_scores"]))]
+    assert racer["certificate"]["reasons"] == ["abstained_strongest"]
+    assert response.headers["x-racer-guarantee"] == "void; reason=abstained_strongest"
+    assert racer["abstained"] is False
+
+
+def test_an_error_can_be_asked_for(gateway: Gateway, pool: FakePool) -> None:
+    """``on_abstain: error`` is 422 router_abstained, which a retry cannot cure."""
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        gateway.openai().chat.completions.create(
+            model="auto", messages=user(NOBODY), extra_body={"racer": {"on_abstain": "error"}}
+        )
+    assert caught.value.code == "router_abstained"
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert pool.asked() == []
+
+
+def test_an_error_comes_before_a_stream_begins(gateway: Gateway) -> None:
+    """The same error for a streaming request, as a status."""
+    response = gateway.ask(NOBODY, {"on_abstain": "error"}, stream=True)
+    assert response.status_code == 422
+    assert response.json()["error"]["code"] == "router_abstained"
+
+
+@pytest.mark.parametrize(("policy", "status"), [("error", 422), ("strongest", 200)])
+def test_the_configuration_sets_the_default(
+    serve: Serve, pool: FakePool, policy: str, status: int
+) -> None:
+    """The operator's choice applies to requests that say nothing; a request may differ."""
+    gateway = serve(routing={"on_abstain": policy})
+    assert gateway.ask(NOBODY).status_code == status
+    assert len(pool.asked()) == (1 if policy == "strongest" else 0)
+    assert gateway.chat(NOBODY, {"on_abstain": "refuse"})["racer"]["abstained"] is True
+
+
+def test_the_policy_does_not_touch_answered_queries(gateway: Gateway) -> None:
+    """A query with a set is answered as ever."""
+    for policy in ("refuse", "strongest", "error"):
+        racer = gateway.chat(ONE, {"on_abstain": policy})["racer"]
+        assert racer["selected"] == ["adder"]
+        assert racer["certificate"]["holds"]
+
+
+def test_route_tells_why_nobody_is_called(gateway: Gateway, pool: FakePool) -> None:
+    """Without executing, abstaining is an outcome and not an error, whatever the policy."""
+    for policy in ("refuse", "strongest", "error"):
+        decision = gateway.route(NOBODY, on_abstain=policy)
+        assert (decision["abstained"], decision["abstain_reason"]) == (True, "p_null")
+        assert decision["null_in_set"] is True
+        assert decision["selected"] == []
+    assert gateway.route(ONE)["abstain_reason"] is None
+    assert pool.asked() == []
+
+
+def test_the_papers_risk_target_abstains_by_the_null_model(serve: Serve) -> None:
+    """With ``risk_target: paper`` the null model alone in the set is the reason."""
+    gateway = serve(calibrated=False)
+    gateway.calibrate(120, risk_target="paper")
+    decision = gateway.route(NOBODY)
+    assert decision["abstain_reason"] == "null_only"
+    assert decision["null_in_set"] is True
+    assert decision["certificate"]["guarantee"]["risk_target"] == "paper"
+
+
+def test_abstentions_are_counted(serve: Serve) -> None:
+    """The metric counts queries that nobody was called for."""
+    gateway = serve()
+    gateway.chat(NOBODY)
+    gateway.chat(ONE)
+    gateway.route(NOBODY)
+    assert "racer_abstained_total 2.0" in gateway.get("/metrics").text

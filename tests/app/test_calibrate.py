@@ -1,0 +1,752 @@
+"""POST /calibrate and the history: what goes in, what it changes, and what must change nothing."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.racer import Racer
+from racer_core.types import LabelledRows, RiskTarget, Score
+
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    labelled,
+    noisy,
+    running,
+)
+from .fake_pool import FakePool
+
+ROWS = noisy(20_000, 120)
+
+
+@pytest.fixture(scope="module")
+def unsure(
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway whose router and labels are noisy, so that thresholds differ from 0."""
+    path = configure(tmp_path_factory.mktemp("unsure"), noisy_artifact, _pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(rows=ROWS)
+        yield gateway
+
+
+def oracle(artifact: Path, rows: LabelledRows, **options: Any) -> tuple[Racer, Calibration]:
+    """The core's own calibration of the same rows, with nothing of the gateway in between."""
+    racer = Racer.load(artifact)
+    tau = racer.artifact.null_threshold
+    return racer, racer.calibrate(rows, options=CalibrationOptions(null_threshold=tau, **options))
+
+
+def upload(gateway: Gateway, content: bytes | str, name: str = "", **query: Any) -> httpx2.Response:
+    """A file when it has a name, else NDJSON."""
+    data = content.encode() if isinstance(content, str) else content
+    if name:
+        return gateway.post("/calibrate", ADMIN_KEY, files={"file": (name, data)}, params=query)
+    headers = {"content-type": "application/x-ndjson"}
+    return gateway.post("/calibrate", ADMIN_KEY, content=data, headers=headers, params=query)
+
+
+def jsonl(rows: list[Any]) -> str:
+    """One row a line."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def refused(response: httpx2.Response, status: int) -> str:
+    """The one message of a refusal."""
+    assert response.status_code == status, response.text
+    return response.json()["error"]["message"]
+
+
+def as_csv(rows: LabelledRows) -> bytes:
+    """A header, and 1 or 0 a candidate."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["query", *POOL])
+    writer.writerows([r.query, *(int(name in r.correct) for name in POOL)] for r in rows.rows)
+    return text.getvalue().encode()
+
+
+def as_parquet(rows: LabelledRows) -> bytes:
+    """A column of texts and a column of structs."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(as_json(rows)), buffer)
+    return buffer.getvalue()
+
+
+# What goes in ---------------------------------------------------------------------------------
+
+LISTS = [{"query": row.query, "correct": sorted(row.correct)} for row in ROWS.rows]
+FORMATS = {
+    "rows.jsonl": jsonl(as_json(ROWS)).encode(),
+    "rows.ndjson": b"\xef\xbb\xbf" + jsonl(as_json(ROWS)).replace("\n", "\r\n").encode(),
+    "rows.json": json.dumps({"rows": as_json(ROWS)}).encode(),
+    "rows.csv": as_csv(ROWS),
+    "rows.parquet": as_parquet(ROWS),
+    "rows.jsonl.gz": gzip.compress(jsonl(as_json(ROWS)).encode()),
+    "header.jsonl": jsonl([{"candidates": POOL}, *LISTS]).encode(),
+    "each.jsonl": jsonl([{**row, "candidates": POOL} for row in LISTS]).encode(),
+    "messages.jsonl": jsonl(
+        [
+            {"messages": [{"role": "user", "content": row["query"]}], "correct": row["correct"]}
+            for row in as_json(ROWS)
+        ]
+    ).encode(),
+    "ROWS.JSONL": jsonl(as_json(ROWS)).encode(),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_evidence(unsure: Gateway, name: str) -> None:
+    """The rows count, not how they were written."""
+    expected = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
+    response = upload(unsure, FORMATS[name], name, dry_run=True)
+    assert response.status_code == 200, response.text
+    assert response.json()["evidence"] == expected
+
+
+def test_ndjson_as_a_body_gives_the_same_evidence(unsure: Gateway) -> None:
+    """Without a form, under the usual content type."""
+    expected = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
+    response = upload(unsure, jsonl(as_json(ROWS)), dry_run=True)
+    assert response.json()["evidence"] == expected
+
+
+def test_rows_of_scores_alone_can_calibrate(unsure: Gateway) -> None:
+    """Rows may carry the router's scores instead of a query."""
+    rng = random.Random(7)
+    rows = [
+        {
+            "scores": {name: round(rng.random(), 3) for name in POOL},
+            "correct": {name: rng.random() < 0.6 for name in POOL},
+        }
+        for _ in range(100)
+    ]
+    evidence = upload(unsure, jsonl(rows), dry_run=True).json()["evidence"]
+    calibration = Calibration(
+        pool=POOL,
+        fingerprints=tuple(bytes([i]) for i in range(100)),
+        scores=np.array([[row["scores"][m] for m in POOL] for row in rows]),
+        labels=np.array([[row["correct"][m] for m in POOL] for row in rows]),
+        options=CalibrationOptions(
+            null_threshold=Racer.load(unsure.settings.artifact).artifact.null_threshold
+        ),
+    )
+    assert evidence["lambda_hat"] == calibration.lambda_hat(0.1, Score.GAP) > 0
+    assert evidence["n"] == calibration.n
+
+
+def test_scores_that_came_with_the_rows_promise_nothing(serve: Serve) -> None:
+    """Nobody can tell whether the serving router would have given them."""
+    gateway = serve(calibrated=False)
+    scores = {"adder": 0.5, "speller": 0.25, "poet": 0.25}
+    upload(gateway, jsonl([row(i, query=None, scores=scores) for i in range(20)]))
+    certificate = gateway.route(ONE)["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["row_scores_unverified"])
+
+
+def test_options_are_read_wherever_they_stand(unsure: Gateway) -> None:
+    """Body fields, query parameters and form fields say the same."""
+    options = {"alpha": "0.2", "score": "prob", "risk_target": "paper", "dry_run": "true"}
+    data = jsonl(as_json(ROWS)).encode()
+    with unsure.http(ADMIN_KEY) as client:
+        form = client.post("/calibrate", files={"file": ("rows.jsonl", data)}, data=options)
+        query = client.post("/calibrate", files={"file": ("rows.jsonl", data)}, params=options)
+        body = {"rows": as_json(ROWS), **options, "alpha": 0.2, "dry_run": True}
+        document = client.post("/v1/calibrate", json=body)
+    assert form.json()["evidence"] == query.json()["evidence"] == document.json()["evidence"]
+    evidence = form.json()["evidence"]
+    assert (evidence["alpha"], evidence["score"]) == (0.2, "prob")
+    assert (evidence["risk_target"], evidence["n"]) == ("paper", 120)
+
+
+def test_exact_copies_count_once(unsure: Gateway) -> None:
+    """The same row twice would fake a larger n; it is left out and counted."""
+    rows = as_json(ROWS)
+    evidence = upload(unsure, jsonl(rows + rows[:50]), dry_run=True).json()["evidence"]
+    assert (evidence["rows"], evidence["duplicates"]) == (120, 50)
+
+
+# What comes out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("score", list(Score))
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.25])
+def test_the_threshold_is_the_cores(
+    unsure: Gateway, noisy_artifact: Path, alpha: float, score: Score, target: RiskTarget
+) -> None:
+    """lambda_hat and n equal an independent computation on the same rows."""
+    _, core = oracle(noisy_artifact, ROWS, alpha=alpha, score=score, risk_target=target)
+    evidence = unsure.calibrate(
+        rows=ROWS, alpha=alpha, score=score, risk_target=target, dry_run=True
+    )["evidence"]
+    expected = core.lambda_hat(alpha, score)
+    assert evidence["lambda_hat"] == (expected if math.isfinite(expected) else None)
+    assert evidence["n"] == core.n
+
+
+def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) -> None:
+    """Every field of the evidence, against the core."""
+    racer, core = oracle(noisy_artifact, ROWS)
+    sizes = [len(d.selected) for d in racer.route_batch(ROWS.queries, core)]
+    evidence = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
+    assert evidence == {
+        "alpha": 0.1,
+        "delta": None,
+        "score": "gap",
+        "risk_target": "answerable",
+        "r": 1,
+        "n": sum(1 for row in ROWS.rows if row.correct),
+        "rows": 120,
+        "lambda_hat": core.lambda_hat(0.1, Score.GAP),
+        "feasible": True,
+        "min_n": 9,
+        "risk_q95": pytest.approx(core.risk_q95(0.1)),
+        "mean_size": pytest.approx(sum(sizes) / 120),
+        "abstain": pytest.approx(sizes.count(0) / 120),
+        "duplicates": 0,
+        "overlap": 0,
+    }
+    assert 0.1 < evidence["risk_q95"] < 0.2
+
+
+def test_delta_asks_for_more_than_the_mean(unsure: Gateway, noisy_artifact: Path) -> None:
+    """With ``delta`` the threshold is the exact binomial one, and certificates say ``pac``."""
+    _, core = oracle(noisy_artifact, ROWS, delta=0.05)
+    evidence = unsure.calibrate(rows=ROWS, delta=0.05, dry_run=True)["evidence"]
+    marginal = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
+    assert evidence["lambda_hat"] == core.lambda_hat(0.1, Score.GAP) >= marginal["lambda_hat"]
+    assert evidence["risk_q95"] <= 0.1 < marginal["risk_q95"]
+    assert evidence["min_n"] == 29
+
+
+def test_a_dry_run_changes_nothing(unsure: Gateway) -> None:
+    """Evidence without a record: no id, no history, the active one stays."""
+    before = history(unsure)
+    result = unsure.calibrate(rows=ROWS, alpha=0.3, dry_run=True)
+    assert (result["id"], result["active"]) == (None, False)
+    assert result["evidence"]["alpha"] == 0.3
+    assert history(unsure) == before
+
+
+def history(gateway: Gateway) -> Any:
+    """Everything that is kept, and which is active."""
+    return gateway.get("/calibrations", ADMIN_KEY).json(), gateway.ready()
+
+
+def test_certificates_tell_what_was_calibrated(serve: Serve) -> None:
+    """delta, risk target, score and r of the record are in every certificate."""
+    gateway = serve(calibrated=False)
+    record = gateway.calibrate(400, delta=0.1, risk_target="paper", score="prob", alpha=0.2)
+    certificate = gateway.route(ONE)["certificate"]
+    assert certificate["guarantee"] == {
+        "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "group": None,
+        "pool": list(POOL), "conditional": "pac", "trivial": False,
+    }  # fmt: skip
+    assert certificate["calibration_id"] == record["id"]
+    assert (certificate["score"], certificate["n"]) == ("prob", 400)
+
+
+def test_hash_smoothing_gives_a_query_the_same_set_each_time(serve: Serve) -> None:
+    """Ties are broken by the query's own hash: different queries, not different moments."""
+    gateway = serve(calibrated=False)
+    gateway.calibrate(200, smoothing="hash")
+    decisions = [gateway.decided(ONE) for _ in range(3)]
+    assert decisions[0] == decisions[1] == decisions[2]
+    assert decisions[0]["certificate"]["holds"]
+
+
+# History --------------------------------------------------------------------------------------
+
+
+def test_history_is_kept_newest_first(serve: Serve) -> None:
+    """Every record with options and evidence; one is active; no queries, no labels."""
+    gateway = serve(calibrated=False)
+    assert gateway.get("/calibrations", ADMIN_KEY).json() == {"object": "list", "data": []}
+    ids = [gateway.calibrate(100, alpha=alpha)["id"] for alpha in (0.1, 0.2, 0.3)]
+    listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert [each["id"] for each in listed] == ids[::-1]
+    assert [each["active"] for each in listed] == [True, False, False]
+    assert [each["evidence"]["alpha"] for each in listed] == [0.3, 0.2, 0.1]
+    assert [each["options"]["alpha"] for each in listed] == [0.3, 0.2, 0.1]
+    one = gateway.get(f"/calibrations/{ids[0]}", ADMIN_KEY)
+    assert one.json() == listed[2]
+    assert "plus" not in one.text
+    assert set(listed[0]) >= {"id", "created_at", "active", "artifact", "options", "evidence"}
+
+
+def test_activate_rolls_back_and_forward(serve: Serve) -> None:
+    """One call brings an earlier record back; decisions follow at once."""
+    gateway = serve(calibrated=False)
+    first, second = (gateway.calibrate(100, alpha=alpha)["id"] for alpha in (0.1, 0.3))
+    for wanted, alpha in ((first, 0.1), (second, 0.3), (first, 0.1), (first, 0.1)):
+        answer = gateway.post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
+        assert (answer.status_code, answer.json()["id"]) == (200, wanted)
+        certificate = gateway.route(ONE)["certificate"]
+        assert (certificate["calibration_id"], certificate["guarantee"]["alpha"]) == (wanted, alpha)
+        assert gateway.ready()["calibration"] == wanted
+
+
+def test_a_record_can_be_kept_without_being_used(serve: Serve) -> None:
+    """``activate: false`` keeps it for later."""
+    gateway = serve()
+    active = gateway.ready()
+    result = gateway.calibrate(100, alpha=0.3, activate=False)
+    assert result["active"] is False
+    assert gateway.ready() == active
+    assert gateway.post(f"/calibrations/{result['id']}/activate", ADMIN_KEY).status_code == 200
+    assert gateway.ready()["calibration"] == result["id"]
+
+
+def test_an_unexpected_active_one_is_a_conflict(serve: Serve) -> None:
+    """Compare-and-set, in both endpoints: 409, and nothing is kept or changed."""
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(10_000, 40))
+    body = {"rows": rows, "expected_active_id": "cal-0"}
+    refused(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
+    first, second = (gateway.calibrate(100)["id"] for _ in range(2))
+    before = history(gateway)
+    body = {"rows": rows, "expected_active_id": first}
+    assert "not the active one" in refused(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
+    path = f"/calibrations/{first}/activate"
+    refused(gateway.post(path, ADMIN_KEY, json={"expected_active_id": first}), 409)
+    assert history(gateway) == before
+    answer = gateway.post(path, ADMIN_KEY, json={"expected_active_id": second})
+    assert answer.status_code == 200
+    refused(gateway.post(path, ADMIN_KEY, json={"expected_active_id": "", "x": 1}), 422)
+
+
+def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
+    """At the same moment: one record is kept and active, the other is a conflict and is not."""
+    gateway = serve(calibrated=False)
+    active = gateway.calibrate(40)["id"]
+    body = {"rows": as_json(labelled(20_000, 40)), "expected_active_id": active}
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(
+            threads.map(lambda _: gateway.post("/calibrate", ADMIN_KEY, json=body), range(4))
+        )
+    assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
+    (winner,) = (answer.json() for answer in answers if answer.status_code == 200)
+    kept = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert {each["id"]: each["active"] for each in kept} == {active: False, winner["id"]: True}
+
+
+# What is refused ------------------------------------------------------------------------------
+
+
+def row(number: int, **changes: Any) -> dict[str, Any]:
+    """A good row, and what is wrong with it; None takes a field out."""
+    good = {"query": f"query {number}?", "correct": {"adder": True, "speller": False, "poet": True}}
+    return {name: value for name, value in (good | changes).items() if value is not None}
+
+
+GOOD = json.dumps(row(1))
+BAD_LINES = {
+    "unknown_candidate": (json.dumps(row(2, correct={"gpt": True})), "unknown candidate 'gpt'"),
+    "unknown_in_a_list": (json.dumps(row(2, correct=["gpt"])), "unknown candidate 'gpt'"),
+    "missing_label": (json.dumps(row(2, correct={"adder": True, "poet": True})), "speller"),
+    "no_label": (json.dumps(row(2, correct=None)), "no label"),
+    "null_label": ('{"query": "q?", "correct": null}', "no label"),
+    "label_is_no_boolean": (
+        json.dumps(row(2, correct={"adder": 1, "speller": False, "poet": True})), "true or false"
+    ),
+    "list_without_pool": (json.dumps(row(2, correct=["adder"])), "candidates"),
+    "duplicate_query": (
+        json.dumps(row(1, correct={"adder": False, "speller": False, "poet": True})),
+        "same query as line 1",
+    ),
+    "nan_score": (
+        '{"scores": {"adder": NaN, "speller": 0, "poet": 0}, "correct": []}', "NaN"
+    ),
+    "score_over_1": (
+        json.dumps(row(2, query=None, scores={"adder": 1.5, "speller": 0, "poet": 0})), "[0, 1]"
+    ),
+    "score_below_0": (
+        json.dumps(row(2, query=None, scores={"adder": -0.1, "speller": 0, "poet": 0})), "[0, 1]"
+    ),
+    "score_overflows": (
+        '{"scores": {"adder": 1e400, "speller": 0, "poet": 0}, "correct": []}', "too large"
+    ),
+    "score_is_missing": (json.dumps(row(2, query=None, scores={"adder": 1})), "speller"),
+    "empty_query": (json.dumps(row(2, query=" ")), "empty"),
+    "no_query": (json.dumps(row(2, query=None)), "query"),
+    "query_is_a_number": (json.dumps(row(2, query=7)), "string"),
+    "long_query": (json.dumps(row(2, query="x" * 10_000)), "10,000 characters"),
+    "two_turns": (
+        json.dumps(row(2, query=None, messages=[{"role": "user", "content": "a"}] * 2)), "messages"
+    ),
+    "not_json": ('{"query": "half', "not JSON"),
+    "twice_the_same_key": ('{"query": "a?", "query": "b?", "correct": []}', "twice"),
+    "surrogate": ('{"query": "\\ud800", "correct": []}', "surrogate"),
+    "not_an_object": ("[1, 2]", "object"),
+    "other_pool": (json.dumps(row(2, candidates=["a", "b"])), "not the pool"),
+    "deep": ('{"query": ' + "[" * 100_000, "nested"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_bad_line_is_named_and_changes_nothing(unsure: Gateway, case: str) -> None:
+    """422 with the line's number and what is wrong; the good lines are not used either."""
+    before = history(unsure)
+    line, words = BAD_LINES[case]
+    message = refused(upload(unsure, f"{GOOD}\n\n{line}\n{json.dumps(row(4))}\n", "r.jsonl"), 422)
+    assert "line 3: " in message
+    assert words in message
+    assert "line 1:" not in message
+    assert "line 4:" not in message
+    assert len(message) < 500
+    assert history(unsure) == before
+
+
+@pytest.mark.parametrize("case", ["unknown_candidate", "missing_label", "empty_query"])
+def test_a_bad_row_of_a_document_is_named(unsure: Gateway, case: str) -> None:
+    """Rows inside a JSON document are counted as rows."""
+    rows = [row(1), json.loads(BAD_LINES[case][0]), row(3)]
+    message = refused(unsure.post("/calibrate", ADMIN_KEY, json={"rows": rows}), 422)
+    assert "row 2: " in message
+    assert BAD_LINES[case][1] in message
+
+
+FILES = {
+    "empty": (b"", "x.jsonl", "no rows"),
+    "blank": (b"\n \n\n", "x.jsonl", "no rows"),
+    "header_only": (b'{"candidates": ["adder", "speller", "poet"]}\n', "x.jsonl", "no rows"),
+    "other_header": (b'{"candidates": ["a"]}\n' + GOOD.encode(), "x.jsonl", "not the pool"),
+    "latin1": (f"{GOOD}\n".encode() + b'{"query": "\xe9"}', "x.jsonl", "line 2: not UTF-8"),
+    "utf16": (GOOD.encode("utf-16"), "x.jsonl", "line 1: not UTF-8"),
+    "binary": (bytes(range(256)), "x.jsonl", "not UTF-8"),
+    "empty_csv": (b"", "x.csv", "line 1"),
+    "csv_without_query": (b"text,adder\nhi,1\n", "x.csv", "query"),
+    "csv_short_row": (b"query,adder,speller,poet\nhi?,1\n", "x.csv", "line 2"),
+    "csv_bad_label": (b"query,adder,speller,poet\na?,1,0,0\nhi?,1,maybe,0\n", "x.csv", "line 3"),
+    "csv_unknown": (b"query,adder,speller,gpt\nhi?,1,0,0\n", "x.csv", "line 2"),
+    "csv_latin1": (b"query,adder,speller,poet\n\xe9?,1,0,0\n", "x.csv", "line 2: not UTF-8"),
+    "no_parquet": (b"PAR1 nothing", "x.parquet", "parquet"),
+    "no_gzip": (b"plain", "x.jsonl.gz", "gzip"),
+    "cut_gzip": (gzip.compress(GOOD.encode())[:-9], "x.jsonl.gz", "gzip"),
+    "empty_json": (b'{"rows": []}', "x.json", "no rows"),
+    "no_list": (b'{"rows": {}}', "x.json", "rows"),
+    "nobody_is_right": (
+        json.dumps(row(1, correct={"adder": False, "speller": False, "poet": False})).encode(),
+        "x.jsonl",
+        "nothing to calibrate on",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_bad_file_is_one_clear_error(unsure: Gateway, case: str) -> None:
+    """422 that says what to do; nothing changes."""
+    before = history(unsure)
+    data, name, words = FILES[case]
+    assert words in refused(upload(unsure, data, name), 422)
+    assert history(unsure) == before
+
+
+def test_parquet_rows_can_be_wrong_too(unsure: Gateway) -> None:
+    """A NaN score and a missing label in parquet are named by row."""
+    rows = [
+        {"scores": {"adder": 0.5, "speller": 0.5, "poet": 0.5}, "correct": ["adder"]},
+        {"scores": {"adder": math.nan, "speller": 0.5, "poet": 0.5}, "correct": ["adder"]},
+        {"scores": {"adder": 0.5, "speller": 0.5, "poet": 0.5}, "correct": None},
+    ]
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([{**r, "candidates": POOL} for r in rows]), buffer)
+    message = refused(upload(unsure, buffer.getvalue(), "x.parquet"), 422)
+    assert "row 2: the score of 'adder' is NaN" in message
+    assert "row 3: no label" in message
+
+
+def test_at_most_twenty_problems_are_listed(unsure: Gateway) -> None:
+    """The rest is counted."""
+    lines = jsonl([row(i, correct={"gpt": True}) for i in range(300)])
+    message = refused(upload(unsure, lines), 422)
+    assert message.count("unknown candidate") == 20
+    assert "line 20: " in message
+    assert "line 21: " not in message
+    assert message.endswith("and 280 more")
+
+
+def test_a_message_never_repeats_a_query(unsure: Gateway) -> None:
+    """Rows are somebody's prompts."""
+    bad = [line.replace("query 2", "CANARY") for line, _ in BAD_LINES.values()]
+    bad += [json.dumps(row(9, query="CANARY", correct={"gpt": True})), '{"query": "CANARY']
+    response = upload(unsure, "\n".join(bad))
+    assert response.status_code == 422
+    assert "CANARY" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "param"),
+    [
+        ({"alpha": "0"}, 400, "alpha"),
+        ({"alpha": "1"}, 400, "alpha"),
+        ({"alpha": "nan"}, 400, "alpha"),
+        ({"alpha": "inf"}, 400, "alpha"),
+        ({"alpha": "ten"}, 422, "alpha"),
+        ({"delta": "0"}, 400, "delta"),
+        ({"delta": "nan"}, 400, "delta"),
+        ({"score": "best"}, 422, "score"),
+        ({"risk_target": "none"}, 422, "risk_target"),
+        ({"r": "0"}, 422, "r"),
+        ({"smoothing": "yes"}, 422, "smoothing"),
+        ({"dry_run": "perhaps"}, 422, "dry_run"),
+        ({"alhpa": "0.1"}, 422, "alhpa"),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_named(
+    unsure: Gateway, options: dict[str, str], status: int, param: str
+) -> None:
+    """One error with the option as param, and nothing changes."""
+    before = history(unsure)
+    response = upload(unsure, jsonl(as_json(ROWS)), **options)
+    refused(response, status)
+    assert response.json()["error"]["param"] == param
+    assert history(unsure) == before
+
+
+@pytest.mark.parametrize(
+    "case", ["no_file", "text_as_file", "two_files", "unknown_field", "no_boundary", "not_a_form"]
+)
+def test_a_bad_form_is_one_clear_error(unsure: Gateway, case: str) -> None:
+    """A form without one file, or that is no form, is the client's fault."""
+    file = ("file", ("rows.jsonl", GOOD.encode()))
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    requests: dict[str, dict[str, Any]] = {
+        "no_file": {"files": [("other", ("rows.jsonl", GOOD.encode()))]},
+        "text_as_file": {"files": [("x", ("x", b"x"))], "data": {"file": "rows"}},
+        "two_files": {"files": [file, file]},
+        "unknown_field": {"files": [file], "data": {"alhpa": "0.1"}},
+        "no_boundary": {"content": b"x", "headers": {"content-type": "multipart/form-data"}},
+        "not_a_form": {"content": b"nothing of the kind", "headers": form},
+    }
+    response = unsure.post("/calibrate", ADMIN_KEY, **requests[case])
+    refused(response, 422 if case == "unknown_field" else 400)
+
+
+def test_a_document_without_rows_says_so(unsure: Gateway) -> None:
+    """The field is named."""
+    for body in ({}, {"rows": None}, {"rows": "x"}, {"rows": {}}):
+        response = unsure.post("/calibrate", ADMIN_KEY, json=body)
+        refused(response, 400)
+        assert response.json()["error"]["param"] == "rows"
+    assert "no rows" in refused(unsure.post("/calibrate", ADMIN_KEY, json={"rows": []}), 422)
+
+
+def test_a_compressed_file_counts_by_what_it_holds(serve: Serve) -> None:
+    """A small gzip file that unpacks beyond the upload limit is refused: 413 or 422."""
+    gateway = serve(limits={"upload_bytes": 200_000}, calibrated=False)
+    rows = [row(i, padding="x" * 20_000) for i in range(100)]  # 2 MB, and 30 kB packed
+    response = upload(gateway, gzip.compress(jsonl(rows).encode()), "rows.jsonl.gz")
+    assert response.status_code in (413, 422)
+    assert gateway.get("/readyz").status_code == 503
+
+
+# Training rows, and alpha ---------------------------------------------------------------------
+
+
+def test_training_rows_are_refused_or_void_the_guarantee(serve: Serve) -> None:
+    """Overlap is 422 with a number; allowed, every certificate says so."""
+    gateway = serve(calibrated=False)
+    rows = labelled(390, 40)  # ten of them were training rows
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(rows)})
+    assert "10 of 40 rows" in refused(response, 422)
+    assert response.json()["error"]["code"] == "training_overlap"
+    assert gateway.get("/readyz").status_code == 503
+    result = gateway.calibrate(rows=rows, allow_overlap=True)
+    assert result["evidence"]["overlap"] == 10
+    certificate = gateway.route(ONE)["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["training_overlap"])
+
+
+def test_validation_rows_are_training_rows_too(serve: Serve) -> None:
+    """Tau was chosen on them."""
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(5_190, 20))
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert "10 of 20 rows" in refused(response, 422)
+
+
+def test_too_few_rows_for_alpha_call_everyone_and_say_so(serve: Serve) -> None:
+    """1/(n + 1) > alpha: the whole pool, flagged as trivial, and it holds."""
+    gateway = serve(calibrated=False)
+    evidence = gateway.calibrate(100, alpha=0.01)["evidence"]
+    assert (evidence["feasible"], evidence["lambda_hat"]) == (False, None)
+    assert (evidence["n"], evidence["min_n"]) == (75, 99)
+    for query in (ONE, NOBODY):
+        decision = gateway.route(query)
+        assert sorted(decision["selected"]) == sorted(POOL)
+        assert decision["certificate"]["guarantee"]["trivial"] is True
+        assert decision["certificate"]["lambda_hat"] is None
+        assert decision["certificate"]["reasons"] == ["alpha_infeasible_whole_pool"]
+        assert decision["certificate"]["holds"] is True
+
+
+def test_abstaining_from_too_many_rows_calls_everyone(serve: Serve) -> None:
+    """When abstention alone misses more than alpha no threshold helps; the reason is its own."""
+    gateway = serve(calibrated=False)
+    rows = [
+        replace(each, correct=each.correct or frozenset({"poet"}))
+        for each in labelled(10_000, 80).rows
+    ]
+    evidence = gateway.calibrate(rows=LabelledRows(pool=POOL, rows=tuple(rows)))["evidence"]
+    assert (evidence["n"], evidence["feasible"]) == (80, False)
+    certificate = gateway.route(NOBODY)["certificate"]
+    assert certificate["reasons"] == ["abstention_exceeds_alpha_whole_pool"]
+    assert certificate["holds"] is True
+    assert sorted(gateway.route(ONE)["selected"]) == sorted(POOL)
+
+
+def test_the_fewest_rows_are_just_enough(serve: Serve) -> None:
+    """``min_n`` counts: with one row less alpha is infeasible, with so many it is not."""
+    gateway = serve(calibrated=False)
+    for count, feasible in ((8, False), (9, True)):
+        rows = [{**row(i), "query": f"{count} {i}"} for i in range(count)]
+        evidence = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).json()["evidence"]
+        assert (evidence["n"], evidence["min_n"], evidence["feasible"]) == (count, 9, feasible)
+
+
+def test_an_infeasible_alpha_can_be_refused(serve: Serve) -> None:
+    """``on_infeasible: reject`` answers 409 instead of calling everyone."""
+    gateway = serve(routing={"on_infeasible": "reject"})
+    response = gateway.ask(ONE, {"alpha": 0.001})
+    refused(response, 409)
+    assert response.json()["error"]["code"] == "infeasible_alpha"
+    assert response.headers["x-should-retry"] == "false"
+    refused(gateway.post("/route", json={"query": ONE, "alpha": 0.001}), 409)
+    assert gateway.route(ONE, alpha=0.05)["selected"] == ["adder"]
+
+
+# Per request ----------------------------------------------------------------------------------
+
+QUERIES = [row.query for row in noisy(30_000, 24).rows] + ["something quite else", "Zahl?"]
+
+
+@pytest.mark.parametrize("score", list(Score))
+def test_alpha_and_score_of_a_request_are_the_cores_decision(
+    unsure: Gateway, noisy_artifact: Path, score: Score
+) -> None:
+    """From the stored record: the same set, threshold and order as the core's own."""
+    racer, core = oracle(noisy_artifact, ROWS)
+    scores = racer.score(QUERIES).scores.tolist()
+    thresholds = set()
+    for query, given in zip(QUERIES, scores, strict=True):
+        for alpha in (0.03, 0.1, 0.3, 0.6):
+            expected = core.decide(racer.fingerprint(query), given, alpha=alpha, score=score)
+            decision = unsure.route(query, alpha=alpha, score=score)
+            certificate = decision["certificate"]
+            assert decision["selected"] == list(expected.selected)
+            assert certificate["lambda_hat"] == expected.lambda_hat
+            assert (certificate["score"], certificate["guarantee"]["alpha"]) == (score, alpha)
+            thresholds.add(expected.lambda_hat)
+    assert len(thresholds) >= 3  # the rows are noisy enough for the test to mean something
+
+
+def test_a_larger_alpha_is_never_a_larger_set(unsure: Gateway) -> None:
+    """Nested sets, through the wire."""
+    sizes = set()
+    for query in QUERIES:
+        sets = [
+            set(unsure.route(query, alpha=alpha)["selected"])
+            for alpha in (0.001, 0.02, 0.1, 0.2, 0.4, 0.7)
+        ]
+        assert all(larger >= smaller for larger, smaller in pairwise(sets))
+        sizes |= {len(each) for each in sets}
+    assert len(sizes) >= 3
+
+
+def test_a_sub_pool_is_recalibrated(unsure: Gateway, noisy_artifact: Path) -> None:
+    """``candidates`` restricts the pool: threshold, n and set are the core's for that pool."""
+    racer, core = oracle(noisy_artifact, ROWS)
+    names = ("adder", "poet")
+    restricted = core.restrict(names)
+    for query in QUERIES[:8]:
+        scores = [racer.score([query]).scores[0][racer.pool.index(name)] for name in names]
+        expected = restricted.decide(racer.fingerprint(query), scores)
+        decision = unsure.route(query, candidates=["poet", "adder", "poet"])
+        certificate = decision["certificate"]
+        assert decision["selected"] == list(expected.selected)
+        assert certificate["lambda_hat"] == expected.lambda_hat
+        assert certificate["n"] == restricted.n
+        assert certificate["guarantee"]["pool"] == list(names)
+        assert certificate["reasons"] == ["pool_assumed_independent_of_query"]
+        assert certificate["holds"] is True
+
+
+def test_the_whole_pool_by_name_is_the_whole_pool(gateway: Gateway, pool: FakePool) -> None:
+    """Only the named are called."""
+    racer = gateway.chat(TWO, {"candidates": ["adder", "poet"]})["racer"]
+    assert racer["selected"] == ["adder"]
+    assert pool.asked() == ["adder"]
+    assert gateway.route(TWO, candidates=list(POOL))["certificate"]["n"] == 300
+
+
+def test_a_sub_pool_that_no_row_covers_is_called_whole(gateway: Gateway) -> None:
+    """Nobody of it was ever right: there is no calibration, so all of it is called, uncertified."""
+    decision = gateway.route(ONE, candidates=["poet"])
+    assert decision["selected"] == ["poet"]
+    assert decision["certificate"]["holds"] is False
+
+
+def test_a_new_calibration_renews_the_sub_pools(serve: Serve) -> None:
+    """No threshold of an earlier record is left in a cache."""
+    gateway = serve(calibrated=False)
+    for count in (200, 100):
+        record = gateway.calibrate(count)
+        certificate = gateway.route(TWO, candidates=["adder", "speller"])["certificate"]
+        assert (certificate["calibration_id"], certificate["n"]) == (record["id"], count * 3 // 4)
+
+
+def test_every_decision_has_a_record_that_existed(serve: Serve) -> None:
+    """While calibrations are swapped under load, id and threshold always belong together."""
+    gateway = serve(calibrated=False)
+    gateway.calibrate(100, alpha=0.1)
+    known: dict[str, float] = {gateway.ready()["calibration"]: 0.1}
+    seen: list[tuple[str, float]] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        with gateway.http() as client:
+            while not done.is_set():
+                certificate = client.post("/route", json={"query": ONE}).json()["certificate"]
+                seen.append((certificate["calibration_id"], certificate["guarantee"]["alpha"]))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(2, 12):
+        known[gateway.calibrate(100, alpha=number / 20)["id"]] = number / 20
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert all(known[identity] == alpha for identity, alpha in seen)
+    assert len({identity for identity, _ in seen}) > 3

@@ -1,0 +1,366 @@
+"""The ``racer`` command: results on stdout, one sentence on stderr, meaningful exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import cli
+from racer_core import __version__, artifacts
+from racer_core.types import LabelledRow, LabelledRows
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    configure,
+    decided,
+    labelled,
+)
+from .fake_pool import FakePool
+
+
+def write(path: Path, rows: LabelledRows, *, answers: bool = False) -> Path:
+    """Rows as a file; with ``answers`` the right ones say "right"."""
+    lines = as_json(rows)
+    if answers:
+        for line, row in zip(lines, rows.rows, strict=True):
+            line["answers"] = {n: "right" if n in row.correct else n for n in rows.pool}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def parsed(result: tuple[int, str, str]) -> Any:
+    """The JSON of a command that succeeded, and nothing else on stdout."""
+    code, out, said = result
+    assert code == 0, said
+    return json.loads(out)
+
+
+def failed(result: tuple[int, str, str], code: int, *words: str) -> str:
+    """One line on stderr, nothing on stdout, and the right exit code."""
+    assert result[:2] == (code, ""), result
+    said = result[2]
+    assert said.startswith("racer: ")
+    assert said.count("\n") == 1
+    assert "Traceback" not in said
+    for word in words:
+        assert word in said
+    return said
+
+
+# Offline --------------------------------------------------------------------------------------
+
+
+def test_train_makes_an_artifact_that_validates(racer: Command, tmp_path: Path) -> None:
+    """Train, then validate a configuration around the artifact."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 80))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 40))
+    folder = tmp_path / "artifact"
+    summary = parsed(
+        racer("train", "--data", data, "--validation", validation, "--out", folder,
+              "--encoder", "char-ngrams", "--router", "knn", "--json")
+    )  # fmt: skip
+    assert summary["router"] == "knn"
+    assert summary["pool"] == list(POOL)
+    assert summary["training_rows"] == 80
+    assert artifacts.load(folder).pool == POOL
+    path = configure(tmp_path, folder, "http://127.0.0.1:1/v1")
+    assert parsed(racer("validate", "--config", path, "--json"))["router"] == "knn"
+
+
+def test_train_prints_fields_for_people(racer: Command, tmp_path: Path) -> None:
+    """Without ``--json`` a table on stdout; progress goes to stderr."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 40))
+    code, out, _ = racer(
+        "train", "--data", data, "--validation", validation, "--out", tmp_path / "a",
+        "--encoder", "char-ngrams",
+    )  # fmt: skip
+    assert code == 0
+    assert "adder, speller, poet" in out
+    assert "━" not in out
+
+
+def test_train_binds_the_candidates_of_a_configuration(racer: Command, tmp_path: Path) -> None:
+    """``--config`` gives names, order and decoding parameters."""
+    named = candidates("http://127.0.0.1:1/v1", parameters={"temperature": 0})
+    config = configure(tmp_path, tmp_path / "a", "", candidates=named[::-1])
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 40))
+    summary = parsed(
+        racer("train", "--data", data, "--validation", validation, "--out", tmp_path / "a",
+              "--encoder", "char-ngrams", "--config", config, "--json")
+    )  # fmt: skip
+    assert summary["pool"] == list(POOL)[::-1]
+    parameters = [each.parameters for each in artifacts.load(tmp_path / "a").candidates]
+    assert parameters == [{"temperature": 0}] * 3
+    assert racer("validate", "--config", config)[0] == 0
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "calibrate"])
+def test_bad_rows_are_refused_with_their_line(
+    racer: Command, gateway: Gateway, tmp_path: Path, command: str
+) -> None:
+    """Exit code 1; the file and the line are named."""
+    good = write(tmp_path / "good.jsonl", labelled(0, 20))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(good.read_text() + '{"query": "x", "correct": {"gpt": true}}\n')
+    arguments: dict[str, list[object]] = {
+        "train": ["--data", bad, "--validation", good, "--out", tmp_path / "a",
+                  "--encoder", "char-ngrams"],
+        "evaluate": ["--data", bad, "--encoder", "char-ngrams"],
+        "calibrate": [bad, "--url", gateway.url, "--key", ADMIN_KEY],
+    }  # fmt: skip
+    failed(racer(command, *arguments[command]), 1, "bad.jsonl", "line 21", "unknown candidate")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "calibrate"])
+def test_a_file_that_is_not_there(
+    racer: Command, gateway: Gateway, tmp_path: Path, command: str
+) -> None:
+    """Exit code 1, the file is named."""
+    missing = tmp_path / "missing.jsonl"
+    arguments: dict[str, list[object]] = {
+        "train": ["--data", missing, "--validation", missing, "--out", tmp_path / "a",
+                  "--encoder", "char-ngrams"],
+        "evaluate": ["--data", missing, "--encoder", "char-ngrams"],
+        "calibrate": [missing, "--url", gateway.url, "--key", ADMIN_KEY],
+    }  # fmt: skip
+    failed(racer(command, *arguments[command]), 1, "missing.jsonl", "No such file")
+
+
+def test_an_artifact_that_cannot_be_written(racer: Command, tmp_path: Path) -> None:
+    """A file where the folder should be is a matter of configuration: 2."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 40))
+    result = racer(
+        "train", "--data", data, "--validation", validation, "--out", data,
+        "--encoder", "char-ngrams", "--json",
+    )  # fmt: skip
+    failed(result, 2, "train.jsonl")
+
+
+def test_an_encoder_that_is_not_there(racer: Command, tmp_path: Path) -> None:
+    """A folder without an encoder, without network: 2 and one line."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    result = racer("evaluate", "--data", data, "--encoder", tmp_path / "nothing", "--json")
+    failed(result, 2)
+
+
+def test_evaluate_reports_risk_and_size(racer: Command, tmp_path: Path) -> None:
+    """The protocol as JSON: every alpha and target, the counts, and the controls."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 200), answers=True)
+    result = parsed(
+        racer("evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 3,
+              "--alpha", 0.1, "--alpha", 0.3, "--json")
+    )  # fmt: skip
+    assert result["pool"] == list(POOL)
+    counts = [result[name] for name in ("n_train", "n_calibration", "n_validation", "n_test")]
+    assert sum(counts) == 200
+    assert result["protocol"]["alphas"] == [0.1, 0.3]
+    assert {cell["alpha"] for cell in result["cells"]} == {0.1, 0.3}
+    assert {cell["risk_target"] for cell in result["cells"]} == {"paper", "answerable"}
+    assert all(0 <= cell["mean"]["miss_given_answerable"] <= 1 for cell in result["cells"])
+    assert result["controls"]["answerable"] == pytest.approx(0.75, abs=0.05)
+    assert 0 <= result["controls"]["full_vote"] <= 1
+
+
+def test_evaluate_is_the_same_twice_and_a_table_for_people(racer: Command, tmp_path: Path) -> None:
+    """A seed is a result; the table says which risk is meant."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 120))
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 2]
+    first, second = (parsed(racer(*arguments, "--json")) for _ in range(2))
+    assert first == second
+    code, out, _ = racer(*arguments)
+    assert code == 0
+    assert "risk target: answerable" in out
+    assert "calls saved" in out
+
+
+@pytest.mark.parametrize("alpha", ["0", "1", "nan", "-1"])
+def test_an_alpha_that_is_no_probability(racer: Command, tmp_path: Path, alpha: str) -> None:
+    """Refused before anything is read."""
+    result = racer(
+        "evaluate", "--data", tmp_path / "x", "--encoder", "char-ngrams", "--alpha", alpha
+    )
+    failed(result, 1, "alpha")
+
+
+# Against a gateway ----------------------------------------------------------------------------
+
+
+def test_route_shows_the_decision(racer: Command, gateway: Gateway, pool: FakePool) -> None:
+    """For people a table, for machines the gateway's own JSON; no candidate is called."""
+    at = ["--url", gateway.url, "--key", DATA_KEY]
+    decision = parsed(racer("route", TWO, *at, "--json"))
+    assert decided(decision) == gateway.decided(TWO)
+    code, out, said = racer("route", TWO, *at)
+    assert (code, said) == (0, "")
+    assert "adder, speller" in out
+    assert "holds" in out
+    assert "nobody (p_null)" in racer("route", NOBODY, *at)[1]
+    assert pool.asked() == []
+
+
+def test_route_passes_alpha_and_executes(racer: Command, gateway: Gateway, pool: FakePool) -> None:
+    """``--alpha`` is the request's own; ``--execute`` calls the set."""
+    pool.say("adder", "7")
+    at = ["--url", gateway.url, "--key", DATA_KEY]
+    decision = parsed(racer("route", ONE, *at, "--alpha", 0.25, "--json"))
+    assert decision["certificate"]["guarantee"]["alpha"] == 0.25
+    result = parsed(racer("route", ONE, *at, "--execute", "--json"))
+    assert (result["answers"], result["answer"]) == ({"adder": "7"}, "7")
+    assert "7" in racer("route", ONE, *at, "--execute")[1]
+    assert pool.asked() == ["adder", "adder"]
+
+
+def test_keys_come_from_the_environment(
+    racer: Command, gateway: Gateway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The data key for routing, the admin key for calibrating."""
+    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
+    monkeypatch.setenv("RACER_ADMIN_KEY", ADMIN_KEY)
+    assert parsed(racer("route", ONE, "--url", gateway.url, "--json"))["selected"] == ["adder"]
+    rows = write(tmp_path / "rows.jsonl", labelled(10_000, 40))
+    result = racer("calibrate", rows, "--url", gateway.url, "--dry-run", "--json")
+    assert parsed(result)["active"] is False
+
+
+def test_calibrate_uploads_rows(racer: Command, serve: Serve, tmp_path: Path) -> None:
+    """The record is active afterwards, with the options that were given."""
+    gateway = serve(calibrated=False)
+    rows = write(tmp_path / "rows.jsonl", labelled(10_000, 80))
+    at = ["--url", gateway.url, "--key", ADMIN_KEY]
+    tried = parsed(racer("calibrate", rows, *at, "--alpha", 0.2, "--dry-run", "--json"))
+    assert (tried["id"], tried["evidence"]["alpha"]) == (None, 0.2)
+    assert gateway.get("/readyz").status_code == 503
+    result = parsed(
+        racer("calibrate", rows, *at, "--alpha", 0.2, "--delta", 0.05, "--score", "prob",
+              "--risk-target", "paper", "--json")
+    )  # fmt: skip
+    assert result["active"] is True
+    evidence = result["evidence"]
+    assert (evidence["alpha"], evidence["delta"], evidence["n"]) == (0.2, 0.05, 80)
+    assert (evidence["score"], evidence["risk_target"]) == ("prob", "paper")
+    assert gateway.ready()["calibration"] == result["id"]
+    code, out, _ = racer("calibrate", rows, *at)
+    assert code == 0
+    assert "lambda_hat" in out
+
+
+def test_what_the_gateway_refuses_is_one_line(
+    racer: Command, gateway: Gateway, serve: Serve, tmp_path: Path
+) -> None:
+    """Exit code 1 with the gateway's own words and status."""
+    at = ["--url", gateway.url]
+    failed(racer("route", ONE, *at), 1, "API key", "401")
+    failed(racer("route", ONE, *at, "--key", "wrong"), 1, "401")
+    failed(racer("route", " ", *at, "--key", DATA_KEY), 1, "empty", "400")
+    failed(racer("route", ONE, *at, "--key", DATA_KEY, "--alpha", 2), 1, "alpha", "400")
+    rows = write(tmp_path / "rows.jsonl", labelled(10_000, 20))
+    failed(racer("calibrate", rows, *at, "--key", DATA_KEY), 1, "admin key", "403")
+    empty = serve(calibrated=False)
+    failed(racer("route", ONE, "--url", empty.url, "--key", DATA_KEY), 1, "POST /calibrate", "503")
+
+
+@pytest.mark.parametrize("command", ["route", "calibrate"])
+def test_nobody_at_the_address(racer: Command, tmp_path: Path, command: str) -> None:
+    """Exit code 3 and what to start."""
+    what = ONE if command == "route" else write(tmp_path / "rows.jsonl", labelled(0, 4))
+    for url in ("http://127.0.0.1:1", "http://no-such-host.invalid", "nonsense", "ftp://x"):
+        failed(racer(command, what, "--url", url), 3, "racer serve")
+
+
+@pytest.mark.parametrize("command", ["route", "calibrate"])
+def test_something_else_at_the_address(
+    racer: Command, pool: FakePool, tmp_path: Path, command: str
+) -> None:
+    """A server that is no gateway: exit code 3 and one line, not a traceback."""
+    what = ONE if command == "route" else write(tmp_path / "rows.jsonl", labelled(0, 4))
+    failed(racer(command, what, "--url", pool.url), 3, "gateway")
+
+
+def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: FakePool) -> None:
+    """With ``--execute`` and nobody there the exit code is 3."""
+    gateway = serve(candidates=candidates("http://127.0.0.1:1/v1"))
+    at = ["--url", gateway.url, "--key", DATA_KEY]
+    assert racer("route", ONE, *at)[0] == 0
+    failed(racer("route", ONE, *at, "--execute"), 3, "adder")
+
+
+# Usage ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"],
+        ["route"],
+        ["route", ONE, "--alpha", "ten"],
+        ["serve"],
+        ["validate"],
+        ["train", "--router", "magic"],
+        ["evaluate", "--data", "x", "--splits", "0"],
+        ["calibrate", "x", "--score", "best"],
+        ["demo", "--queries", "1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2(racer: Command, arguments: list[str]) -> None:
+    """Click's own message, on stderr."""
+    code, out, said = racer(*arguments)
+    assert (code, out) == (2, "")
+    assert "Error: " in said
+    assert "Traceback" not in said
+
+
+def test_help_and_version(racer: Command) -> None:
+    """Every command has its sentence."""
+    code, out, _ = racer("--help")
+    assert code == 0
+    for name in ("serve", "demo", "route", "train", "calibrate", "evaluate", "validate"):
+        assert name in out
+        assert racer(name, "-h")[0] == 0
+    assert __version__ in racer("--version")[1]
+
+
+def test_an_interrupt_is_130(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is no traceback."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.GatewayClient, "route", interrupted)
+    code, _, said = racer("route", ONE)
+    assert code == 130
+    assert "Traceback" not in said
+
+
+def test_the_installed_command_runs() -> None:
+    """The script of the package, in a process of its own; help needs no torch."""
+    script = Path(sys.executable).with_name("racer")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert __version__ in done.stdout
+    probe = "import sys, app.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_rows_of_one_query_each_are_enough_to_say_no(racer: Command, tmp_path: Path) -> None:
+    """Too few rows to split: one line, not a traceback."""
+    rows = LabelledRows(pool=POOL, rows=(LabelledRow(query="one?", correct=frozenset(POOL)),))
+    data = write(tmp_path / "rows.jsonl", rows)
+    failed(racer("evaluate", "--data", data, "--encoder", "char-ngrams", "--json"), 1)

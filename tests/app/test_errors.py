@@ -1,0 +1,391 @@
+"""Bad input: one clear error in OpenAI's envelope, which never repeats what was sent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+import app.store  # noqa: F401 - defines an error of its own
+from app.errors import STATUS
+from app.routing import RoutingService
+from racer_core.errors import RacerError
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, Gateway, Serve, configure, running, user
+from .fake_pool import FakePool
+
+CANARY = "CANARY-7f3a91"  # stands in every bad request; no response may hold it
+JSON = {"content-type": "application/json"}
+ENDPOINTS = ("/v1/chat/completions", "/route", "/calibrate")
+
+
+def checked(response: httpx2.Response, status: int) -> dict[str, Any]:
+    """The error of a response: status, exact envelope, advice on retries, and no canary."""
+    assert response.status_code == status, response.text
+    assert CANARY not in response.text
+    assert CANARY not in str(response.headers)
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert 0 < len(error["message"]) < 1_000
+    assert "\n" not in error["message"]
+    assert all(isinstance(error[field], str) for field in ("type", "code"))
+    assert error["param"] is None or isinstance(error["param"], str)
+    advice = "retry-after" if status in (429, 502, 503, 504) else "x-should-retry"
+    assert response.headers[advice] in ("1", "false")
+    return error
+
+
+def send(gateway: Gateway, path: str, body: bytes, headers: dict[str, str]) -> httpx2.Response:
+    """Post bytes as they are; the admin key opens every endpoint."""
+    return gateway.post(path, ADMIN_KEY, content=body, headers=headers)
+
+
+NOT_STRICT_JSON = {
+    "half": b'{"query": "%s' % CANARY.encode(),
+    "empty": b"",
+    "text": CANARY.encode(),
+    "list": b'["%s"]' % CANARY.encode(),
+    "number": b"42",
+    "null": b"null",
+    "trailing": b'{"query": "%s"} {}' % CANARY.encode(),
+    "duplicate_key": b'{"query": "%s", "query": "b"}' % CANARY.encode(),
+    "deep_duplicate_key": b'{"x": [{"%s": 1, "%s": 2}]}' % ((CANARY.encode(),) * 2),
+    "nan": b'{"query": "%s", "alpha": NaN}' % CANARY.encode(),
+    "infinity": b'{"query": "%s", "alpha": -Infinity}' % CANARY.encode(),
+    "overflow": b'{"query": "%s", "alpha": 1e400}' % CANARY.encode(),
+    "digits": b'{"query": "%s", "alpha": %s}' % (CANARY.encode(), b"1" * 5_000),
+    "surrogate": b'{"query": "%s \\ud800"}' % CANARY.encode(),
+    "upper_case_surrogate": b'{"query": "%s \\uDFFF"}' % CANARY.encode(),
+    "surrogate_in_a_key": b'{"%s \\udc00": 1}' % CANARY.encode(),
+    "raw_surrogate": b'{"query": "%s \xed\xa0\x80"}' % CANARY.encode(),
+    "latin1": b'{"query": "%s \xe9"}' % CANARY.encode(),
+    "utf16": json.dumps({"query": CANARY}).encode("utf-16"),
+    "deep": b'{"x": %s"%s"%s}' % (b"[" * 100, CANARY.encode(), b"]" * 100),
+    "very_deep": b'{"x": %s' % (b"[" * 200_000),
+    "deep_objects": b'{"x":' * 100_000,
+    "control_character": b'{"query": "%s \x01"}' % CANARY.encode(),
+    "single_quotes": b"{'query': '%s'}" % CANARY.encode(),
+}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize("case", NOT_STRICT_JSON)
+def test_only_strict_json_is_read(gateway: Gateway, pool: FakePool, path: str, case: str) -> None:
+    """Every endpoint answers 400 to what is not strict JSON; nobody is asked."""
+    error = checked(send(gateway, path, NOT_STRICT_JSON[case], JSON), 400)
+    assert error["type"] == "invalid_request_error"
+    assert pool.asked() == []
+
+
+def test_a_surrogate_pair_is_text(gateway: Gateway) -> None:
+    """The strict reader refuses lone surrogates, not the pairs that JSON writes for emoji."""
+    body = b'{"query": "What is 3 plus 4? \\ud83d\\ude00"}'
+    assert send(gateway, "/route", body, JSON).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"messages": []}, 422),
+        ({"messages": CANARY}, 422),
+        ({"messages": [CANARY]}, 422),
+        ({"messages": None}, 422),
+        ({"messages": [{"content": CANARY}]}, 422),
+        ({"messages": [{"role": 7, "content": CANARY}]}, 422),
+        ({"messages": [{"role": "user", "content": {"text": CANARY}}]}, 422),
+        ({"messages": [{"role": "user", "content": [CANARY]}]}, 422),
+        ({"messages": [{"role": "user", "content": ""}]}, 400),
+        ({"messages": [{"role": "user", "content": " \n\t"}]}, 400),
+        ({"messages": [{"role": "user", "content": None}]}, 400),
+        ({"messages": [{"role": "user", "content": []}]}, 400),
+        ({"messages": [{"role": "user"}]}, 400),
+        ({"messages": [{"role": "system", "content": CANARY}]}, 400),
+        ({"model": 7}, 422),
+        ({"model": ""}, 422),
+        ({"model": None}, 422),
+        ({"stream": "yes"}, 422),
+        ({"stream_options": "yes"}, 422),
+        ({"racer": CANARY}, 422),
+        ({"racer": {"alhpa": 0.1}}, 422),
+        ({"racer": {"alpha": 0.1, "query": CANARY}}, 422),
+        ({"racer": {"score": "best"}}, 422),
+        ({"racer": {"on_abstain": "guess"}}, 422),
+        ({"racer": {"usage": True}}, 422),
+        ({"racer": {"candidates": []}}, 422),
+        ({"racer": {"candidates": "adder"}}, 422),
+        ({"racer": {"candidates": ["adder", "nobody"]}}, 404),
+    ],
+    ids=str,
+)
+def test_a_chat_body_of_another_shape(
+    gateway: Gateway, pool: FakePool, fields: dict[str, Any], status: int
+) -> None:
+    """The error names the field and repeats no value."""
+    body = {"model": "auto", "messages": user(CANARY), **fields}
+    error = checked(gateway.post("/v1/chat/completions", json=body), status)
+    assert error["param"], error
+    assert error["param"].partition(".")[0] in (*fields, *fields.get("racer", {}))
+    assert pool.asked() == []
+
+
+@pytest.mark.parametrize(
+    ("alpha", "status"),
+    [(0, 400), (1, 400), (1.5, 400), (-0.1, 400), (1e-400, 400), (10**30, 400),
+     ("0.1", 422), ("x", 422), (True, 422), ([0.1], 422), ({}, 422)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_alpha_is_a_probability(gateway: Gateway, path: str, alpha: Any, status: int) -> None:
+    """Outside (0, 1) is 400, another type 422; the error names alpha."""
+    if path == "/calibrate" and status == 422 and alpha in ("0.1", True):
+        pytest.skip("a query parameter is text, so that calibration reads 0.1 from it")
+    bodies = {
+        "/route": {"query": CANARY, "alpha": alpha},
+        "/v1/chat/completions": {
+            "model": "auto", "messages": user(CANARY), "racer": {"alpha": alpha}
+        },
+        "/calibrate": {"rows": [{"query": CANARY, "correct": {}}], "alpha": alpha},
+    }  # fmt: skip
+    if path == "/calibrate":
+        right = {"adder": True, "speller": False, "poet": False}
+        bodies[path]["rows"][0]["correct"] = right
+    error = checked(gateway.post(path, ADMIN_KEY, json=bodies[path]), status)
+    assert error["param"].endswith("alpha")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"query": CANARY, "messages": user(CANARY)},
+        {"query": 7},
+        {"query": ["x"]},
+        {"messages": []},
+        {"query": CANARY, "execute": "yes"},
+    ],
+    ids=str,
+)
+def test_a_route_body_of_another_shape(gateway: Gateway, body: dict[str, Any]) -> None:
+    """Either a query or messages, of the right types."""
+    assert checked(gateway.post("/route", json=body), 422)["code"] == "invalid_schema"
+
+
+@pytest.mark.parametrize("query", ["", "  ", "\n"])
+def test_an_empty_query_is_a_bad_request(gateway: Gateway, query: str) -> None:
+    """There is nothing to route on."""
+    assert checked(gateway.post("/route", json={"query": query}), 400)["param"] == "query"
+    with pytest.raises(openai.BadRequestError):
+        gateway.openai().chat.completions.create(model="auto", messages=user(query))
+
+
+def test_a_typo_beside_the_query_is_not_ignored(gateway: Gateway) -> None:
+    """An option that ``/route`` would silently drop could change what alpha was meant."""
+    error = checked(gateway.post("/route", json={"query": ONE, "alhpa": 0.01}), 422)
+    assert "alhpa" in error["message"]
+    assert "Value error" not in error["message"]  # pydantic's own words
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"},
+     {"content-type": "application/xml"}, {**JSON, "content-encoding": "gzip"},
+     {**JSON, "content-encoding": "br"}, {**JSON, "content-encoding": "identity, gzip"}],
+    ids=str,
+)  # fmt: skip
+def test_other_bodies_than_plain_json_are_refused(
+    gateway: Gateway, path: str, headers: dict[str, str]
+) -> None:
+    """A wrong content type, and any compressed body, is 415."""
+    body = json.dumps({"query": CANARY}).encode()
+    if "gzip" in headers.get("content-encoding", ""):
+        body = gzip.compress(body)
+    error = checked(send(gateway, path, body, headers), 415)
+    assert error["code"] == "unsupported_body"
+
+
+def test_json_with_a_charset_is_json(gateway: Gateway) -> None:
+    """Clients like to name the encoding."""
+    headers = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
+    assert send(gateway, "/route", b'{"query": "What?"}', headers).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def small(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with small limits."""
+    limits = {"body_bytes": 2_000, "upload_bytes": 3_000, "query_chars": 100}
+    path = configure(tmp_path_factory.mktemp("small"), artifact, _pool.url, limits=limits)
+    with running(path, ENVIRONMENT) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("path", [*ENDPOINTS, "/calibrations/x/activate"])
+def test_a_body_over_the_limit_is_refused(small: Gateway, path: str) -> None:
+    """By its announced length, and while counting when it announces none."""
+    body = json.dumps({"query": CANARY * 300}).encode()
+    error = checked(send(small, path, body, JSON), 413)
+    assert error["code"] == "too_large"
+    with small.http(ADMIN_KEY) as client:
+        pieces = (body[start : start + 500] for start in range(0, len(body), 500))
+        checked(client.post(path, content=pieces, headers=JSON), 413)
+
+
+def test_a_file_over_the_limit_is_refused(small: Gateway) -> None:
+    """A form is counted whole."""
+    with small.http(ADMIN_KEY) as client:
+        files = {"file": ("rows.jsonl", (CANARY * 300).encode())}
+        checked(client.post("/calibrate", files=files), 413)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/models/nothing", 404),
+        ("GET", "/v1", 404),
+        ("POST", "/v1/completions", 404),
+        ("GET", "/calibrations/nothing", 404),
+        ("POST", "/calibrations/nothing/activate", 404),
+        ("GET", "/route", 405),
+        ("PUT", "/route", 405),
+        ("DELETE", "/calibrations/nothing", 405),
+        ("PATCH", "/v1/chat/completions", 405),
+        ("POST", "/healthz", 405),
+    ],
+)
+def test_what_is_not_there(gateway: Gateway, method: str, path: str, status: int) -> None:
+    """Unknown paths and methods have the envelope too."""
+    with gateway.http(ADMIN_KEY) as client:
+        response = client.request(method, path)
+    error = checked(response, status)
+    assert error["type"] == "invalid_request_error"
+    if status == 405:
+        assert response.headers["allow"]  # RFC 9110, 15.5.6
+
+
+def test_a_slash_too_many_is_not_found(gateway: Gateway) -> None:
+    """No redirect to wherever the Host header says."""
+    with gateway.http() as client:
+        headers = {"host": "elsewhere.example"}
+        response = client.post("/route/", json={"query": CANARY}, headers=headers)
+    checked(response, 404)
+
+
+def test_bad_request_through_the_official_client(gateway: Gateway) -> None:
+    """400 and 422 are the client's own exceptions, with code and param."""
+    client = gateway.openai()
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(
+            model="auto", messages=user(ONE), extra_body={"racer": {"alpha": 2}}
+        )
+    assert (bad.value.code, bad.value.param) == ("invalid_request", "alpha")
+    with pytest.raises(openai.UnprocessableEntityError) as shape:
+        client.chat.completions.create(
+            model="auto", messages=user(ONE), extra_body={"racer": {"alpha": "x"}}
+        )
+    assert (shape.value.code, shape.value.param) == ("invalid_schema", "racer.alpha")
+
+
+def test_uncalibrated_is_unavailable(serve: Serve) -> None:
+    """Before the first calibration queries get 503 and the cure; ``/readyz`` says the same."""
+    gateway = serve(calibrated=False)
+    error = checked(gateway.ask(CANARY), 503)
+    assert error["code"] == "not_calibrated"
+    assert "POST /calibrate" in error["message"]
+    assert checked(gateway.post("/route", json={"query": CANARY}), 503)["code"] == "not_calibrated"
+    ready = gateway.get("/readyz")
+    assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
+    assert gateway.get("/healthz").status_code == 200
+    with pytest.raises(openai.InternalServerError):
+        gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: routing raises what nobody expects, with a prompt in its text."""
+
+    async def route(*_: object) -> None:
+        raise RuntimeError(CANARY)
+
+    monkeypatch.setattr(RoutingService, "route", route)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_an_unknown_failure_says_nothing(gateway: Gateway, fields: dict[str, Any]) -> None:
+    """A bug is 500 in the envelope; the text of the exception may hold a prompt."""
+    with gateway.http() as client:
+        body = {"model": "auto", "messages": user(CANARY), **fields}
+        error = checked(client.post("/v1/chat/completions", json=body), 500)
+    assert error["type"] == "api_error"
+
+
+@pytest.mark.usefixtures("broken")
+def test_an_unknown_failure_is_counted_and_keeps_the_connection(serve: Serve) -> None:
+    """A 500 is in the metrics, and the connection either stays or was announced to close."""
+    gateway = serve(calibrated=False)
+    host, port = gateway.url.removeprefix("http://").split(":")
+    request = (
+        f"POST /route HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ADMIN_KEY}\r\n"
+        'content-type: application/json\r\ncontent-length: 13\r\n\r\n{"query":"?"}'
+    )
+    with socket.create_connection((host, int(port)), timeout=1) as connection:
+        connection.sendall(request.encode())
+        answer = connection.recv(10_000)
+        assert b" 500 " in answer.splitlines()[0]
+        announced = b"connection: close" in answer.lower()
+        try:
+            while connection.recv(10_000):
+                pass
+        except TimeoutError:  # still open, and nothing more to say
+            closed = False
+        else:
+            closed = True
+    assert announced or not closed
+    assert 'racer_requests_total{route="/route",status="500"} 1.0' in gateway.get("/metrics").text
+
+
+def test_errors_are_counted_with_their_route(serve: Serve) -> None:
+    """Status and route template; what a client invents is one label."""
+    gateway = serve(calibrated=False)
+    for number in range(3):
+        gateway.get(f"/{CANARY}/{number}")
+        gateway.get(f"/v1/models/{CANARY}{number}")
+    metrics = gateway.get("/metrics").text
+    assert 'racer_requests_total{route="unmatched",status="404"} 3.0' in metrics
+    assert CANARY not in metrics
+
+
+def test_options_beside_the_racer_block_are_not_lost(gateway: Gateway) -> None:
+    """An alpha at the top level is refused or used, but never dropped without a word."""
+    response = gateway.ask(ONE, alpha=0.2)
+    if response.status_code == 200:
+        assert response.json()["racer"]["certificate"]["guarantee"]["alpha"] == 0.2
+    else:
+        checked(response, 422)
+
+
+def test_every_error_of_ours_has_a_status() -> None:
+    """One table: every class below RacerError is found along its MRO, with an OpenAI type."""
+
+    def below(kind: type[Exception]) -> list[type[Exception]]:
+        return [each for sub in kind.__subclasses__() for each in (sub, *below(sub))]
+
+    for kind in (RacerError, *below(RacerError)):
+        status, error_type, code = STATUS[next(each for each in kind.__mro__ if each in STATUS)]
+        assert 400 <= status < 600
+        assert error_type.endswith("_error")
+        assert code

@@ -1,0 +1,289 @@
+"""Who may do what: two keys, two roles, and a door that is shut unless it is opened."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import openai
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from app import main, settings
+from app.errors import SettingsError
+from app.lifespan import Services
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    labelled,
+    user,
+)
+from .fake_pool import FakePool
+
+PUBLIC = {"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
+ADMIN = {
+    ("POST", "/calibrate"),
+    ("POST", "/v1/calibrate"),
+    ("GET", "/calibrations"),
+    ("GET", "/calibrations/{calibration_id}"),
+    ("POST", "/calibrations/{calibration_id}/activate"),
+}
+WRONG_KEYS = [
+    "Bearer wrong-key-of-the-tests",
+    f"Bearer {DATA_KEY}x",
+    f"Bearer {DATA_KEY[:-1]}",
+    f"Basic {DATA_KEY}",
+    DATA_KEY,
+    "Bearer",
+    "",
+    "Bearer ' OR 1=1 --",
+    "Bearer " + "x" * 10_000,
+    "Bearer \xe9",
+]
+
+
+@pytest.fixture
+def routes(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> tuple[Gateway, set[tuple[str, str]]]:
+    """A gateway, and every (method, path) that its application really has."""
+    built: list[FastAPI] = []
+
+    def create_app(services: Services) -> FastAPI:
+        built.append(main.create_app(services))
+        return built[0]
+
+    monkeypatch.setattr("app.server.create_app", create_app)
+    gateway = serve(calibrated=False)
+    return gateway, {
+        (method, str(route.path))
+        for route in iter_route_contexts(built[0].routes)
+        for method in route.methods or {"ANY"}  # a mount or a socket has none: it fails below
+        if method != "HEAD"
+    }
+
+
+def test_every_route_but_the_public_ones_needs_a_key(
+    routes: tuple[Gateway, set[tuple[str, str]]],
+) -> None:
+    """A route that is added without a key fails here, whatever it is."""
+    gateway, found = routes
+    assert found > ADMIN
+    assert len(found) > 14
+    with gateway.http(None) as client:
+        for method, path in sorted(found):
+            url = path.replace("{model_id:path}", "adder").replace("{model_id}", "adder")
+            status = client.request(method, url.replace("{calibration_id}", "x")).status_code
+            if path in PUBLIC:
+                assert status in (200, 503), (method, path)  # /readyz: not calibrated
+            else:
+                assert status == 401, (method, path)
+
+
+def test_admin_routes_refuse_the_data_key(routes: tuple[Gateway, set[tuple[str, str]]]) -> None:
+    """403 on exactly the admin routes; the data key opens the rest."""
+    gateway, found = routes
+    with gateway.http(DATA_KEY) as client:
+        refused = {
+            (method, path)
+            for method, path in found
+            if client.request(method, path.replace("{calibration_id}", "x")).status_code == 403
+        }
+    assert refused == ADMIN
+
+
+def test_other_methods_never_get_in(gateway: Gateway) -> None:
+    """HEAD, OPTIONS, TRACE and the rest have no effect and no side door on any path."""
+    with gateway.http(None) as client:
+        for method in ("HEAD", "OPTIONS", "PUT", "PATCH", "DELETE", "TRACE"):
+            for path in ("/calibrate", "/calibrations", "/route", "/v1/chat/completions"):
+                assert client.request(method, path).status_code in (401, 403, 405), (method, path)
+
+
+@pytest.mark.parametrize(
+    "path", ["//calibrations", "/calibrations/", "/%2e%2e/calibrations", "/./calibrations",
+             "/calibrations%2f", "/CALIBRATIONS"]
+)  # fmt: skip
+def test_no_spelling_of_a_path_gets_past_the_key(gateway: Gateway, path: str) -> None:
+    """What is routed is what is authorised."""
+    with gateway.http(None) as client:
+        for headers in ({}, {"x-original-url": "/healthz"}, {"x-forwarded-prefix": "/healthz"}):
+            assert client.get(path, headers=headers).status_code in (401, 403, 404, 307)
+
+
+@pytest.mark.parametrize("header", WRONG_KEYS, ids=lambda header: header[:24])
+def test_a_wrong_key_is_unauthorized(gateway: Gateway, pool: FakePool, header: str) -> None:
+    """401 with the envelope and the scheme, on data and on admin routes; nobody is asked."""
+    with gateway.http(None) as client:
+        for path in ("/v1/chat/completions", "/calibrate"):
+            headers = {"authorization": header.encode("latin-1")}
+            response = client.post(path, json={}, headers=headers)
+            assert response.status_code == 401
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["x-should-retry"] == "false"
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert "wrong-key" not in response.text
+    assert pool.asked() == []
+
+
+def test_the_key_is_checked_before_the_body(gateway: Gateway) -> None:
+    """Strangers learn nothing about how bodies are read."""
+    for body in (b"{", b"\xff", b"[" * 100_000):
+        assert gateway.post("/route", None, content=body).status_code == 401
+
+
+def test_keys_through_the_official_client(gateway: Gateway) -> None:
+    """A wrong key is AuthenticationError; both real keys may ask."""
+    with pytest.raises(openai.AuthenticationError):
+        gateway.openai("wrong-key-of-the-tests").models.list()
+    for key in (DATA_KEY, ADMIN_KEY):
+        assert gateway.openai(key).models.list().data
+    with gateway.http(None) as client:
+        headers = {"authorization": f"bearer   {DATA_KEY}"}
+        assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_keys_are_compared_in_constant_time(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is sent, digests of one length meet in ``compare_digest``, never the keys."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return one == other
+
+    monkeypatch.setattr("app.security.hmac.compare_digest", compare_digest)
+    assert gateway.get("/v1/models", DATA_KEY).status_code == 200
+    assert gateway.get("/v1/models", "x").status_code == 401
+    assert {len(each) for pair in compared for each in pair} == {32}
+    assert len(compared) == 3  # data; data and admin
+
+
+def test_admin_is_off_until_its_key_is_set(serve: Serve) -> None:
+    """Without an admin key every admin route is 403 for everyone, on loopback too."""
+    gateway = serve(environment={"RACER_DATA_KEY": DATA_KEY}, calibrated=False)
+    for key in (None, DATA_KEY, ADMIN_KEY, ""):
+        response = gateway.post("/calibrate", key, json={"rows": as_json(labelled(0, 4))})
+        assert response.status_code == 403
+        assert "RACER_ADMIN_KEY" in response.json()["error"]["message"]
+        assert gateway.get("/calibrations", key).status_code == 403
+    assert gateway.get("/v1/models", DATA_KEY).status_code == 200
+
+
+def test_without_a_data_key_loopback_is_open(serve: Serve, pool: FakePool) -> None:
+    """The first try needs no key, but calibrating still does."""
+    gateway = serve(environment={"RACER_ADMIN_KEY": ADMIN_KEY})
+    assert gateway.openai("unused").chat.completions.create(model="auto", messages=user(ONE))
+    assert gateway.get("/metrics", None).status_code == 200
+    assert gateway.post("/calibrate", None, json={}).status_code == 401
+    assert gateway.post("/calibrate", "wrong", json={}).status_code == 401
+
+
+def load(tmp_path: Path, artifact: Path, environment: dict[str, str], **changes: object) -> None:
+    """Read a configuration with these keys."""
+    settings.load(configure(tmp_path, artifact, "http://127.0.0.1:1/v1", **changes), environment)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example", "127.0.0.1.nip"])
+def test_an_open_door_needs_a_data_key(tmp_path: Path, artifact: Path, host: str) -> None:
+    """An address that others can reach stops the start without a key, and starts with one."""
+    with pytest.raises(SettingsError, match=r"RACER_DATA_KEY.*127\.0\.0\.1"):
+        load(tmp_path, artifact, {"RACER_ADMIN_KEY": ADMIN_KEY}, host=host)
+    load(tmp_path, artifact, ENVIRONMENT, host=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_loopback_needs_none(tmp_path: Path, artifact: Path, host: str) -> None:
+    """Every spelling of this machine."""
+    load(tmp_path, artifact, {}, host=host)
+
+
+@pytest.mark.parametrize("variable", ["RACER_DATA_KEY", "RACER_ADMIN_KEY"])
+@pytest.mark.parametrize("key", ["sk-1234", "changeme", "x", "fifteen-chars--"])
+def test_a_weak_key_is_refused(tmp_path: Path, artifact: Path, variable: str, key: str) -> None:
+    """The error names the variable and how to make a key, and does not repeat the key."""
+    with pytest.raises(SettingsError, match="openssl rand") as caught:
+        load(tmp_path, artifact, {variable: key})
+    assert variable in str(caught.value)
+    assert key == "x" or key not in str(caught.value)
+
+
+@pytest.mark.parametrize("variable", ["RACER_DATA_KEY", "RACER_ADMIN_KEY"])
+@pytest.mark.parametrize(
+    "key", ["a-good-key-of-24-chars-\n", " a-good-key-of-24-chars", "clé-secrète-123456"]
+)
+def test_a_key_that_no_client_can_send_is_refused(
+    tmp_path: Path, artifact: Path, variable: str, key: str
+) -> None:
+    """A line end from a secrets file, or a letter outside ASCII, would never match a header."""
+    with pytest.raises(SettingsError, match=variable):
+        load(tmp_path, artifact, {variable: key})
+
+
+def test_one_key_for_both_roles_is_refused(tmp_path: Path, artifact: Path) -> None:
+    """Whoever may ask could calibrate."""
+    with pytest.raises(SettingsError, match="must differ") as caught:
+        load(tmp_path, artifact, {"RACER_DATA_KEY": DATA_KEY, "RACER_ADMIN_KEY": DATA_KEY})
+    assert DATA_KEY not in str(caught.value)
+
+
+def test_keys_can_have_other_names(serve: Serve) -> None:
+    """The configuration names the variables; the usual ones then mean nothing."""
+    gateway = serve(
+        data_key_env="OURS",
+        environment={"OURS": "our-own-data-key-1", **ENVIRONMENT},
+        calibrated=False,
+    )
+    assert gateway.get("/v1/models", "our-own-data-key-1").status_code == 200
+    assert gateway.get("/v1/models", DATA_KEY).status_code == 401
+
+
+def test_secrets_and_prompts_are_in_no_log_metric_or_error(
+    serve: Serve, pool: FakePool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Canary keys and a canary prompt go through every kind of answer; nothing repeats them."""
+    upstream_key, prompt = "the-adders-own-key", "CANARY-prompt-41"
+    said: list[str] = []
+    servers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "aiohttp", "app")]
+    with caplog.at_level(logging.DEBUG):
+        gateway = serve(
+            candidates=[
+                {"name": n, "base_url": pool.url, "api_key_env": "KEY", "timeout_s": 0.3}
+                for n in ("adder", "speller", "poet")
+            ],
+            environment={**ENVIRONMENT, "KEY": upstream_key},
+        )
+        for each in servers:
+            each.addHandler(caplog.handler)
+        try:
+            for fault in (None, "500", "not_openai", "reset", "hang"):
+                for name in ("adder", "speller", "poet"):
+                    pool.say(name, "42", fault=fault)
+                for racer in ({}, {"alpha": 0.001}, {"alpha": 7}, {"candidates": ["nobody"]}):
+                    response = gateway.ask(f"{prompt} {ONE}", racer)
+                    said += [response.text.replace(response.json().get("id", ""), "")]
+                    said += [str(response.headers)]
+            said.append(gateway.post("/calibrate", ADMIN_KEY, json={"rows": [prompt]}).text)
+            said.append(gateway.post("/calibrate", DATA_KEY, json={"rows": [prompt]}).text)
+            said.append(gateway.get("/metrics").text)
+            said.append(gateway.get("/readyz").text)
+            said.append(gateway.get("/openapi.json").text)
+        finally:
+            for each in servers:
+                each.removeHandler(caplog.handler)
+    clients = ("httpx", "httpcore", "openai")
+    said += [
+        f"{each.getMessage()} {each.exc_text}"
+        for each in caplog.records
+        if not each.name.startswith(clients)
+    ]
+    assert pool.headers[0]["authorization"] == f"Bearer {upstream_key}"
+    for secret in (DATA_KEY, ADMIN_KEY, upstream_key, prompt):
+        assert not [text for text in said if secret in text], secret

@@ -1,0 +1,123 @@
+"""``kill -9`` at any moment: what was acknowledged is there, whole, and exactly one is active."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from app.store import Store
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
+from .fake_pool import FakePool
+
+WRITER = Path(__file__).with_name("store_writer.py")
+
+
+def kill_and_look(store: Path, kills: int) -> int:
+    """Let a writer be killed so often; return how many records it had acknowledged."""
+    done = subprocess.run(
+        [sys.executable, str(WRITER), str(store), str(kills)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["torch"] is False, "app.store must not pull torch: kills would take minutes"
+    assert result["killed"] == kills
+    connection = sqlite3.connect(store)
+    try:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    finally:
+        connection.close()
+    with Store(f"sqlite:///{store}") as opened:
+        kept = {each.id: each for each in opened.summaries()}
+        assert set(result["added"]) <= set(kept), "an acknowledged record is lost"
+        assert [each.active for each in kept.values()].count(True) == 1
+        active = opened.active()
+        assert active is not None
+        assert kept[active.id].active
+        for name in kept:  # every one is whole: its digest fits its bytes
+            opened.activate(name, None, active.artifact)
+        # The last acknowledged activation holds, unless a later, unacknowledged one got through.
+        assert result["stale"] == 0
+    return len(result["added"])
+
+
+def test_no_acknowledged_calibration_is_lost(tmp_path: Path) -> None:
+    """Twenty-five kills at random moments of adding and activating."""
+    assert kill_and_look(tmp_path / "racer.db", 25) > 12
+
+
+@pytest.mark.slow
+def test_no_acknowledged_calibration_is_lost_in_two_hundred_kills(tmp_path: Path) -> None:
+    """The figure that the documentation promises."""
+    assert kill_and_look(tmp_path / "racer.db", 200) > 100
+
+
+def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """``racer serve`` is killed, started again, and decides with the same calibration at once."""
+    port = _free_port()
+    config = configure(tmp_path, artifact, pool.url, port=port)
+    url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_KEY}"}
+    with httpx2.Client(base_url=url, headers=headers, verify=False, trust_env=False) as client:
+        process = _serve(config)
+        try:
+            _wait(client, process)
+            rows = {"rows": as_json(labelled(10_000, 60))}
+            identity = client.post("/calibrate", json=rows, timeout=30).json()["id"]
+            before = decided(client.post("/route", json={"query": ONE}).json())
+        finally:
+            process.kill()
+            process.communicate()
+        process = _serve(config)
+        try:
+            _wait(client, process)
+            assert client.get("/readyz").json() == {"status": "ready", "calibration": identity}
+            assert decided(client.post("/route", json={"query": ONE}).json()) == before
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, errors
+    assert b"Traceback" not in errors
+
+
+def _serve(config: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
+    environment = {**os.environ, **ENVIRONMENT}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def _wait(client: httpx2.Client, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[1]
+        try:
+            client.get("/healthz")
+        except httpx2.TransportError:
+            time.sleep(0.05)
+        else:
+            return
+    pytest.fail("the gateway did not start")
+
+
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return int(unused.getsockname()[1])

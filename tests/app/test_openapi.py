@@ -1,0 +1,76 @@
+"""The interface description: public, complete, and about the same paths as the program."""
+
+from __future__ import annotations
+
+from .conftest import Gateway
+
+ENDPOINTS = {
+    "/route": {"post"},
+    "/v1/chat/completions": {"post"},
+    "/calibrate": {"post"},
+    "/calibrations": {"get"},
+    "/calibrations/{calibration_id}": {"get"},
+    "/calibrations/{calibration_id}/activate": {"post"},
+    "/v1/models": {"get"},
+    "/healthz": {"get"},
+    "/readyz": {"get"},
+    "/metrics": {"get"},
+}
+
+
+def test_the_page_answers_without_a_key(gateway: Gateway) -> None:
+    """``/docs`` is HTML that loads the description."""
+    page = gateway.get("/docs", None)
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in page.text
+
+
+def test_the_description_lists_every_endpoint(gateway: Gateway) -> None:
+    """Every promised path with its methods, a summary each, and a model by its id."""
+    document = gateway.get("/openapi.json", None).json()
+    paths = {path: set(methods) for path, methods in document["paths"].items()}
+    assert paths.items() >= ENDPOINTS.items()
+    assert any(path.startswith("/v1/models/{model_id") for path in paths)
+    assert len(paths) == len(ENDPOINTS) + 1
+    for methods in document["paths"].values():
+        assert all(operation["summary"] for operation in methods.values())
+
+
+def test_bodies_are_described(gateway: Gateway) -> None:
+    """The fields that a client may send stand in the schemas, and every reference resolves."""
+    document = gateway.get("/openapi.json", None).json()
+
+    def schema(path: str, kind: str = "application/json") -> dict[str, object]:
+        return document["paths"][path]["post"]["requestBody"]["content"][kind]["schema"]
+
+    assert {"query", "messages", "alpha", "score", "candidates", "execute"} <= set(
+        schema("/route")["properties"]  # type: ignore[call-overload]
+    )
+    assert {"model", "messages", "stream", "racer"} <= set(
+        schema("/v1/chat/completions")["properties"]  # type: ignore[call-overload]
+    )
+    assert {"rows", "alpha", "delta", "dry_run", "expected_active_id"} <= set(
+        schema("/calibrate")["properties"]  # type: ignore[call-overload]
+    )
+    assert schema("/calibrate", "application/x-ndjson")
+    assert schema("/calibrate", "multipart/form-data")
+
+
+def test_every_reference_resolves(gateway: Gateway) -> None:
+    """A tool that reads the description finds what it points at."""
+    document = gateway.get("/openapi.json", None).json()
+
+    def references(node: object) -> set[str]:
+        if isinstance(node, dict):
+            own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+            return own.union(*(references(value) for value in node.values()))
+        return (
+            set().union(*(references(value) for value in node)) if isinstance(node, list) else set()
+        )
+
+    for reference in references(document["paths"]):
+        node = document
+        for part in reference.removeprefix("#/").split("/"):
+            assert part in node, reference
+            node = node[part]

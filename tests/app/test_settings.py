@@ -1,0 +1,317 @@
+"""A wrong configuration stops the start: one sentence, exit code 2, through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app import server, settings
+from app.errors import SettingsError
+from racer_core.artifacts import CandidateSpec
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.train import train
+
+from .conftest import POOL, Command, candidates, configure, labelled
+
+URL = "http://127.0.0.1:1/v1"
+
+
+def refused(racer: Command, path: Path, *words: str) -> str:
+    """``racer validate`` and ``racer serve`` say the same one sentence and exit with 2."""
+    said = ""
+    for command in ("validate", "serve"):
+        code, out, said = racer(command, "--config", path)
+        assert (code, out) == (2, ""), said
+        assert said.startswith("racer: ")
+        assert said.count("\n") == 1
+        assert said.endswith("\n")
+        assert "Traceback" not in said
+        assert "Value error" not in said  # pydantic's own words
+        for word in words:
+            assert word in said
+    return said
+
+
+def test_a_good_configuration_is_validated(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """The control of everything below: pool, router and encoder are named."""
+    path = configure(tmp_path, artifact, URL)
+    code, out, said = racer("validate", "--config", path, "--json")
+    assert (code, said) == (0, "")
+    assert json.loads(out) == {
+        "config": str(path),
+        "pool": list(POOL),
+        "router": "knn",
+        "encoder": "char-ngrams",
+        "backend": "numpy",
+        "dtype": "float32",
+    }
+    code, out, _ = racer("validate", "--config", path)
+    assert code == 0
+    assert "adder, speller, poet" in out
+
+
+FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unknown_key": ({"prot": 80}, ("prot",)),
+    "unknown_key_inside": ({"limits": {"bodybytes": 1}}, ("limits.bodybytes",)),
+    "schema_version": ({"schema_version": 2}, ("schema_version",)),
+    "port_too_large": ({"port": 70_000}, ("port",)),
+    "port_is_text": ({"port": "http"}, ("port",)),
+    "alpha_0": ({"routing": {"alpha": 0}}, ("routing.alpha",)),
+    "alpha_1": ({"routing": {"alpha": 1}}, ("routing.alpha",)),
+    "alpha_nan": ({"routing": {"alpha": float("nan")}}, ("routing.alpha",)),
+    "score": ({"routing": {"score": "best"}}, ("routing.score",)),
+    "on_abstain": ({"routing": {"on_abstain": "guess"}}, ("routing.on_abstain",)),
+    "limit_0": ({"limits": {"queue": 0}}, ("limits.queue",)),
+    "limit_nan": ({"limits": {"route_timeout_s": float("nan")}}, ("limits.route_timeout_s",)),
+    "no_candidates": ({"candidates": []}, ("candidates",)),
+    "candidates_are_text": ({"candidates": "adder"}, ("candidates",)),
+    "twice": ({"candidates": candidates(URL)[:1] * 2}, ("candidates", "adder")),
+    "auto": ({"candidates": [{"name": "auto", "base_url": URL}]}, ("candidates", "auto")),
+    "name_with_space": ({"candidates": [{"name": "a b", "base_url": URL}]}, ("candidates.0.name",)),
+    "name_with_comma": ({"candidates": [{"name": "a,b", "base_url": URL}]}, ("candidates.0.name",)),
+    "name_outside_ascii": ({"candidates": [{"name": "é", "base_url": URL}]}, ("candidates.0",)),
+    "name_with_line_end": (
+        {"candidates": [{"name": "a\n", "base_url": URL}]}, ("candidates.0.name",)
+    ),
+    "no_url": ({"candidates": [{"name": "a"}]}, ("candidates.0.base_url",)),
+    "timeout_0": (
+        {"candidates": [{"name": "a", "base_url": URL, "timeout_s": 0}]},
+        ("candidates.0.timeout_s",),
+    ),
+    "key_in_the_file": (
+        {"candidates": [{"name": "a", "base_url": URL, "api_key": "sk-1"}]},
+        ("candidates.0.api_key",),
+    ),
+    "missing_candidate_key": (
+        {"candidates": candidates(URL, poet={"api_key_env": "NO_SUCH_KEY"})}, ("$NO_SUCH_KEY",)
+    ),
+    "open_door": ({"host": "0.0.0.0"}, ("0.0.0.0", "$RACER_DATA_KEY")),
+    "other_order": ({"candidates": candidates(URL)[::-1]}, ("pool", "poet")),
+    "fewer": ({"candidates": candidates(URL)[:2]}, ("pool", "poet")),
+    "more": (
+        {"candidates": [*candidates(URL), {"name": "x", "base_url": URL}]}, ("pool", "'x'")
+    ),
+    "encoder_dtype": ({"encoder": {"dtype": "bfloat16"}}, ("encoder.dtype", "bfloat16")),
+    "encoder_backend": ({"encoder": {"backend": "cuda"}}, ("encoder.backend", "cuda")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FIELDS)
+def test_a_wrong_field_is_named(racer: Command, tmp_path: Path, artifact: Path, case: str) -> None:
+    """The file or the field, and what is wrong with it."""
+    changes, words = FIELDS[case]
+    refused(racer, configure(tmp_path, artifact, URL, **changes), *words)
+
+
+def test_an_artifact_that_is_not_there(racer: Command, tmp_path: Path) -> None:
+    """The folder is named."""
+    refused(racer, configure(tmp_path, Path("/no/such/folder"), URL), "/no/such/folder")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://host/v1", "localhost:8000/v1", "host", "", "http://", "http:///v1", "http://host/v1?x=1",
+     "http://host/v1#x", "http://host:99999/v1", "http://host:x/v1", "http://[::1/v1",
+     "http://ho st/v1", "file:///etc/passwd", 7],
+)  # fmt: skip
+def test_a_url_that_cannot_be_called_is_named(
+    racer: Command, tmp_path: Path, artifact: Path, url: object
+) -> None:
+    """Found at the start, not at the first request."""
+    path = configure(tmp_path, artifact, URL, candidates=candidates(URL, adder={"base_url": url}))
+    refused(racer, path, "candidates.0.base_url")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [1",
+        "a: b: c",
+        "\t- x",
+        "just text",
+        "- a\n- b\n",
+        "",
+        "42",
+        "a: &x [*x]",
+        "!!python/object/apply:os.system ['true']",
+        "date: 2020-99-99",
+        "1: 2",
+        "{[1]: 2}",
+        "a: \x00",
+        "[" * 5_000,
+    ],
+    ids=lambda text: repr(text[:20]),
+)
+def test_a_file_that_is_no_configuration(racer: Command, tmp_path: Path, text: str) -> None:
+    """Whatever YAML makes of it."""
+    path = tmp_path / "racer.yaml"
+    path.write_text(text, encoding="utf-8")
+    refused(racer, path, "racer.yaml")
+
+
+def test_a_file_that_cannot_be_read(racer: Command, tmp_path: Path) -> None:
+    """Missing, a folder, or not UTF-8."""
+    refused(racer, tmp_path / "missing.yaml", "missing.yaml", "No such file")
+    refused(racer, tmp_path, "directory")
+    (tmp_path / "latin1.yaml").write_bytes(b"host: \xe9")
+    refused(racer, tmp_path / "latin1.yaml", "latin1.yaml")
+
+
+def test_a_key_that_stands_twice_is_refused(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """YAML would take the last: whoever reads the first believes in another alpha."""
+    path = configure(tmp_path, artifact, URL)
+    path.write_text(path.read_text() + "routing: {alpha: 0.1}\nrouting: {alpha: 0.5}\n")
+    refused(racer, path, "routing")
+
+
+def test_every_problem_is_listed(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """One look is enough to repair the file."""
+    path = configure(tmp_path, artifact, URL, port=-1, routing={"alpha": 2}, typo=1)
+    refused(racer, path, "port", "routing.alpha", "typo")
+
+
+def test_candidates_must_be_as_they_were_labelled(racer: Command, tmp_path: Path) -> None:
+    """Another temperature than the labels' is refused; the same, or one nobody noted, is not."""
+    artifact = tmp_path / "artifact"
+    train(
+        labelled(0, 40),
+        labelled(5_000, 40),
+        artifact,
+        encoder=CharNgramEncoder(),
+        kind="knn",
+        candidates=[CandidateSpec(name=name, parameters={"temperature": 0}) for name in POOL],
+    )
+    same = candidates(URL, parameters={"temperature": 0})
+    path = configure(tmp_path, artifact, URL, candidates=same)
+    assert racer("validate", "--config", path)[0] == 0
+    other = candidates(URL, parameters={"temperature": 0}, poet={"parameters": {"temperature": 1}})
+    path = configure(tmp_path, artifact, URL, candidates=other)
+    refused(racer, path, "poet", "temperature")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "router.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "nonsense"])
+def test_a_damaged_artifact_is_one_sentence(
+    racer: Command, tmp_path: Path, artifact: Path, name: str, damage: str
+) -> None:
+    """Missing, half or other files."""
+    folder = tmp_path / "artifact"
+    shutil.copytree(artifact, folder)
+    file = folder / name
+    match damage:
+        case "missing":
+            file.unlink()
+        case "cut":
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        case _:
+            file.write_bytes(b'{"schema_version": 1}')
+    refused(racer, configure(tmp_path, folder, URL), str(folder))
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["sqlite:////no/such/folder/racer.db", "sqlite:///{here}", "nonsense", "sqlite:///{text}"],
+)
+def test_a_store_that_cannot_be_written_stops_the_start(
+    racer: Command, tmp_path: Path, artifact: Path, store: str
+) -> None:
+    """``racer serve`` ends before a socket accepts."""
+    (tmp_path / "text").write_text("no database " * 1_000)
+    url = store.format(here=tmp_path, text=tmp_path / "text")
+    path = configure(tmp_path, artifact, URL, store=url)
+    code, out, said = racer("serve", "--config", path)
+    assert (code, out) == (2, "")
+    assert said.startswith("racer: store ")
+    assert said.count("\n") == 1
+
+
+def test_a_store_is_beside_its_configuration(tmp_path: Path, artifact: Path) -> None:
+    """Relative paths are relative to the file, absolute ones stay, memory stays memory."""
+    for store, expected in (
+        ("sqlite:///racer.db", f"sqlite:///{tmp_path}/racer.db"),
+        ("sqlite:////var/x.db", "sqlite:////var/x.db"),
+        ("postgresql://h/d", "postgresql://h/d"),
+    ):
+        path = configure(tmp_path, artifact, URL, store=store)
+        assert settings.load(path, {})[0].store == expected
+    shutil.copytree(artifact, tmp_path / "router")
+    path = configure(tmp_path, Path("router"), URL)
+    assert settings.load(path, {})[0].artifact == tmp_path / "router"
+
+
+def test_a_port_in_use_is_one_sentence(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """It names the port and the way out."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        path = configure(tmp_path, artifact, URL, port=port)
+        code, _, said = racer("serve", "--config", path)
+    assert code == 2
+    assert said == f"racer: 127.0.0.1:{port} is in use: choose another port with --port\n"
+
+
+def test_a_port_is_taken_before_anything_slow_is_loaded(tmp_path: Path, artifact: Path) -> None:
+    """Two gateways that start together do not both load a model to find out."""
+    first = server.bind(settings.load(configure(tmp_path, artifact, URL), {})[0])
+    try:
+        port = first.getsockname()[1]
+        second = settings.load(configure(tmp_path, artifact, URL, port=port), {})[0]
+        with pytest.raises(SettingsError, match="in use"):
+            server.bind(second).close()
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no-such-host.invalid"])
+def test_an_address_of_another_machine(
+    racer: Command,
+    tmp_path: Path,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+) -> None:
+    """Nobody can listen there."""
+    monkeypatch.setenv("RACER_DATA_KEY", "a-data-key-of-24-chars--")
+    code, _, said = racer("serve", "--config", configure(tmp_path, artifact, URL, host=host))
+    assert code == 2
+    assert host in said
+    assert said.count("\n") == 1
+
+
+def test_the_command_line_goes_before_the_file(
+    racer: Command, tmp_path: Path, artifact: Path
+) -> None:
+    """``--host`` and ``--port`` are checked like the file's own."""
+    path = configure(tmp_path, artifact, URL)
+    code, _, said = racer("serve", "--config", path, "--host", "0.0.0.0")
+    assert code == 2
+    assert "$RACER_DATA_KEY" in said
+    code, _, said = racer("serve", "--config", path, "--port", "99999")
+    assert code == 2
+    assert "port" in said
+
+
+def test_the_documented_defaults(tmp_path: Path, artifact: Path) -> None:
+    """What an empty configuration means: DESIGN section 4."""
+    path = tmp_path / "racer.yaml"
+    values = {"schema_version": 1, "artifact": str(artifact), "candidates": candidates(URL)}
+    path.write_text(yaml.safe_dump(values))
+    configured, secrets = settings.load(path, {})
+    assert (configured.host, configured.port) == ("127.0.0.1", 8080)
+    assert (configured.routing.alpha, configured.routing.on_abstain) == (0.1, "refuse")
+    assert secrets.data_key is None
+    assert secrets.admin_key is None
+
+
+def test_secrets_do_not_show(tmp_path: Path, artifact: Path) -> None:
+    """Printing the keys prints stars."""
+    path = configure(tmp_path, artifact, URL)
+    _, secrets = settings.load(path, {"RACER_DATA_KEY": "a-data-key-of-24-chars--"})
+    assert "a-data-key" not in repr(secrets)

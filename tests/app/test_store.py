@@ -1,0 +1,358 @@
+"""What is kept of a calibration, and what survives."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.errors import Conflict, NotFound, SettingsError
+from app.store import Record, Store, StoreError, now
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.train import train
+from racer_core.types import RiskTarget, Score
+
+from .conftest import ADMIN_KEY, ONE, TWO, Gateway, Serve, as_json, candidates, labelled
+from .fake_pool import FakePool
+
+
+def record(name: str, seed: int = 0, **options: object) -> Record:
+    """A record of 40 random rows."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random((40, 3))
+    return Record(
+        id=name,
+        created_at=now(),
+        artifact="a" * 64,
+        calibration=Calibration(
+            pool=("adder", "speller", "poet"),
+            fingerprints=tuple(rng.bytes(16) for _ in range(40)),
+            scores=scores,
+            labels=rng.random((40, 3)) < scores,
+            options=CalibrationOptions(**options),  # type: ignore[arg-type]
+        ),
+        evidence={"alpha": 0.1, "lambda_hat": None, "text": "é😀"},
+        void_reasons=("training_overlap",),
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store of a test is."""
+    return tmp_path / "racer.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    """An empty store."""
+    with Store(f"sqlite:///{path}") as opened:
+        yield opened
+
+
+def same(one: Record, other: Record) -> None:
+    """Every field, and every bit of every array."""
+    for field in ("id", "created_at", "artifact", "evidence", "void_reasons"):
+        assert getattr(one, field) == getattr(other, field)
+    for field in ("pool", "fingerprints", "options"):
+        assert getattr(one.calibration, field) == getattr(other.calibration, field)
+    assert one.calibration.scores.tobytes() == other.calibration.scores.tobytes()
+    assert one.calibration.labels.tobytes() == other.calibration.labels.tobytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha": 1 / 3, "delta": 0.05, "r": 2, "score": Score.PROB},
+        {"risk_target": RiskTarget.PAPER, "smoothing_salt": b"\x00salt\xff"},
+        {"null_threshold": 0.1 + 0.2},
+    ],
+    ids=str,
+)
+def test_a_record_comes_back_exactly(store: Store, path: Path, options: dict[str, object]) -> None:
+    """Scores, labels, fingerprints and options are the same bits, in another process too."""
+    kept = record("cal-1", **options)
+    store.add(kept, activate=True)
+    with Store(f"sqlite:///{path}") as another:
+        found = another.active()
+    assert found is not None
+    same(found, kept)
+    for score in Score:
+        thresholds = [c.lambda_hat(0.1, score) for c in (found.calibration, kept.calibration)]
+        assert thresholds[0] == thresholds[1]
+
+
+def test_no_prompt_is_kept(serve: Serve, tmp_path: Path) -> None:
+    """The file holds fingerprints, not queries."""
+    serve(folder=tmp_path)
+    data = (tmp_path / "racer.db").read_bytes()
+    assert b"adder" in data  # the file really is the one
+    assert b"plus" not in data
+
+
+def test_an_empty_store_has_no_active_record(store: Store) -> None:
+    """Nothing is made up."""
+    assert store.active() is None
+    assert store.summaries() == []
+    with pytest.raises(NotFound):
+        store.summary("cal-1")
+    with pytest.raises(NotFound):
+        store.activate("cal-1", None, "a" * 64)
+
+
+def test_at_most_one_is_active(store: Store) -> None:
+    """Whatever the order of changes."""
+    for number in range(4):
+        store.add(record(f"cal-{number}"), activate=number != 2)
+    store.activate("cal-1", None, "a" * 64)
+    active = [each.id for each in store.summaries() if each.active]
+    assert active == ["cal-1"]
+    found = store.active()
+    assert found is not None
+    assert found.id == "cal-1"
+
+
+def test_a_conflict_keeps_nothing(store: Store) -> None:
+    """Compare-and-set fails as a whole: no record, no change."""
+    with pytest.raises(Conflict):
+        store.add(record("cal-0"), activate=True, expected_active_id="cal-9")
+    assert store.summaries() == []
+    store.add(record("cal-1"), activate=True)
+    with pytest.raises(Conflict):
+        store.add(record("cal-2"), activate=True, expected_active_id="cal-0")
+    with pytest.raises(Conflict):
+        store.activate("cal-1", "cal-0", "a" * 64)
+    assert [(each.id, each.active) for each in store.summaries()] == [("cal-1", True)]
+
+
+def test_of_two_activations_that_expect_the_same_one_wins(store: Store, path: Path) -> None:
+    """Two processes' worth of stores race twenty times; exactly one gets through each time."""
+    names = [f"cal-{number}" for number in range(3)]
+    for name in names:
+        store.add(record(name), activate=name == names[0])
+    with Store(f"sqlite:///{path}") as other:
+        for _ in range(20):
+            store.activate(names[0], None, "a" * 64)
+            outcomes: list[str] = []
+            start = threading.Barrier(2)
+
+            def race(
+                one: Store,
+                name: str,
+                start: threading.Barrier = start,
+                outcomes: list[str] = outcomes,
+            ) -> None:
+                start.wait()
+                try:
+                    one.activate(name, names[0], "a" * 64)
+                    outcomes.append(name)
+                except Conflict:
+                    outcomes.append("conflict")
+
+            racers = [
+                threading.Thread(target=race, args=pair)
+                for pair in zip((store, other), names[1:], strict=True)
+            ]
+            for each in racers:
+                each.start()
+            for each in racers:
+                each.join()
+            assert sorted(outcomes)[1] == "conflict", outcomes
+            found = store.active()
+            assert found is not None
+            assert found.id == sorted(outcomes)[0]
+
+
+def test_two_first_activations_do_not_break_each_other(tmp_path: Path) -> None:
+    """On an empty store both succeed one after the other, or one is told of a conflict."""
+    for number in range(10):
+        url = f"sqlite:///{tmp_path / f'{number}.db'}"
+        with Store(url) as one, Store(url) as other:
+            start = threading.Barrier(2)
+            errors: list[Exception] = []
+
+            def add(
+                store: Store,
+                name: str,
+                start: threading.Barrier = start,
+                errors: list[Exception] = errors,
+            ) -> None:
+                start.wait()
+                try:
+                    store.add(record(name), activate=True)
+                except Exception as exc:  # noqa: BLE001 - looked at below
+                    errors.append(exc)
+
+            racers = [
+                threading.Thread(target=add, args=pair)
+                for pair in ((one, "cal-1"), (other, "cal-2"))
+            ]
+            for each in racers:
+                each.start()
+            for each in racers:
+                each.join()
+            assert all(isinstance(each, Conflict) for each in errors)
+            assert sum(each.active for each in one.summaries()) == 1
+
+
+def test_sqlite_is_as_safe_as_promised(store: Store) -> None:
+    """DELETE journal, FULL sync and foreign keys, on every connection that is used."""
+    with store._transaction() as session:
+        connection = session.connection()
+        read = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert read == ["delete", 2, 1]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE calibrations SET arrays = CAST(replace(hex(arrays), '3F', '3E') AS BLOB)",
+        "UPDATE calibrations SET arrays = substr(arrays, 1, 500)",
+        "UPDATE calibrations SET document = replace(document, '0.1', '0.2')",
+        "UPDATE calibrations SET document = replace(document, 'training_overlap', '')",
+        "UPDATE calibrations SET artifact = 'b'",
+        "UPDATE calibrations SET digest = 'b'",
+    ],
+)
+def test_a_record_that_was_tampered_with_is_refused(
+    store: Store, path: Path, statement: str
+) -> None:
+    """Every part that a decision or a certificate rests on is under the digest."""
+    store.add(record("cal-1"), activate=True)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+    with pytest.raises(StoreError, match="cal-1"):
+        store.active()
+    with pytest.raises((StoreError, Conflict)):
+        store.activate("cal-1", None, "a" * 64)
+
+
+def test_a_record_of_another_artifact_cannot_be_activated(store: Store) -> None:
+    """Its scores are another router's."""
+    store.add(record("cal-1"), activate=False)
+    with pytest.raises(Conflict, match="another artifact"):
+        store.activate("cal-1", None, "b" * 64)
+    assert store.active() is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["sqlite:////no/such/folder/racer.db", "sqlite:///{here}", "sqlite:///{text}", "nonsense",
+     "sqlite:///{here}/x/y.db", "postgresql://user:SECRET@127.0.0.1:1/db", "mystery://x"],
+)  # fmt: skip
+def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path, url: str) -> None:
+    """A folder, a text file, no such place, no such database: named without the password."""
+    (tmp_path / "text").write_text("not a database, but long enough to look at" * 100)
+    with pytest.raises(SettingsError) as caught:
+        Store(url.format(here=tmp_path, text=tmp_path / "text"))
+    assert str(caught.value).startswith("store ")
+    assert "\n" not in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+
+
+# Through the gateway --------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_the_active_record(serve: Serve, tmp_path: Path) -> None:
+    """A second gateway on the same store decides with the same record at once."""
+    first = serve(calibrated=False, folder=tmp_path)
+    kept = [first.calibrate(100, alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
+    first.post(f"/calibrations/{kept[1]['id']}/activate", ADMIN_KEY)
+    second = serve(calibrated=False, folder=tmp_path)
+    assert second.ready() == {"status": "ready", "calibration": kept[1]["id"]}
+    assert second.decided(TWO) == first.decided(TWO)
+    assert history(second) == history(first)
+
+
+def history(gateway: Gateway) -> list[dict[str, object]]:
+    """Every kept record."""
+    return gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+
+
+def test_smoothing_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
+    """The salt is kept: a query gets the set it got before."""
+    first = serve(calibrated=False, folder=tmp_path)
+    first.calibrate(100, smoothing="hash")
+    second = serve(calibrated=False, folder=tmp_path)
+    for query in (ONE, TWO):
+        assert second.decided(query) == first.decided(query)
+
+
+def test_an_overlap_stays_void_after_a_restart(serve: Serve, tmp_path: Path) -> None:
+    """A premise that never held is part of the record."""
+    first = serve(calibrated=False, folder=tmp_path)
+    first.calibrate(rows=labelled(390, 40), allow_overlap=True)
+    second = serve(calibrated=False, folder=tmp_path)
+    assert second.route(ONE)["certificate"]["reasons"] == ["training_overlap"]
+
+
+def test_another_artifact_needs_another_calibration(serve: Serve, tmp_path: Path) -> None:
+    """The old router's record is not used: not ready, with the cure; activating it fails."""
+    first = serve(folder=tmp_path)
+    old = first.ready()["calibration"]
+    other = tmp_path / "other"
+    train(labelled(0, 40), labelled(5_000, 40), other, encoder=CharNgramEncoder(), kind="knn")
+    second = serve(calibrated=False, folder=tmp_path, artifact=other)
+    ready = second.get("/readyz")
+    assert ready.status_code == 503
+    assert old in ready.json()["reason"]
+    assert "POST /calibrate" in ready.json()["reason"]
+    assert second.ask(ONE).status_code == 503
+    answer = second.post(f"/calibrations/{old}/activate", ADMIN_KEY)
+    assert answer.status_code == 409
+    assert "another artifact" in answer.json()["error"]["message"]
+    second.calibrate(100)
+    assert second.get("/readyz").status_code == 200
+
+
+def test_a_store_that_breaks_while_serving_changes_nothing(serve: Serve, tmp_path: Path) -> None:
+    """Calibrating fails with one error; what is in memory goes on serving."""
+    gateway = serve(folder=tmp_path)
+    before = gateway.decided(ONE)
+    with sqlite3.connect(tmp_path / "racer.db") as connection:
+        connection.execute("ALTER TABLE calibrations RENAME TO elsewhere")
+    connection.close()
+    rows = as_json(labelled(10_000, 40))
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert response.status_code == 500
+    assert response.json()["error"]["message"].startswith("the store cannot be")
+    assert "INSERT" not in response.text
+    assert gateway.get("/calibrations", ADMIN_KEY).status_code == 500
+    assert gateway.decided(ONE) == before
+
+
+def test_a_damaged_active_record_is_not_used(serve: Serve, tmp_path: Path) -> None:
+    """Nothing is routed on a record that cannot be trusted; new rows can still be uploaded."""
+    damaged = serve(folder=tmp_path).ready()["calibration"]
+    with sqlite3.connect(tmp_path / "racer.db") as connection:
+        connection.execute("UPDATE calibrations SET digest = 'x'")
+    connection.close()
+    gateway = serve(calibrated=False, folder=tmp_path)
+    ready = gateway.get("/readyz")
+    assert ready.status_code == 503
+    assert damaged in ready.json()["reason"]
+    assert "POST /calibrate" in ready.json()["reason"]
+    assert gateway.ask(ONE).status_code == 503
+    gateway.calibrate(100)
+    assert gateway.route(ONE)["certificate"]["holds"]
+
+
+@pytest.mark.parametrize("change", [{"parameters": {"temperature": 1}}, {"model": "another"}])
+def test_candidates_that_are_served_otherwise_need_another_calibration(
+    serve: Serve, pool: FakePool, tmp_path: Path, change: dict[str, object]
+) -> None:
+    """The labels were about other answers."""
+    old = serve(folder=tmp_path).ready()["calibration"]
+    changed = candidates(pool.url, poet=change)
+    gateway = serve(calibrated=False, folder=tmp_path, candidates=changed)
+    assert gateway.get("/readyz").status_code == 503
+    assert gateway.post(f"/calibrations/{old}/activate", ADMIN_KEY).status_code == 409

@@ -1,0 +1,383 @@
+"""Streams: what the official client reads, and what happens when a candidate breaks off."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import sse
+from racer_core.errors import InputError
+
+from .conftest import NOBODY, ONE, TWO, Gateway, Serve, candidates, user
+from .fake_pool import UPSTREAM_WORDS, FakePool, usage_of
+
+
+def streamed(gateway: Gateway, text: str, **fields: Any) -> list[Any]:
+    """The chunks as the official client gives them."""
+    fields = {"model": "auto", **fields}
+    return list(
+        gateway.openai().chat.completions.create(messages=user(text), stream=True, **fields)
+    )
+
+
+def raw(gateway: Gateway, text: str, **fields: Any) -> tuple[Any, list[str]]:
+    """The response's head and its lines."""
+    body = {"model": "auto", "messages": user(text), "stream": True, **fields}
+    with (
+        gateway.http() as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        return response, list(response.iter_lines())
+
+
+def events(lines: list[str]) -> list[Any]:
+    """The data of raw lines; ``[DONE]`` stays a string."""
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+def text_of(chunks: list[Any]) -> str:
+    """The deltas in order."""
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+
+def test_one_candidate_streams_through_in_order(gateway: Gateway, pool: FakePool) -> None:
+    """Every delta arrives, in order, under the candidate's name and one decision id."""
+    pool.say("adder", "The sum is 7 – naturally")
+    chunks = streamed(gateway, ONE)
+    assert text_of(chunks) == "The sum is 7 – naturally"
+    assert len(chunks) > 20
+    assert {chunk.model for chunk in chunks} == {"adder"}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_one_candidate_streams_live(gateway: Gateway, pool: FakePool) -> None:
+    """The first words arrive while the candidate still writes the last."""
+    pool.say("adder", "slow", pause_s=0.3)
+    stream = gateway.openai().chat.completions.create(model="auto", messages=user(ONE), stream=True)
+    with stream:
+        first = next(iter(stream))
+        assert first.choices[0].delta.content == "s"
+        assert pool.asked() == ["adder"]
+        assert text_of([first, *stream]) == "slow"
+
+
+def test_the_racer_object_rides_on_the_last_chunk(gateway: Gateway) -> None:
+    """Certificate and set are on the last chunk and on no other."""
+    *others, last = streamed(gateway, ONE)
+    assert last.racer["selected"] == ["adder"]
+    assert last.racer["served_by"] == "adder"
+    assert last.racer["decision_id"] == last.id
+    assert last.racer["certificate"]["holds"] is True
+    assert not any(hasattr(chunk, "racer") for chunk in others)
+
+
+def test_a_live_streams_headers_tell_the_decision(gateway: Gateway) -> None:
+    """One candidate: the certificate is known before the first byte."""
+    response, lines = raw(gateway, ONE)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["x-racer-served-by"] == "adder"
+    assert response.headers["x-racer-guarantee"] == "holds"
+    assert response.headers["x-racer-decision-id"] == events(lines)[0]["id"]
+    assert events(lines)[-1] == "[DONE]"
+
+
+def test_a_live_stream_counts_tokens_when_asked(gateway: Gateway, pool: FakePool) -> None:
+    """With ``include_usage`` the last chunk holds the tokens and no choice; without, none does."""
+    pool.say("adder", "seven")
+    *others, last = streamed(gateway, ONE, stream_options={"include_usage": True})
+    assert (last.choices, last.usage.total_tokens) == ([], 15)
+    assert last.racer["certificate"]["holds"] is True
+    assert all(chunk.usage is None for chunk in others)
+    assert text_of(others) == "seven"
+    assert all(chunk.usage is None for chunk in streamed(gateway, ONE))
+
+
+def test_a_live_streams_racer_object_counts_the_call(gateway: Gateway, pool: FakePool) -> None:
+    """The one call is listed with its tokens, as it is without streaming."""
+    pool.say("adder", "seven")
+    last = streamed(gateway, ONE, stream_options={"include_usage": True})[-1]
+    assert last.racer["usage"] == [{"candidate": "adder", **usage_of("seven")}]
+    assert [call["candidate"] for call in last.racer["calls"]] == ["adder"]
+
+
+def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakePool) -> None:
+    """With ``n = 2`` both finish reasons reach the client; the racer object is on the last."""
+    choices = [
+        {"index": 0, "delta": {"content": "7"}, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": "stop"},
+        {"index": 1, "delta": {"content": "seven"}, "finish_reason": None},
+        {"index": 1, "delta": {}, "finish_reason": "length"},
+    ]
+    pool.say("adder", "", choices=choices)
+    chunks = streamed(gateway, ONE, n=2)
+    said = [choice.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
+    assert said == choices
+    assert [hasattr(chunk, "racer") for chunk in chunks] == [False, False, False, True]
+
+
+def test_a_set_of_several_streams_the_winner(gateway: Gateway, pool: FakePool) -> None:
+    """The vote is decided first; then the winner's answer, its name and the votes are streamed."""
+    pool.say("adder", "The sum is 7")
+    pool.say("speller", "the sum  is 7.")
+    chunks = streamed(gateway, TWO)
+    assert text_of(chunks) == "The sum is 7"
+    assert {chunk.model for chunk in chunks} == {"adder"}
+    assert chunks[-1].racer["votes"] == {"the sum is 7": 2}
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert pool.asked() == ["adder", "speller"]
+
+
+def test_a_set_of_several_sums_its_tokens(gateway: Gateway, pool: FakePool) -> None:
+    """The usage chunk counts every call."""
+    pool.say("adder", "7")
+    pool.say("speller", "seven")
+    *others, last = streamed(gateway, TWO, stream_options={"include_usage": True})
+    assert (last.choices, last.usage.total_tokens) == ([], 26)
+    assert len(last.racer["usage"]) == 2
+    assert text_of(others) == "7"
+
+
+def test_tool_calls_stream_with_their_index(gateway: Gateway, pool: FakePool) -> None:
+    """A tool call in a merged stream is a delta that the client can put together."""
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    for name in ("adder", "speller", "poet"):
+        pool.say(name, "", message=message)
+    tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    first, *_ = streamed(gateway, ONE, tools=tools)
+    assert first.choices[0].delta.tool_calls[0].index == 0
+    assert first.choices[0].delta.tool_calls[0].function.name == "add"
+
+
+def test_comments_keep_a_waiting_stream_alive(serve: Serve, pool: FakePool) -> None:
+    """While a slow set answers, lines arrive that clients ignore; headers say ``pending``."""
+    gateway = serve(limits={"comment_every_s": 0.05})
+    pool.say("adder", "7")
+    pool.say("speller", "7", delay_s=0.8)
+    response, lines = raw(gateway, TWO)
+    comments = [line for line in lines if line.startswith(":")]
+    assert len(comments) >= 3
+    assert response.headers["x-racer-guarantee"] == "pending"
+    assert response.headers["x-racer-selected"] == "adder,speller"
+    assert "x-racer-served-by" not in response.headers
+    assert lines.index(comments[-1]) < lines.index("data: [DONE]")
+    assert events(lines)[-2]["racer"]["certificate"]["holds"] is True
+    assert text_of(streamed(gateway, TWO)) == "7"
+
+
+def test_a_refusal_is_a_stream_too(gateway: Gateway, pool: FakePool) -> None:
+    """Nobody is called; the sentence stands in content and refusal; the stream ends as others."""
+    response, lines = raw(gateway, NOBODY)
+    assert response.headers["x-racer-abstained"] == "true"
+    *chunks, done = events(lines)
+    assert done == "[DONE]"
+    delta = chunks[0]["choices"][0]["delta"]
+    assert delta["refusal"] == delta["content"] != ""
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert chunks[-1]["racer"]["abstained"] is True
+    assert {chunk["model"] for chunk in chunks} == {"auto"}
+    assert pool.asked() == []
+
+
+def test_a_pinned_model_streams_through(gateway: Gateway, pool: FakePool) -> None:
+    """A candidate by name: its chunks with its name, the client's stream options, no racer."""
+    pool.say("poet", "Roses")
+    *others, last = streamed(gateway, ONE, model="poet", stream_options={"include_usage": True})
+    assert text_of(others) == "Roses"
+    assert last.usage.completion_tokens == 5
+    assert {chunk.model for chunk in [*others, last]} == {"poet"}
+    assert not hasattr(last, "racer")
+
+
+@pytest.mark.parametrize("fault", ["cut", "stream_no_end", "stream_error", "stream_not_json"])
+@pytest.mark.parametrize("model", ["auto", "adder"])
+def test_a_broken_stream_ends_with_an_error_event(
+    gateway: Gateway, pool: FakePool, fault: str, model: str
+) -> None:
+    """What had arrived is kept, then the client raises; never ``[DONE]``, never silence."""
+    pool.say("adder", "42", fault=fault)
+    response, lines = raw(gateway, ONE, model=model)
+    assert response.status_code == 200
+    *chunks, error = events(lines)
+    assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "42"
+    assert set(error) == {"error"}
+    assert set(error["error"]) == {"message", "type", "param", "code"}
+    assert error["error"]["type"] == "upstream_error"
+    assert UPSTREAM_WORDS not in error["error"]["message"]
+    with pytest.raises(openai.APIError, match="adder"):
+        streamed(gateway, ONE, model=model)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "status"),
+    [
+        (ONE, "500", 502),
+        (TWO, "500", 502),
+        (ONE, "429", 502),
+        (ONE, "html", 502),
+        (ONE, "not_openai", 502),
+        (ONE, "stream_odd_choice", 502),
+        (ONE, "stream_empty", 502),
+        (TWO, "not_openai", 502),
+        (TWO, "reset", 502),
+    ],
+)
+def test_a_failure_before_the_first_byte_keeps_its_status(
+    gateway: Gateway, pool: FakePool, text: str, fault: str, status: int
+) -> None:
+    """A stream that cannot begin is an ordinary error for the client, not a broken 200."""
+    for name in ("adder", "speller"):
+        pool.fail(name, fault)
+    with pytest.raises(openai.APIStatusError) as caught:
+        streamed(gateway, text)
+    assert caught.value.status_code == status
+    assert caught.value.type == "upstream_error"
+
+
+def test_a_late_failure_of_everyone_is_an_error_event(serve: Serve, pool: FakePool) -> None:
+    """After the comments began, the status is gone: the stream ends with the error."""
+    gateway = serve(candidates=candidates(pool.url, timeout_s=0.6), limits={"comment_every_s": 0.1})
+    for name in ("adder", "speller"):
+        pool.fail(name, "hang")
+    response, lines = raw(gateway, TWO)
+    assert response.status_code == 200
+    assert events(lines)[-1]["error"]["code"] == "upstream_timeout"
+    assert len(events(lines)) == 1
+    with pytest.raises(openai.APIError, match="adder"):
+        streamed(gateway, TWO)
+
+
+def test_one_failure_of_a_set_does_not_fail_its_stream(gateway: Gateway, pool: FakePool) -> None:
+    """The others' answer is streamed; the last chunk says who failed and what that voids."""
+    pool.fail("adder", "500")
+    pool.say("speller", "seven")
+    chunks = streamed(gateway, TWO)
+    assert text_of(chunks) == "seven"
+    certificate = chunks[-1].racer["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["candidate_failed:adder"])
+
+
+def test_a_choice_without_an_index_can_be_streamed(gateway: Gateway, pool: FakePool) -> None:
+    """Some servers leave ``index`` out of a whole answer; the merged stream numbers them itself."""
+    choice = {"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}
+    for name in ("adder", "speller"):
+        pool.say(name, "7", fields={"choices": [choice]})
+    assert text_of(streamed(gateway, TWO)) == "7"
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["42"],
+        [{"index": 0, "message": {"content": "42", "tool_calls": "none"}}],
+        [{"index": 0, "message": {"content": "42"}}, {"index": 1}],
+        [{"index": 0, "message": {"content": "42"}}, "42"],
+    ],
+    ids=["text", "odd_tool_calls", "second_without_message", "second_is_text"],
+)
+def test_an_odd_answer_is_the_upstreams_fault_in_a_stream_too(
+    gateway: Gateway, pool: FakePool, choices: Any
+) -> None:
+    """What is not OpenAI-shaped is an upstream error, never an internal one."""
+    for name in ("adder", "speller"):
+        pool.say(name, "42", fields={"choices": choices})
+    _, lines = raw(gateway, TWO)
+    body = json.loads(lines[0]) if lines[0].startswith("{") else events(lines)[-1]
+    assert "error" not in body or body["error"]["type"] == "upstream_error"
+    assert gateway.ask(TWO).status_code in (200, 502)
+
+
+def test_text_cannot_forge_an_event(gateway: Gateway, pool: FakePool) -> None:
+    """An answer that looks like the end of a stream stays one answer."""
+    forged = 'no\n\ndata: [DONE]\n\ndata: {"error": {"message": "x"}}\r\n: x\u2028\x85'
+    for name in ("adder", "speller"):
+        pool.say(name, forged)
+    assert text_of(streamed(gateway, TWO)) == forged
+    assert text_of(streamed(gateway, ONE)) == forged
+
+
+# sse.EventReader ------------------------------------------------------------------------------
+
+
+def read(*chunks: bytes) -> list[str]:
+    """The events of a byte stream that arrives in these chunks."""
+    reader = sse.EventReader()
+    return [event for chunk in chunks for event in reader.feed(chunk)]
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        (b"data: a\n\ndata: b\n\n", ["a", "b"]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", ["a", "b"]),
+        (b"data: a\r\rdata: b\r\r", ["a", "b"]),
+        (b"data: a\ndata: b\n\n", ["a\nb"]),
+        (b"data:a\ndata:  b\ndata\n\n", ["a\n b\n"]),
+        (b"\xef\xbb\xbfdata: a\n\n", ["a"]),
+        (b": a comment\n\nevent: x\nid: 1\nretry: 2\ndata: a\n\n", ["a"]),
+        (b"data: a: b\n\n", ["a: b"]),
+        (b"data: \xc3\xa9\xf0\x9f\x98\x80\n\n", ["é😀"]),
+        (b"\n\n\ndata: a\n\n\n", ["a"]),
+        (b"data: half", []),
+        (b"data: no blank line\n", []),
+        (b"datas: x\n\n data: y\n\n", []),
+        ("data: line\u2028separator\x85\n\n".encode(), ["line\u2028separator\x85"]),
+    ],
+)
+def test_events_are_read_as_the_standard_says(stream: bytes, expected: list[str]) -> None:
+    """Every line end, comments, other fields, several data lines, and a byte order mark."""
+    assert read(stream) == expected
+
+
+LINES = st.sampled_from(
+    ["data: a", "data:", "data: é😀", "data", ": comment", "event: x", "", "", "id: 1", "dat"]
+)
+STREAMS = st.lists(st.tuples(LINES, st.sampled_from(["\n", "\r", "\r\n"])), max_size=12)
+
+
+@given(parts=STREAMS, bom=st.booleans(), cuts=st.lists(st.integers(0, 120), max_size=8))
+def test_any_chunking_of_a_stream_yields_the_same_events(
+    parts: list[tuple[str, str]], bom: bool, cuts: list[int]
+) -> None:
+    """Chunks may end inside a character, a line end or the byte order mark, or be empty."""
+    stream = ("\ufeff" * bom + "".join(line + end for line, end in parts)).encode()
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[a:b] for a, b in pairwise(places)]
+    assert read(*chunks) == read(stream)
+    assert read(*(bytes([byte]) for byte in stream)) == read(stream)
+
+
+@given(value=st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.none())))
+def test_what_is_written_is_read_back(value: dict[str, Any]) -> None:
+    """No text can break the event that holds it."""
+    assert [json.loads(event) for event in read(sse.comment("x"), sse.event(value))] == [value]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [b"data: " + b"x" * (2**20 + 1)],
+        [b"data: " + b"x" * 2**19] * 3,
+        [b"data: " + b"x" * 2**18 + b"\n"] * 5,
+        [b"data: \xff\n\n"],
+        [b"data: \xed\xa0\x80\n\n"],
+    ],
+    ids=["one_line", "many_chunks", "many_lines", "not_utf8", "surrogate"],
+)
+def test_events_that_no_candidate_should_send_are_refused(chunks: list[bytes]) -> None:
+    """Over 1 MiB, or not UTF-8."""
+    with pytest.raises(InputError):
+        read(*chunks)
+
+
+def test_many_small_events_in_one_chunk_are_no_large_event() -> None:
+    """The limit is an event's, not the chunk's."""
+    assert len(read(b"data: x\n\n" * 200_000)) == 200_000

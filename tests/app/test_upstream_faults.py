@@ -1,0 +1,252 @@
+"""Candidates that break: one does not fail the request, all of them fail it with the right word."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from .conftest import (
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    candidates,
+    configure,
+    running,
+    user,
+)
+from .fake_pool import UPSTREAM_WORDS, FakePool
+
+# Fault -> (status when everyone fails so, kind in `racer.calls`).
+FAULTS = {
+    "500": (502, "upstream_error"),
+    "503": (502, "upstream_error"),
+    "429": (502, "upstream_rate_limited"),
+    "401": (502, "upstream_auth_error"),
+    "403": (502, "upstream_auth_error"),
+    "404": (502, "upstream_rejected"),
+    "400": (502, "upstream_rejected"),
+    "hang": (504, "upstream_timeout"),
+    "reset": (502, "upstream_disconnected"),
+    "not_http": (502, "upstream_disconnected"),
+    "html": (502, "upstream_invalid_response"),
+    "not_openai": (502, "upstream_invalid_response"),
+    "no_choices": (502, "upstream_empty"),
+    "odd_choice": (502, "upstream_invalid_response"),
+    "content_is_a_number": (502, "upstream_invalid_response"),
+    "nan": (502, "upstream_invalid_response"),
+    "surrogate": (502, "upstream_invalid_response"),
+    "twice": (502, "upstream_invalid_response"),
+    "half": (502, "upstream_invalid_response"),
+    "latin1": (502, "upstream_invalid_response"),
+    "deep": (502, "upstream_invalid_response"),
+    "empty": (502, "upstream_empty"),
+    "redirect": (502, "upstream_redirect"),
+    "huge": (502, "upstream_response_too_large"),
+    "gzip": (502, "upstream_encoding"),
+}
+
+
+@pytest.fixture(scope="module")
+def strict(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with a short deadline for candidates and a small limit for answers."""
+    path = configure(
+        tmp_path_factory.mktemp("strict"),
+        artifact,
+        _pool.url,
+        candidates=candidates(_pool.url, timeout_s=0.5),
+        limits={"answer_bytes": 500_000},
+    )
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(120)
+        yield gateway
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fault: str) -> None:
+    """The other's answer is returned; the certificate is void and names who failed."""
+    pool.fail("adder", fault)
+    pool.say("speller", "seven")
+    response = strict.ask(TWO)
+    answer = response.json()
+    assert response.status_code == 200, answer
+    assert answer["choices"][0]["message"]["content"] == "seven"
+    assert answer["model"] == "speller"
+    certificate = answer["racer"]["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["candidate_failed:adder"])
+    assert response.headers["x-racer-guarantee"] == "void; reason=candidate_failed:adder"
+    assert {"candidate": "adder", "error": FAULTS[fault][1]} in answer["racer"]["calls"]
+    assert answer["usage"]["total_tokens"] == 15  # the one who answered
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("model", ["auto", "adder"])
+def test_nobody_left_is_an_error_with_the_right_status(
+    strict: Gateway, pool: FakePool, fault: str, model: str
+) -> None:
+    """Routed or pinned: one envelope, one status, and none of the upstream's own words."""
+    pool.fail("adder", fault)
+    with pytest.raises(openai.APIStatusError) as caught:
+        strict.openai().chat.completions.create(model=model, messages=user(ONE))
+    assert caught.value.status_code == FAULTS[fault][0]
+    error = caught.value.response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "upstream_error"
+    assert "adder" in error["message"]
+    for words in (UPSTREAM_WORDS, "it works", "ESMTP", "127.0.0.1", ONE):
+        assert words not in caught.value.response.text
+    assert pool.asked() == ["adder"]
+    assert pool.trapped == []  # no redirect was followed
+
+
+@pytest.mark.parametrize("fault", ["400", "401", "404"])
+def test_a_lasting_fault_does_not_invite_a_retry(
+    strict: Gateway, pool: FakePool, fault: str
+) -> None:
+    """A rejected request or a wrong key fails again: SDKs must not multiply it."""
+    pool.fail("adder", fault)
+    assert strict.ask(ONE).headers.get("x-should-retry") == "false"
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "hang", "reset"])
+def test_a_passing_fault_says_when_to_retry(strict: Gateway, pool: FakePool, fault: str) -> None:
+    """What a retry can cure carries ``retry-after``."""
+    pool.fail("adder", fault)
+    response = strict.ask(ONE)
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.headers.get("x-should-retry") != "false"
+
+
+def test_different_faults_are_one_bad_gateway(strict: Gateway, pool: FakePool) -> None:
+    """A timeout and a 500 together are 502 and name both."""
+    pool.fail("adder", "hang")
+    pool.fail("speller", "500")
+    response = strict.ask(TWO)
+    assert response.status_code == 502
+    message = response.json()["error"]["message"]
+    assert "adder (upstream_timeout)" in message
+    assert "speller (upstream_error)" in message
+
+
+def test_one_passing_fault_is_enough_to_try_again(strict: Gateway, pool: FakePool) -> None:
+    """One candidate rejects for good, the other may come back."""
+    pool.fail("adder", "400")
+    pool.fail("speller", "500")
+    assert "retry-after" in strict.ask(TWO).headers
+    pool.fail("speller", "401")
+    assert strict.ask(TWO).headers["x-should-retry"] == "false"
+
+
+def test_a_port_that_nobody_listens_on(serve: Serve, pool: FakePool) -> None:
+    """A refused connection is unavailable, 503; the others still answer."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not listening
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        gateway = serve(candidates=candidates(pool.url, adder={"base_url": nobody}))
+        alone, together = gateway.ask(ONE), gateway.chat(TWO)
+    assert alone.status_code == 503
+    assert alone.json()["error"]["code"] == "upstream_unavailable"
+    assert "retry-after" in alone.headers
+    assert together["model"] == "speller"
+    assert {"candidate": "adder", "error": "upstream_unavailable"} in together["racer"]["calls"]
+
+
+def test_a_host_that_has_no_address(serve: Serve, pool: FakePool) -> None:
+    """A name that does not resolve is unavailable too."""
+    gateway = serve(
+        candidates=candidates(pool.url, adder={"base_url": "http://no-such-host.invalid/v1"}),
+        calibrated=False,
+    )
+    response = gateway.ask(ONE, model="adder")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "upstream_unavailable"
+
+
+def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> None:
+    """The hasty one fails at its limit; the patient one's slow answer is still waited for."""
+    gateway = serve(candidates=candidates(pool.url, adder={"timeout_s": 0.2}))
+    pool.say("adder", "7", delay_s=1.5)
+    pool.say("speller", "seven", delay_s=0.6)
+    response = gateway.ask(TWO)
+    assert response.json()["model"] == "speller"
+    assert {"candidate": "adder", "error": "upstream_timeout"} in response.json()["racer"]["calls"]
+    assert 0.6 <= response.elapsed.total_seconds() < 1.5
+
+
+def test_a_deadline_cuts_an_answer_that_drips(serve: Serve, pool: FakePool) -> None:
+    """The deadline is for the whole answer, not for each read."""
+    gateway = serve(candidates=candidates(pool.url, timeout_s=0.5))
+    pool.say("adder", "a very long answer" * 10, pause_s=0.1)
+    with (
+        gateway.http() as client,
+        client.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={"model": "auto", "messages": user(ONE), "stream": True},
+        ) as response,
+    ):
+        last = [line for line in response.iter_lines() if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_timeout"
+
+
+def test_a_stream_over_the_limit_is_cut(strict: Gateway, pool: FakePool) -> None:
+    """Streams are counted too."""
+    pool.say("adder", "4" * 4_000)  # about 200 bytes a chunk
+    with (
+        strict.http() as client,
+        client.stream(
+            "POST",
+            "/v1/chat/completions",
+            json={"model": "auto", "messages": user(ONE), "stream": True},
+        ) as response,
+    ):
+        last = [line for line in response.iter_lines() if line][-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "upstream_error"
+
+
+def test_a_request_is_answered_after_every_fault(strict: Gateway, pool: FakePool) -> None:
+    """No fault wedges the pool of connections or the router."""
+    for fault in FAULTS:
+        if fault != "hang":
+            for name in POOL:
+                pool.fail(name, fault)
+            strict.ask(TWO)
+    pool.reset()
+    assert strict.chat(TWO)["racer"]["certificate"]["holds"]
+
+
+def test_calls_are_counted_by_outcome(serve: Serve, pool: FakePool) -> None:
+    """The metric tells who failed how, and nothing that a client chose."""
+    gateway = serve()
+    pool.fail("adder", "429")
+    gateway.ask(TWO)
+    metrics = gateway.get("/metrics").text
+    counted = 'racer_candidate_calls_total{candidate="adder",outcome="upstream_rate_limited"} 1.0'
+    assert counted in metrics
+    assert 'racer_candidate_calls_total{candidate="speller",outcome="ok"} 1.0' in metrics
+
+
+def test_an_empty_text_is_an_answer_and_no_vote(strict: Gateway, pool: FakePool) -> None:
+    """Rows label it as an answer, so it fails nobody; it does not vote."""
+    pool.say("adder", "")
+    racer = strict.chat(TWO)["racer"]
+    assert racer["certificate"]["holds"] is True
+    assert (racer["votes"], racer["served_by"]) == ({"42": 1}, "speller")
+    assert strict.chat(ONE)["choices"][0]["message"]["content"] == ""
+
+
+def test_a_candidate_that_failed_has_no_vote(strict: Gateway, pool: FakePool) -> None:
+    """Nor are its tokens listed."""
+    pool.fail("adder", "empty")
+    racer = strict.chat(TWO)["racer"]
+    assert racer["votes"] == {"42": 1}
+    assert [each["candidate"] for each in racer["usage"]] == ["speller"]

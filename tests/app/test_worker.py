@@ -1,0 +1,485 @@
+"""The routing worker, and that nothing ever blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import openai
+import pytest
+
+from app import lifespan
+from app.errors import Overloaded
+from app.telemetry import Telemetry
+from app.worker import RoutingWorker, ScoredQuery
+from racer_core.encoder.base import Encoded, Encoder
+from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
+from racer_core.racer import Racer, Scored
+
+from .conftest import ADMIN_KEY, ONE, POOL, Gateway, Serve, user
+from .fake_pool import FakePool
+
+
+@dataclass
+class StubRacer:
+    """Scores by the text's number; holds each batch until it is let go, and remembers them."""
+
+    batches: list[list[str]] = field(default_factory=list)
+    begun: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    free: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+    rows: int | None = None  # how many rows it answers with, when not as many as asked
+
+    def score(self, queries: Sequence[str]) -> Scored:
+        """As a racer does, on the worker's thread."""
+        if list(queries) == ["warm up"]:
+            return Scored(np.zeros((1, 1)), np.zeros(1, bool))
+        self.batches.append(list(queries))
+        self.begun.put(None)
+        assert self.free.wait(10)
+        if self.error is not None:
+            raise self.error
+        count = len(queries) if self.rows is None else self.rows
+        scores = np.array([[float(text)] for text in queries])[:count]
+        return Scored(scores, np.zeros(count, bool))
+
+
+Scenario = Callable[[RoutingWorker, StubRacer], Coroutine[Any, Any, None]]
+
+
+def play(scenario: Scenario, *, places: int = 100, batch: int = 4) -> None:
+    """Run a scenario with a worker around a stub."""
+    racer = StubRacer()
+
+    async def run() -> None:
+        worker = RoutingWorker(
+            cast("Racer", racer), queue=places, batch=batch, telemetry=Telemetry()
+        )
+        async with worker:
+            async with asyncio.timeout(10):
+                await scenario(worker, racer)
+
+    try:
+        asyncio.run(run())
+    finally:
+        racer.free.set()
+
+
+async def begun(racer: StubRacer) -> None:
+    """Wait until the thread holds one more batch."""
+    await asyncio.to_thread(racer.begun.get, timeout=10)
+
+
+def ask(worker: RoutingWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]:
+    """Queries that wait."""
+    return [asyncio.create_task(worker.score(str(number))) for number in numbers]
+
+
+def test_everyone_gets_their_own_scores() -> None:
+    """Batching mixes up nobody."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        racer.free.set()
+        answers = await asyncio.gather(*ask(worker, *range(50)))
+        assert [answer.scores for answer in answers] == [[float(n)] for n in range(50)]
+
+    play(scenario)
+
+
+def test_what_waits_is_scored_together() -> None:
+    """While one batch runs the next forms, up to the limit, in order of arrival."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        waiting = ask(worker, *range(1, 7))
+        await asyncio.sleep(0)
+        racer.free.set()
+        await asyncio.gather(*first, *waiting)
+        assert racer.batches == [["0"], ["1", "2", "3", "4"], ["5", "6"]]
+
+    play(scenario, batch=4)
+
+
+def test_one_more_than_the_queue_holds_is_refused() -> None:
+    """At once, and those who wait are still served."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        waiting = ask(worker, 1, 2, 3)
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await worker.score("4")
+        racer.free.set()
+        answers = await asyncio.gather(*first, *waiting)
+        assert [answer.scores for answer in answers] == [[0.0], [1.0], [2.0], [3.0]]
+        assert (await worker.score("5")).scores == [5.0]
+
+    play(scenario, places=3)
+
+
+def test_a_failed_batch_is_heard_by_everyone_who_waited() -> None:
+    """The error reaches each of them, and the worker goes on."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        racer.error = RuntimeError("the device is gone")
+        racer.free.set()
+        answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["the device is gone"] * 3
+        racer.error = None
+        assert (await worker.score("4")).scores == [4.0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_batch_of_the_wrong_size_is_heard_too(rows: int) -> None:
+    """A router that answers with another number of rows fails its batch, not the worker."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        racer.free.set()
+        racer.rows = rows
+        answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
+        if rows < 3:
+            assert all(isinstance(answer, Exception) for answer in answers)
+        racer.rows = None
+        assert (await worker.score("4")).scores == [4.0]
+
+    play(scenario)
+
+
+def test_who_leaves_is_not_scored() -> None:
+    """A cancelled query takes no part in a batch, and the others are not disturbed."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        gone, stays = ask(worker, 1, 2)
+        await asyncio.sleep(0)
+        gone.cancel()
+        racer.free.set()
+        await asyncio.gather(*first, stays)
+        assert racer.batches == [["0"], ["2"]]
+
+    play(scenario)
+
+
+def test_who_leaves_frees_a_place() -> None:
+    """Cancelled queries do not fill the queue while the encoder is busy."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        gone = ask(worker, 1, 2, 3)
+        await asyncio.sleep(0)
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        (stays,) = ask(worker, 4)
+        await asyncio.sleep(0)
+        racer.free.set()
+        assert (await stays).scores == [4.0]
+        await asyncio.gather(*first)
+
+    play(scenario, places=3)
+
+
+def test_closing_leaves_nobody_waiting() -> None:
+    """Whoever still waits when the worker closes hears of it, the running batch included."""
+    outcomes: list[Any] = []
+
+    async def run() -> None:
+        racer = StubRacer()
+        worker = RoutingWorker(cast("Racer", racer), queue=9, batch=1, telemetry=Telemetry())
+        async with worker:
+            tasks = ask(worker, 0, 1, 2)
+            await begun(racer)
+            racer.free.set()
+        async with asyncio.timeout(5):
+            outcomes.extend(await asyncio.gather(*tasks, return_exceptions=True))
+
+    asyncio.run(run())
+    assert len(outcomes) == 3
+    assert all(isinstance(each, ScoredQuery | BaseException) for each in outcomes)
+
+
+def test_rows_of_a_calibration_let_queries_go_between() -> None:
+    """A long calibration is scored in slices; a query does not wait for all of them."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        racer.free.set()
+        rows = [str(number) for number in range(4_000)]
+        scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
+        await begun(racer)
+        assert (await worker.score("7")).scores == [7.0]
+        before = len(racer.batches)
+        scored = await scoring
+        assert scored.scores[:, 0].tolist() == [float(n) for n in range(4_000)]
+        assert before < 1_001 == len(racer.batches)
+
+    play(scenario)
+
+
+# Through the gateway --------------------------------------------------------------------------
+
+
+@dataclass
+class StubEncoder:
+    """Character n-grams; slow or broken on request."""
+
+    encoder: Encoder = field(default_factory=CharNgramEncoder)
+    sleep_s: float = 0.0
+    error: Exception | None = None
+
+    spec = SPEC
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Called on the worker's thread alone."""
+        time.sleep(self.sleep_s)
+        if self.error is not None:
+            raise self.error
+        return self.encoder.encode(texts)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> StubEncoder:
+    """The encoder of every gateway that is started after this."""
+    encoder = StubEncoder()
+    open_racer = lifespan.open_racer
+    monkeypatch.setattr(
+        lifespan, "open_racer", lambda settings: replace(open_racer(settings), encoder=encoder)
+    )
+    return encoder
+
+
+def test_a_full_queue_is_too_many_requests(serve: Serve, stub: StubEncoder) -> None:
+    """429 with ``retry-after`` for those who find no place; the others are answered."""
+    gateway = serve(limits={"queue": 2, "batch": 1})
+    stub.sleep_s = 0.2
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(
+            threads.map(lambda _: gateway.post("/route", json={"query": ONE}), range(12))
+        )
+    refused = [answer for answer in answers if answer.status_code == 429]
+    served = [answer for answer in answers if answer.status_code == 200]
+    assert len(refused) + len(served) == 12
+    assert len(served) >= 3
+    assert refused
+    assert refused[0].headers["retry-after"] == "1"
+    assert "x-should-retry" not in refused[0].headers
+    error = refused[0].json()["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
+    assert max(answer.elapsed.total_seconds() for answer in refused) < 0.9
+    stub.sleep_s = 0.0
+    assert gateway.route(ONE)["selected"] == ["adder"]
+
+
+def test_overload_is_the_official_clients_rate_limit(serve: Serve, stub: StubEncoder) -> None:
+    """The client raises RateLimitError, which its own retries understand."""
+    gateway = serve(limits={"queue": 1, "batch": 1})
+    stub.sleep_s = 0.3
+    client = gateway.openai()
+
+    def ask(_: int) -> Exception | None:
+        try:
+            client.chat.completions.create(model="auto", messages=user(ONE))
+        except openai.APIStatusError as exc:
+            return exc
+        return None
+
+    with ThreadPoolExecutor(8) as threads:
+        errors = [error for error in threads.map(ask, range(8)) if error]
+    assert errors
+    assert all(isinstance(error, openai.RateLimitError) for error in errors)
+
+
+@pytest.mark.parametrize("fault", ["error", "slow", "nan"])
+def test_a_router_that_fails_calls_the_whole_pool(
+    serve: Serve, stub: StubEncoder, pool: FakePool, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Degrade in cost, never in risk: everyone is called, the certificate holds and says why."""
+    gateway = serve(limits={"route_timeout_s": 0.3})
+    match fault:
+        case "error":
+            stub.error = RuntimeError("the device is gone")
+        case "slow":
+            stub.sleep_s = 1.0
+        case _:
+            nan = Scored(np.full((1, 3), np.nan), np.zeros(1, bool))
+            monkeypatch.setattr(Racer, "score", lambda *_: nan)
+    racer = gateway.chat(ONE)["racer"]
+    assert sorted(racer["selected"]) == sorted(POOL)
+    assert racer["certificate"]["reasons"] == ["router_failed_whole_pool"]
+    assert racer["certificate"]["guarantee"]["trivial"] is True
+    assert racer["certificate"]["holds"] is True
+    assert racer["pool_scores"] == {}
+    assert pool.asked() == sorted(POOL)
+
+
+def test_a_router_that_fails_restricts_itself_to_the_sub_pool(
+    serve: Serve, stub: StubEncoder, pool: FakePool
+) -> None:
+    """Whoever the request left out is not called even then."""
+    gateway = serve()
+    stub.error = RuntimeError("the device is gone")
+    gateway.chat(ONE, {"candidates": ["adder", "poet"]})
+    assert pool.asked() == ["adder", "poet"]
+
+
+def test_a_router_that_comes_back_is_used_again(serve: Serve, stub: StubEncoder) -> None:
+    """A failure is not remembered."""
+    gateway = serve()
+    stub.error = RuntimeError("the device is gone")
+    assert len(gateway.route(ONE)["selected"]) == 3
+    stub.error = None
+    assert gateway.route(ONE)["selected"] == ["adder"]
+
+
+def test_batches_form_under_load(serve: Serve, stub: StubEncoder) -> None:
+    """Sixteen queries on a slow encoder need far fewer than sixteen batches."""
+    gateway = serve()
+    stub.sleep_s = 0.1
+    before = _batches(gateway)
+    with ThreadPoolExecutor(16) as threads:
+        decisions = list(threads.map(lambda _: gateway.route(ONE), range(16)))
+    assert all(decision["selected"] == ["adder"] for decision in decisions)
+    assert _batches(gateway) - before <= 8
+
+
+def _batches(gateway: Gateway) -> float:
+    lines = gateway.get("/metrics").text.splitlines()
+    name = "racer_router_batch_size_count "
+    return next(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+GAP_S = 0.3
+
+
+def longest_gap(gateway: Gateway, busy: Callable[[], object]) -> float:
+    """The longest that ``/healthz`` took to answer while ``busy`` ran, in seconds.
+
+    The least of three attempts: other processes of the machine may hold up one of them, and a
+    loop that is blocked is blocked in each.
+    """
+    attempts: list[float] = []
+    with ThreadPoolExecutor(1) as thread, gateway.http() as client:
+        client.get("/healthz")
+        while not attempts or (min(attempts) >= GAP_S and len(attempts) < 3):
+            gaps: list[float] = []
+            running = thread.submit(busy)
+            while not running.done() or len(gaps) < 3:
+                started = time.monotonic()
+                assert client.get("/healthz").status_code == 200
+                gaps.append(time.monotonic() - started)
+                time.sleep(0.01)
+            running.result()
+            attempts.append(max(gaps))
+    return min(attempts)
+
+
+def test_a_slow_encoder_does_not_block_the_loop(serve: Serve, stub: StubEncoder) -> None:
+    """While the encoder takes half a second, others are answered as ever."""
+    gateway = serve()
+    stub.sleep_s = 0.5
+    assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) < GAP_S
+
+
+def test_a_blocked_loop_would_be_noticed(
+    serve: Serve, stub: StubEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: the same encoder on the event loop is seen."""
+    gateway = serve()
+    stub.sleep_s = 0.5
+
+    async def on_the_loop(self: RoutingWorker, texts: Sequence[str]) -> Scored:
+        return self._racer.score(texts)
+
+    monkeypatch.setattr(RoutingWorker, "_on_thread", on_the_loop)
+    assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) > GAP_S
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that costs nothing, so that thousands of rows are quickly scored."""
+
+    def score(_: Racer, texts: Sequence[str]) -> Scored:
+        scores = np.random.default_rng(len(texts)).random((len(texts), 3))
+        return Scored(scores, np.zeros(len(texts), bool))
+
+    monkeypatch.setattr(Racer, "score", score)
+
+
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+def many_rows(count: int) -> bytes:
+    """NDJSON of so many rows."""
+    right = '{"adder": true, "speller": false, "poet": false}'
+    return "".join(f'{{"query": "row {i}?", "correct": {right}}}\n' for i in range(count)).encode()
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("form", ["ndjson", "json", "file"])
+def test_a_large_calibration_does_not_block_the_loop(serve: Serve, form: str) -> None:
+    """20,000 rows are read, checked, scored, kept and swapped in, and pings are answered."""
+    gateway = serve(calibrated=False)
+    rows = many_rows(20_000)
+    request: dict[str, Any] = {
+        "ndjson": {"content": rows, "headers": NDJSON},
+        "json": {
+            "content": b'{"rows": [' + b",".join(rows.splitlines()) + b"]}",
+            "headers": {"content-type": "application/json"},
+        },
+        "file": {"files": {"file": ("rows.jsonl", rows)}},
+    }[form]
+    answers: list[Any] = []
+    gap = longest_gap(
+        gateway,
+        lambda: answers.append(gateway.post("/calibrate", ADMIN_KEY, timeout=120, **request)),
+    )
+    assert answers[0].status_code == 200, answers[0].text
+    assert answers[0].json()["evidence"]["rows"] == 20_000
+    assert gap < GAP_S
+
+
+def test_a_large_bad_file_does_not_block_the_loop(serve: Serve) -> None:
+    """Twenty thousand bad rows are looked at off the loop too."""
+    gateway = serve(calibrated=False)
+    rows = many_rows(20_000).replace(b"true", b"1")
+    gap = longest_gap(
+        gateway, lambda: gateway.post("/calibrate", ADMIN_KEY, content=rows, headers=NDJSON)
+    )
+    assert gap < GAP_S
+
+
+@pytest.mark.parametrize(("value", "count"), [(b'"x"', 1_000_000), (b"[]", 1_000_000)])
+def test_a_large_request_does_not_block_the_loop(
+    gateway: Gateway, value: bytes, count: int
+) -> None:
+    """A body of millions of small values is read or refused, but not on the loop."""
+    values = (value + b",") * count
+    body = b'{"model": "nobody", "messages": [{"role": "user"}], "x": [%s1]}' % values
+    headers = {"content-type": "application/json"}
+    gap = longest_gap(
+        gateway, lambda: gateway.post("/v1/chat/completions", content=body, headers=headers)
+    )
+    assert gap < GAP_S
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_new_sub_pool_does_not_block_the_loop(serve: Serve) -> None:
+    """Thresholds of a smaller pool are recomputed on a thread."""
+    gateway = serve(calibrated=False)
+    gateway.post(
+        "/calibrate", ADMIN_KEY, content=many_rows(20_000), headers=NDJSON, timeout=120
+    ).raise_for_status()
+    gap = longest_gap(gateway, lambda: gateway.route(ONE, candidates=["adder", "poet"]))
+    assert gap < GAP_S

@@ -1,0 +1,30 @@
+"""The demo, running: real models behind a real gateway."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from app import demo
+from app.demo import Running
+from racer_core.records.reader import read_rows
+from racer_core.types import LabelledRows
+
+
+@pytest.fixture(scope="session")
+def running_demo() -> Iterator[Running]:
+    """Five models and a calibrated gateway, started once for all tests."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with demo.started(port, Console(quiet=True)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def test_rows() -> LabelledRows:
+    """The shipped test rows."""
+    return read_rows(demo.FOLDER / "data" / "test.jsonl")

@@ -1,0 +1,77 @@
+"""End to end: real models that generate, a real gateway, the official client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import openai
+import pytest
+
+from app.demo import Running
+from racer_core.aggregation.answers import Equality, normalise
+from racer_core.types import LabelledRow, LabelledRows
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def client(running_demo: Running) -> Iterator[openai.OpenAI]:
+    """The official client, pointed at the demo."""
+    url = f"{running_demo.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+def test_served_candidates_agree_with_their_labels(
+    client: openai.OpenAI, test_rows: LabelledRows
+) -> None:
+    """200 rows relabelled through the server: at least 99 % of the labels are found again."""
+    asked = [(row, name) for row in test_rows.rows[:200] for name in test_rows.pool]
+
+    def agrees(pair: tuple[LabelledRow, str]) -> bool:
+        row, name = pair
+        completion = client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": row.query}]
+        )
+        text = completion.choices[0].message.content or ""
+        right = normalise(Equality.EXACT, text) == normalise(Equality.EXACT, row.reference or "")
+        return right == (name in row.correct)
+
+    with ThreadPoolExecutor(4) as threads:
+        agreed = list(threads.map(agrees, asked))
+    assert sum(agreed) >= 0.99 * len(agreed)
+
+
+def test_a_routed_answer_carries_its_certificate(
+    client: openai.OpenAI, test_rows: LabelledRows
+) -> None:
+    """The answer is some selected candidate's, and the guarantee holds for a plain question."""
+    row = next(row for row in test_rows.rows if row.correct)
+    completion = client.chat.completions.create(
+        model="auto",
+        messages=[{"role": "user", "content": row.query}],
+        extra_body={"racer": {"alpha": 0.05}},
+    )
+    racer = (completion.model_extra or {})["racer"]
+    assert completion.model in racer["selected"]
+    assert racer["certificate"]["holds"] is True
+    assert racer["certificate"]["guarantee"]["alpha"] == 0.05
+
+
+def test_a_routed_answer_streams(client: openai.OpenAI, test_rows: LabelledRows) -> None:
+    """The streamed text is the text of the plain answer: candidates decode greedily."""
+    row = next(row for row in test_rows.rows if row.correct)
+    messages = [{"role": "user", "content": row.query}]
+    plain = client.chat.completions.create(model="auto", messages=messages)
+    chunks = list(client.chat.completions.create(model="auto", messages=messages, stream=True))
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == plain.choices[0].message.content
+
+
+def test_the_demo_is_ready(running_demo: Running) -> None:
+    """Readiness names the active calibration."""
+    ready = httpx2.get(f"{running_demo.url}/readyz", trust_env=False).json()
+    assert ready["status"] == "ready"
+    assert ready["calibration"].startswith("cal-")

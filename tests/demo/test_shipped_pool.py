@@ -1,0 +1,96 @@
+"""What the repository ships for the demo is what its README says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from app.demo import FOLDER
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.metrics import set_metrics
+from racer_core.racer import Racer
+from racer_core.records.reader import read_rows
+from racer_core.types import LabelledRows, RiskTarget, Score
+
+SIZES = {"train": 2_400, "calibration": 2_000, "validation": 400, "test": 1_600}
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, LabelledRows]:
+    """The four files of labelled rows."""
+    return {name: read_rows(FOLDER / "data" / f"{name}.jsonl") for name in SIZES}
+
+
+@pytest.fixture(scope="module")
+def racer() -> Racer:
+    """The shipped router."""
+    return Racer.load(FOLDER / "router")
+
+
+def _megabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+
+
+def test_splits_are_large_enough_and_apart(splits: dict[str, LabelledRows]) -> None:
+    """Fails when a file was cut, or a query stands in two splits."""
+    for name, least in SIZES.items():
+        assert len(splits[name]) >= least
+    queries = [query for rows in splits.values() for query in rows.queries]
+    assert len(set(queries)) == len(queries)
+
+
+def test_no_candidate_is_good_enough_alone(splits: dict[str, LabelledRows]) -> None:
+    """On the test rows: nobody above 75 %, the best of the pool 15 points above the best single."""
+    labels = splits["test"].labels(splits["test"].pool)
+    best_single, best_of_pool = labels.mean(axis=0).max(), labels.any(axis=1).mean()
+    assert best_single <= 0.75
+    assert best_of_pool >= best_single + 0.15
+    assert 0.03 <= 1 - best_of_pool <= 0.15
+
+
+def test_candidates_are_small_ordinary_folders(splits: dict[str, LabelledRows]) -> None:
+    """At most 2 M parameters and 4 MB each; everything together at most 40 MB."""
+    for name in splits["test"].pool:
+        weights = FOLDER / "pool" / name / "model.safetensors"
+        assert weights.stat().st_size <= 4_000_000
+        with safe_open(weights, "np") as file:
+            shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
+        assert sum(int(np.prod(shape)) for shape in shapes) <= 2_000_000
+    assert _megabytes(FOLDER) <= 40
+
+
+def test_router_beats_the_best_single_candidate(
+    racer: Racer, splits: dict[str, LabelledRows]
+) -> None:
+    """Its first choice is right at least 5 points more often, on test rows."""
+    rows = splits["test"]
+    labels = rows.labels(racer.pool)
+    top = racer.score(rows.queries).scores.argmax(axis=1)
+    assert labels[np.arange(len(top)), top].mean() >= labels.mean(axis=0).max() + 0.05
+
+
+@pytest.mark.parametrize("target", list(RiskTarget))
+def test_sets_are_small_at_alpha_one_tenth(
+    racer: Racer, splits: dict[str, LabelledRows], target: RiskTarget
+) -> None:
+    """The smaller of `gap` and `prob` calls at most 60 % of the pool, and keeps its bound.
+
+    The realised risk given one calibration set of n rows and N test rows has standard deviation
+    sqrt(.1 * .9 (1/n + 1/N)), at most .0104 here: alpha + .05 is passed with probability < 1e-5.
+    """
+    options = CalibrationOptions(risk_target=target, null_threshold=racer.artifact.null_threshold)
+    calibration = racer.calibrate(splits["calibration"], options=options)
+    rows = splits["test"]
+    scores, labels = racer.score(rows.queries).scores, rows.labels(racer.pool)
+    sizes: list[float] = []
+    for score in Score:
+        lambda_hat = calibration.lambda_hat(0.1, score)
+        sets = calibration.sets(scores, [b""] * len(rows), lambda_hat, score)
+        metrics = set_metrics(sets.selected, sets.null_selected, labels)
+        paper = target is RiskTarget.PAPER
+        assert (metrics.risk if paper else metrics.miss_given_answerable) <= 0.15
+        sizes.append(metrics.size)
+    assert min(sizes) <= 0.6 * len(racer.pool)

@@ -1,0 +1,235 @@
+"""docker-compose.yml, the files it mounts and the variables it reads agree with the code."""
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from app import settings
+from app.errors import SettingsError
+from app.server import DRAIN_S
+from app.settings import Settings
+from app.store import Store
+
+from . import dockerfile
+from .dockerfile import ROOT, seconds
+
+FOLDER = ROOT / "deploy" / "compose"
+TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+CUDA = (FOLDER / "cuda.yml").read_text(encoding="utf-8")
+SERVICES = yaml.safe_load(TEXT)["services"]
+GATEWAY = SERVICES["gateway"]
+CANDIDATES = {name: service for name, service in SERVICES.items() if name != "gateway"}
+CONFIG = yaml.safe_load((FOLDER / "racer.yaml").read_text(encoding="utf-8"))
+RUNTIME = dockerfile.read()["runtime"]
+PORT = Settings.model_fields["port"].default
+KEYS = {"RACER_DATA_KEY": "data-key-of-the-tests", "RACER_ADMIN_KEY": "admin-key-of-the-tests"}
+
+
+def flags(service):
+    """The vLLM options of a candidate: everything after its model."""
+    return dict(word.split("=", 1) for word in service["command"][1:])
+
+
+def mounts():
+    """Where the gateway's folders and files come from, by target."""
+    found = {}
+    for each in GATEWAY["volumes"]:
+        if isinstance(each, str):
+            source, target = each.split(":")
+            each = {"type": "volume", "source": source, "target": target}
+        found[each["target"]] = each
+    return found
+
+
+@pytest.fixture
+def compose(tmp_path):
+    """`docker-compose config` with the example's `.env`, some of its lines set to other values."""
+    tool = shutil.which("docker-compose")
+    if tool is None:
+        pytest.skip("docker-compose is not here: apt-get install docker-compose")
+
+    def run(*files, **values):
+        names = [f"--file={name}" for name in ("docker-compose.yml", *files)]
+        text = (FOLDER / ".env.example").read_text(encoding="utf-8")
+        for name, value in values.items():
+            text, count = re.subn(rf"^{name}=.*$", f"{name}={value}", text, flags=re.MULTILINE)
+            assert count == 1, name
+        (tmp_path / ".env").write_text(text, encoding="utf-8")
+        return subprocess.run(
+            [tool, f"--env-file={tmp_path / '.env'}", *names, "config"],
+            cwd=ROOT,
+            env={"PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+def test_compose_accepts_the_file(compose):
+    """Red when Debian's docker-compose finds it invalid, or fills a variable in wrongly."""
+    done = compose(**KEYS, RACER_PORT="127.0.0.1:9000", GPU_B="7", MODEL_B="other/model")
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert services["gateway"]["environment"]["RACER_DATA_KEY"] == KEYS["RACER_DATA_KEY"]
+    assert services["gateway"]["build"]["args"]["TORCH_INDEX"].endswith("/cpu")
+    assert services["gateway"]["ports"] == ["127.0.0.1:9000:8080/tcp"]
+    assert services["candidate-b"]["command"][0] == "other/model"
+    [device] = services["candidate-b"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["7"]
+
+
+def test_compose_accepts_the_overlay_for_cuda(compose):
+    """Red when the overlay does not give the gateway a GPU and a CUDA torch, or drops the rest."""
+    done = compose("deploy/compose/cuda.yml", **KEYS)
+    assert done.returncode == 0, done.stderr
+    gateway = yaml.safe_load(done.stdout)["services"]["gateway"]
+    assert gateway["build"]["args"]["TORCH_INDEX"].endswith("/cu130")
+    [device] = gateway["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    assert gateway["read_only"] is True
+
+
+@pytest.mark.parametrize("missing", ["RACER_DATA_KEY", "MODEL_A", "MODEL_B"])
+def test_compose_refuses_to_start_without_a_data_key_or_a_model(compose, missing):
+    """Red when it would start without, or does not name what is missing."""
+    done = compose(**KEYS | {missing: ""})
+    assert done.returncode != 0
+    assert f"${{{missing}:?" in done.stderr
+
+
+def test_every_variable_is_in_the_example_and_the_other_way_round():
+    """Red when a variable is nowhere explained, or explained and read by nobody."""
+    read = set(re.findall(r"\$\{(\w+)", TEXT + CUDA))
+    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
+    assert read == set(re.findall(r"^#?(\w+)=", example, re.MULTILINE))
+
+
+def test_the_example_shows_the_defaults():
+    """Red when .env.example and a default in the file differ."""
+    example = dict(
+        re.findall(r"^(\w+)=(.+)$", (FOLDER / ".env.example").read_text("utf-8"), re.MULTILINE)
+    )
+    defaults = dict(re.findall(r"\$\{(\w+):-([^}]+)\}", TEXT))
+    defaults.pop("TORCH_INDEX")  # the example leaves it to each file
+    assert {name: example[name] for name in defaults} == defaults
+
+
+def test_the_gateway_is_told_of_no_variable_that_nobody_reads():
+    """Red when a key's name differs from the one that the settings read."""
+    names = {Settings.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
+    assert names == set(KEYS)
+    assert set(GATEWAY["environment"]) == names | {"HF_TOKEN"}
+    assert GATEWAY["environment"]["RACER_DATA_KEY"].startswith("${RACER_DATA_KEY:?")
+
+
+def test_the_example_file_holds_no_key():
+    """Red when somebody's key, or one that all copies would share, stands in the example."""
+    example = (FOLDER / ".env.example").read_text(encoding="utf-8")
+    for name in (*KEYS, "HF_TOKEN"):
+        assert re.search(rf"^{name}=$", example, re.MULTILINE)
+
+
+def test_ports_agree():
+    """Red when the published port is not the one the image listens on."""
+    assert GATEWAY["ports"] == [f"${{RACER_PORT:-{PORT}}}:{PORT}"]
+    assert RUNTIME.one("EXPOSE").text == str(PORT)
+
+
+def test_mounts_are_where_the_command_and_the_configuration_look():
+    """Red when a source is missing, or a target is not what CMD or racer.yaml names."""
+    found = mounts()
+    words = RUNTIME.one("CMD").words
+    config = words[words.index("--config") + 1]
+    [volume] = RUNTIME.one("VOLUME").words
+    assert set(found) == {config, CONFIG["artifact"], volume}
+    assert (ROOT / found[config]["source"]).read_bytes() == (FOLDER / "racer.yaml").read_bytes()
+    assert found[config]["read_only"] is found[CONFIG["artifact"]]["read_only"] is True
+    assert found[volume]["source"] in yaml.safe_load(TEXT)["volumes"]
+    store = PurePosixPath(CONFIG["store"].removeprefix("sqlite:///"))
+    assert store.parent == PurePosixPath(volume)
+
+
+def test_the_gateway_has_few_rights_and_time_to_finish():
+    """Red when it runs with more rights than it needs, or is killed in the middle of answers."""
+    assert GATEWAY["read_only"] is True
+    assert GATEWAY["cap_drop"] == ["ALL"]
+    assert GATEWAY["security_opt"] == ["no-new-privileges:true"]
+    assert seconds(GATEWAY["stop_grace_period"]) > DRAIN_S
+
+
+def test_the_gateway_waits_for_every_candidate():
+    """Red when one is forgotten in depends_on."""
+    assert GATEWAY["depends_on"] == {n: {"condition": "service_healthy"} for n in CANDIDATES}
+
+
+def test_candidates_are_the_configuration_s():
+    """Red when a name, host or port in racer.yaml is not a service's."""
+    assert [each["name"] for each in CONFIG["candidates"]] == list(CANDIDATES)
+    for each in CONFIG["candidates"]:
+        url = urlsplit(each["base_url"])
+        options = flags(CANDIDATES[each["name"]])
+        assert (url.hostname, url.path) == (each["name"], "/v1")
+        assert options["--port"] == str(url.port)
+        assert options["--served-model-name"] == each.get("model", each["name"])
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_has_its_gpu_and_its_model_by_variable(name):
+    """Red when two share a GPU unasked, a model is fixed, or a server is open to the host."""
+    letter = name[-1].upper()
+    service = CANDIDATES[name]
+    assert service["entrypoint"] == ["vllm", "serve"]
+    assert service["command"][0].startswith(f"${{MODEL_{letter}:?")
+    [device] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert device["capabilities"] == ["gpu"]
+    assert device["device_ids"][0].startswith(f"${{GPU_{letter}:-")
+    assert "ports" not in service
+    assert re.fullmatch(r"vllm/vllm-openai:\$\{VLLM_TAG:-v\d+\.\d+\.\d+\}", service["image"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_s_health_check_asks_its_own_port(name):
+    """Red when port and health check part ways, or the check is no Python."""
+    kind, python, option, program = CANDIDATES[name]["healthcheck"]["test"]
+    assert (kind, python, option) == ("CMD", "python3", "-c")
+    ast.parse(program)
+    assert f"http://127.0.0.1:{flags(CANDIDATES[name])['--port']}/health'" in program
+
+
+def test_every_vllm_option_is_explained_in_the_file():
+    """Red when a candidate gets an option without a comment that says what it is for."""
+    explained = set(re.findall(r"^  # (--[a-z-]+) +\S", TEXT, re.MULTILINE))
+    assert {option for each in CANDIDATES.values() for option in flags(each)} == explained
+
+
+def test_the_configuration_loads():
+    """Red when racer.yaml has a field that the settings do not know."""
+    loaded, secrets = settings.load(FOLDER / "racer.yaml", KEYS, host="0.0.0.0", port=PORT)
+    assert loaded.pool == tuple(CANDIDATES)
+    assert loaded.artifact == Path(CONFIG["artifact"])
+    assert loaded.store == CONFIG["store"]
+    assert secrets.data_key is not None
+
+
+def test_the_configuration_refuses_the_world_without_a_data_key():
+    """Red when a gateway that others can reach starts without a key."""
+    with pytest.raises(SettingsError, match="RACER_DATA_KEY"):
+        settings.load(FOLDER / "racer.yaml", {}, host="0.0.0.0")
+
+
+def test_the_store_s_address_opens(tmp_path):
+    """Red when the four slashes of the store are not a path from the root."""
+    url = CONFIG["store"].replace("/var/lib/racer", str(tmp_path))
+    with Store(url):
+        assert (tmp_path / "racer.db").is_file()

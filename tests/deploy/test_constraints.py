@@ -1,0 +1,118 @@
+"""constraints.txt pins what pyproject.toml asks for, and what is installed here."""
+
+import ast
+import importlib.metadata as metadata
+import re
+import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from .constraints import canonical, pins
+from .dockerfile import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+DIRECT = [Requirement(each) for each in PROJECT["dependencies"]]
+ALL = [
+    each
+    for each in DIRECT + [Requirement(line) for lines in EXTRAS.values() for line in lines]
+    if each.name != PROJECT["name"]
+]
+# Declared and never imported by name, and why all the same.
+UNSEEN = {
+    "protobuf": "transformers reads mDeBERTa's vocabulary with it",
+    "sentencepiece": "so too",
+    "python-multipart": "starlette's parser of uploads",
+    "httptools": 'uvicorn.Config(http="httptools")',
+}
+
+
+def installed(name: str) -> str | None:
+    """The version here without its build's suffix, or None."""
+    try:
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def imported(paths: Iterable[Path]) -> set[str]:
+    """Distributions that modules import."""
+    names: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    names -= {"app", "racer_core", *sys.stdlib_module_names}
+    owners = metadata.packages_distributions()
+    return {canonical(owners[name][0]) for name in names}
+
+
+@pytest.mark.parametrize("wanted", ALL, ids=lambda each: each.name)
+def test_every_direct_dependency_has_a_pin_in_its_range(wanted):
+    """Red when one is added without a pin, or its range moves past the pin."""
+    pinned = pins()
+    assert canonical(wanted.name) in pinned
+    assert pinned[canonical(wanted.name)] in wanted.specifier
+
+
+def test_what_is_installed_is_what_is_pinned():
+    """Red when this environment is not the one that `make setup` makes."""
+    here = {name: installed(name) for name in pins()}
+    assert here == pins()
+
+
+def test_the_pins_are_closed_under_what_packages_require():
+    """Red when something that a pinned package needs here is left to the package index."""
+    pinned = pins()
+    asked = {(name, "") for name in pinned}
+    asked |= {(canonical(each.name), extra) for each in ALL for extra in each.extras}
+    missing = {
+        f"{name} requires {requirement}"
+        for name, extra in asked
+        for requirement in map(Requirement, metadata.requires(name) or ())
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        if canonical(requirement.name) not in pinned
+    }
+    assert missing == set()
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round():
+    """Red when a module leans on another package's dependency, or one is declared for nothing."""
+    modules = {*(ROOT / "app").rglob("*.py"), *(ROOT / "racer_core").rglob("*.py")}
+    demo = {path for path in modules if path.match("app/demo*.py")}
+    declared = {canonical(each.name) for each in DIRECT}
+    extra = {canonical(Requirement(line).name) for line in EXTRAS["demo"]}
+    assert imported(modules - demo) - declared == set()
+    assert imported(demo) - declared - extra == set()
+    assert declared - imported(modules) == set(UNSEEN)
+
+
+def test_the_pins_name_no_place_and_are_sorted():
+    """Red when a line is a path, an address or an editable install, or is out of order."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", line) for line in found)
+    assert found == sorted(found, key=lambda line: canonical(line.partition("==")[0]))
+    assert len(pins()) == len(found)
+
+
+def test_torch_has_one_version_everywhere():
+    """It is installed on its own, so its pin stands in three files. Red when one moves alone."""
+    for name in ("constraints.txt", "Makefile", "Dockerfile"):
+        found = re.findall(r"\btorch==([\w.]+)", (ROOT / name).read_text(encoding="utf-8"))
+        assert set(found) == {"2.13.0"}, name
+
+
+def test_make_setup_takes_everything_from_the_pins():
+    """Red when a `pip install` in the Makefile leaves the pins out (torch names its own)."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = [line for line in text.splitlines() if "pip install" in line]
+    assert len(installs) == 3
+    unpinned = [line for line in installs if "--constraint constraints.txt" not in line]
+    assert all("torch==" in line for line in unpinned)
