@@ -17,7 +17,7 @@ from app.openapi import inline, json_body
 from app.schemas import ActivateRequest, CalibrateFields, CalibrateOptions
 from racer_core import strict_json
 from racer_core.errors import InputError
-from racer_core.records.reader import check_rows, document_rows, parse_rows
+from racer_core.records.reader import check_rows, document_rows, parse_document, parse_rows
 from racer_core.types import LabelledRows
 
 router = APIRouter(tags=["calibration"])
@@ -123,7 +123,7 @@ async def _read(request: Request, services: Services) -> tuple[LabelledRows, Cal
 def _from_document(
     data: bytes, given: dict[str, Any], pool: tuple[str, ...], max_query_chars: int
 ) -> tuple[LabelledRows, CalibrateOptions]:
-    document = strict_json.load_object(data)
+    document = parse_document(data)
     numbered = list(document_rows(document))
     said = {name: value for name, value in document.items() if name not in ("rows", "candidates")}
     wire.checked(CalibrateFields, said)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,10 +191,26 @@ def _attempt(line: str) -> object:
 
 
 def _document(data: bytes) -> Iterator[Numbered]:
-    value = strict_json.loads(_text(data))
-    return document_rows(
-        cast("dict[str, Any]", value) if isinstance(value, dict) else {"rows": value}
-    )
+    return document_rows(parse_document(data))
+
+
+def parse_document(data: bytes) -> dict[str, Any]:
+    """Parse ``{"rows": [...], ...}``, or a bare list of rows.
+
+    Raises:
+        InputError: Not strict JSON; names the row where one is at fault.
+    """
+    text = _text(data)
+    try:
+        value = strict_json.loads(text)
+    except InputError as exc:
+        rows = _ROWS.search(text)
+        row = strict_json.first_bad_item(text, rows.end()) if rows else None
+        raise InputError(f"row {row}: {exc}" if row else str(exc), param="rows") from exc
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"rows": value}
+
+
+_ROWS = re.compile(r'\A\s*\[|"rows"\s*:\s*\[')
 
 
 def document_rows(document: Mapping[str, Any]) -> Iterator[Numbered]:

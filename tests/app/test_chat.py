@@ -50,7 +50,8 @@ def test_a_tie_goes_to_the_higher_router_score(gateway: Gateway, pool: FakePool)
     for name in POOL:
         pool.say(name, f"{name}'s own")
     answer = gateway.chat("Spell the number 3 and then 4", {"alpha": EVERYONE})
-    assert answer["racer"]["pool_scores"]["speller"] > answer["racer"]["pool_scores"]["adder"]
+    scores = answer["racer"]["pool_scores"]
+    assert list(scores.items()) == [("speller", 1.0), ("adder", 0.0), ("poet", 0.0)]
     assert (answer["model"], answer["racer"]["served_by"]) == ("speller", "speller")
     assert answer["choices"][0]["message"]["content"] == "speller's own"
 

@@ -192,3 +192,18 @@ def test_any_damage_to_a_good_file_is_rows_or_a_rows_error(file, cuts, junk):
     start = cuts[0] % (len(data) + 1)
     with suppress(RowsError):
         parse_rows(data[:start] + junk + data[start + cuts[1] :], name)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"rows": [{"query": "a", "correct": {"x": true}}, {"x": true, "x": false}]}',
+        b'[{"query": "a", "correct": {"x": true}},\n {"query": "b", "correct": {"x": NaN}}]',
+        b'{"rows": [{"query": "a"}, {"query": "\\ud800"}]}',
+        b'{"candidates": ["x"], "rows": [{"query": "a"}, {]}',
+    ],
+)
+def test_a_document_that_is_no_json_names_the_row(document):
+    """The parser does not say where; whoever uploads 2,000 rows wants to know."""
+    with pytest.raises(RowsError, match="row 2: "):
+        parse_rows(document, "rows.json")

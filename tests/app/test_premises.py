@@ -1,0 +1,138 @@
+"""``holds`` is true only where every premise of the guarantee held."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.reasons import CANDIDATE_FAILED, REMARKS, Reason
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, as_json, configure, labelled, running
+from .fake_pool import FakePool
+
+QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+
+
+def certificate(gateway: Gateway, path: str, **body: Any) -> dict[str, Any]:
+    """The certificate that a request gets."""
+    response = gateway.post(path, json=body)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return answer.get("racer", answer)["certificate"]
+
+
+def test_a_plain_question_holds(gateway: Gateway) -> None:
+    """The control of this module: without a broken premise there is no reason."""
+    plain = certificate(gateway, "/v1/chat/completions", model="auto", messages=[QUESTION])
+    assert (plain["holds"], plain["reasons"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"temperature": 2.0}, {"bad_words": ["7"]}, {"min_tokens": 9}, {"a_field_of_tomorrow": 1}],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/route"])
+def test_whatever_may_change_an_answer_voids(
+    gateway: Gateway, path: str, field: dict[str, Any]
+) -> None:
+    """A field that nobody declared harmless is another condition, with and without a call."""
+    told = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
+    assert (told["holds"], told["reasons"]) == (False, [Reason.CONDITIONS_DIFFER])
+
+
+@pytest.mark.parametrize("field", [{"seed": 1}, {"user": "me"}, {"logprobs": True}])
+def test_what_changes_no_answer_holds(gateway: Gateway, field: dict[str, Any]) -> None:
+    """Fields about the request rather than the answer leave the guarantee alone."""
+    assert certificate(gateway, "/route", messages=[QUESTION], **field)["holds"] is True
+
+
+def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
+    """Nobody is called for a poem, and other conditions void that decision too."""
+    gateway = serve()
+    gateway.calibrate(risk_target="paper", alpha=0.2)
+    poem = {"role": "user", "content": "Write a poem about 3 and 4"}
+    told = certificate(
+        gateway, "/v1/chat/completions", model="auto", messages=[poem], temperature=2.0
+    )
+    assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([{"role": "function", "content": "5", "name": "f"}, QUESTION], Reason.MULTI_TURN),
+        ([{"role": "System", "content": "be brief"}, QUESTION], Reason.MULTI_TURN),
+        ([{"role": "system", "content": "be brief"}, QUESTION], Reason.CONDITIONS_DIFFER),
+        ([{**QUESTION, "name": "ann"}], Reason.UNLABELLED_KIND),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": text} for text in "34"]}],
+            Reason.UNLABELLED_KIND,
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": ""}]}],
+            Reason.UNLABELLED_KIND,
+        ),
+    ],
+)  # fmt: skip
+def test_other_messages_than_were_labelled_void(
+    gateway: Gateway, messages: list[dict[str, Any]], reason: Reason
+) -> None:
+    """Rows are one user message of plain text; whatever else a body holds is another population."""
+    told = certificate(gateway, "/route", messages=messages)
+    assert (told["holds"], told["reasons"]) == (False, [reason])
+
+
+def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
+    """Choosing the smaller of two sets looks at the query, so the choice must be said."""
+    told = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
+    assert (told["holds"], told["reasons"]) == (True, [Reason.SCORE_ASSUMED])
+
+
+def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
+    """Nobody can tell whether this router would have given them."""
+    gateway = serve()
+    rows = as_json(labelled(10_000, 40))
+    pool = gateway.settings.pool
+    bare = [{"correct": row["correct"], "scores": dict.fromkeys(pool, 0.5)} for row in rows]
+    gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare}).raise_for_status()
+    told = certificate(gateway, "/route", query="What is 3 plus 4?")
+    assert Reason.ROW_SCORES_UNVERIFIED in told["reasons"]
+    assert told["holds"] is False
+
+
+def test_a_calibration_is_bound_to_how_candidates_are_served(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """After a restart with another model behind a name, the old rows are labels of nobody."""
+    path = configure(tmp_path, artifact, pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate()
+    values = path.read_text(encoding="utf-8").replace("name: adder", "model: other\n  name: adder")
+    path.write_text(values, encoding="utf-8")
+    with running(path, ENVIRONMENT) as gateway:
+        ready = gateway.ready()
+    assert ready["status"] == "not ready"
+    assert "served otherwise" in ready["reason"]
+
+
+def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePool) -> None:
+    """With ``candidates`` nobody else is called, not even when the router abstains."""
+    gateway = serve()
+    gateway.calibrate(risk_target="paper", alpha=0.2)
+    options = {"candidates": ["speller", "poet"], "on_abstain": "strongest"}
+    assert gateway.ask("Write a poem about 3 and 4", options).status_code == 200
+    assert set(pool.asked()) <= {"speller", "poet"}
+    assert pool.asked()
+
+
+def test_every_reason_is_explained(gateway: Gateway) -> None:
+    """docs/design.md has a row for each, and says rightly whether the guarantee still holds."""
+    table = dict(
+        re.findall(r"^\| `([a-z_]+)(?::<name>)?` \| (yes|no) \|", DESIGN.read_text(), re.M)
+    )
+    expected = {str(reason): "yes" if reason in REMARKS else "no" for reason in Reason}
+    assert table == expected | {CANDIDATE_FAILED: "no"}
