@@ -8,12 +8,12 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app import sse, translate
-from app.certificates import Certificate
 from app.errors import Abstained, NoAnswerError, UpstreamError
+from app.outcome import Outcome, routing_headers
 from app.pump import Pump
 from app.reasons import CANDIDATE_FAILED, Reason
 from app.routing import Routed, RoutingService
@@ -41,47 +41,6 @@ class Ask:
     options: RacerOptions
     fields: Mapping[str, Any]  # what candidates are sent
     include_usage: bool = False  # the client wants a usage chunk at the end of a stream
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A routed request and what came of it."""
-
-    decision_id: str
-    routed: Routed
-    certificate: Certificate  # the routed one, with what happened since
-    body: dict[str, Any]  # the chat completion that is returned
-    replies: tuple[Reply, ...] = ()
-    failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
-    merged: Aggregate | None = None
-    overhead_ms: float = 0.0
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The x-racer headers."""
-        served = {"x-racer-served-by": self.merged.winner} if self.merged else {}
-        return (
-            _headers(self.decision_id, self.routed, self.certificate.header)
-            | served
-            | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The ``racer`` object."""
-        return {
-            "decision_id": self.decision_id,
-            **self.routed.as_json(),
-            "certificate": self.certificate.as_json(),
-            "served_by": self.merged.winner if self.merged else None,
-            "votes": dict(self.merged.votes) if self.merged else {},
-            "usage": [{"candidate": reply.candidate, **reply.usage} for reply in self.replies],
-            "usage_incomplete": any(not reply.usage for reply in self.replies),
-            "calls": [
-                {"candidate": r.candidate, "ms": round(r.seconds * 1e3, 2)} for r in self.replies
-            ]
-            + [{"candidate": name, "error": kind} for name, kind in self.failures.items()],
-            "overhead_ms": round(self.overhead_ms, 2),
-        }
 
 
 class ChatService:
@@ -145,12 +104,12 @@ class ChatService:
             case (only,):
                 pump = Pump(self._live(ask, only, decision_id, routed, started))
                 await pump.started()
-                headers = _headers(decision_id, routed, routed.certificate.header)
+                headers = routing_headers(decision_id, routed, routed.certificate.header)
                 headers["x-racer-served-by"] = only
             case _:
                 pump = Pump(self._merged(ask, decision_id, routed, started))
                 await pump.started(FIRST_BYTE_WAIT_S)
-                headers = _headers(decision_id, routed, "pending")
+                headers = routing_headers(decision_id, routed, "pending")
         return pump, headers
 
     async def _route(self, ask: Ask) -> tuple[str, Routed]:
@@ -355,13 +314,3 @@ def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:
     if {exc.kind for exc in failures.values()} == {first.kind}:
         return type(first)(message, kind=first.kind)
     return NoAnswerError(message, lasting=lasting)
-
-
-def _headers(decision_id: str, routed: Routed, guarantee: str) -> dict[str, str]:
-    return {
-        "x-racer-decision-id": decision_id,
-        "x-racer-selected": ",".join(routed.decision.selected),
-        "x-racer-alpha": f"{routed.decision.alpha:g}",
-        "x-racer-abstained": str(not routed.decision.selected).lower(),
-        "x-racer-guarantee": guarantee,
-    }

@@ -50,8 +50,10 @@ class HuggingFaceEncoder:
     ) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging as transformers_logging
 
         _check_options(pooling, backend, dtype)
+        transformers_logging.disable_progress_bar()  # ours is shown by whoever wants one
         backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
         if backend == "cuda" and not torch.cuda.is_available():
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")

@@ -286,7 +286,7 @@ Serve = Callable[..., Gateway]
 def serve(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Serve]:
     """Start gateways of one's own: ``serve(routing={...})`` changes the configuration.
 
-    ``calibrated=False`` leaves out the 120 rows; ``environment`` holds the keys; ``artifact`` is
+    ``calibrated=False`` leaves out the 60 rows; ``environment`` holds the keys; ``artifact`` is
     another router; ``folder`` says where the store is, so that a second gateway finds the first's.
     """
     with ExitStack() as stack:
@@ -305,7 +305,7 @@ def serve(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[Serve]:
             path = configure(folder or tmp_path / f"{count}", artifact, pool.url, **changes)
             gateway = stack.enter_context(running(path, environment))
             if calibrated:
-                gateway.calibrate(120)
+                gateway.calibrate(60)
             return gateway
 
         yield start

@@ -281,6 +281,7 @@ def test_a_clients_key_and_racer_headers_stay_here(gateway: Gateway, pool: FakeP
         response = client.post("/v1/chat/completions", json=body, headers=headers)
     assert response.headers["x-racer-alpha"] == "0.1"
     assert {"authorization", "cookie", *headers}.isdisjoint(pool.headers[0])
+    assert pool.headers[0]["accept-encoding"] == "identity"
 
 
 def test_a_candidates_own_key_name_and_parameters_are_used(serve: Serve, pool: FakePool) -> None:

@@ -146,15 +146,18 @@ def test_a_set_of_several_sums_its_tokens(gateway: Gateway, pool: FakePool) -> N
 
 
 def test_tool_calls_stream_with_their_index(gateway: Gateway, pool: FakePool) -> None:
-    """A tool call in a merged stream is a delta that the client can put together."""
-    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    """Tool calls in a merged stream are deltas that the client can put together."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("add", "multiply")
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
     for name in ("adder", "speller", "poet"):
         pool.say(name, "", message=message)
     tools: Any = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     first, *_ = streamed(gateway, ONE, tools=tools)
-    assert first.choices[0].delta.tool_calls[0].index == 0
-    assert first.choices[0].delta.tool_calls[0].function.name == "add"
+    found = [(call.index, call.function.name) for call in first.choices[0].delta.tool_calls]
+    assert found == [(0, "add"), (1, "multiply")]
 
 
 def test_comments_keep_a_waiting_stream_alive(serve: Serve, pool: FakePool) -> None:

@@ -171,6 +171,17 @@ def test_a_host_that_has_no_address(serve: Serve, pool: FakePool) -> None:
     assert response.json()["error"]["code"] == "upstream_unavailable"
 
 
+def test_proxies_of_the_environment_are_not_used(
+    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Candidates are exactly where the configuration says."""
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    gateway = serve(calibrated=False)
+    assert gateway.ask(ONE, model="adder").status_code == 200
+    assert pool.asked() == ["adder"]
+
+
 def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> None:
     """The hasty one fails at its limit; the patient one's slow answer is still waited for."""
     gateway = serve(candidates=candidates(pool.url, adder={"timeout_s": 0.2}))

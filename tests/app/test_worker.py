@@ -469,53 +469,54 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]
     function, threads = getattr(owner, name), list[str]()
 
     def blocking(*given: Any, **options: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        time.sleep(0.5)
+        if name != "load_object" or len(given[0]) > 2**16:  # small bodies are parsed at once
+            threads.append(threading.current_thread().name)
+            time.sleep(0.5)
         return function(*given, **options)
 
     monkeypatch.setattr(owner, name, blocking)
     return threads
 
 
+ROWS = as_json(labelled(20_000, 20))
+NEW_ROWS = {"content": "".join(f"{json.dumps(row)}\n" for row in ROWS), "headers": NDJSON}
+LARGE = {"query": " " * 70_000 + ONE}
+
+
 @pytest.mark.parametrize(
-    ("owner", "name"),
+    ("owner", "name", "method", "path", "request_"),
     [
-        (Racer, "score"),
-        (Racer, "calibrate"),
-        (Store, "add"),
-        (Store, "activate"),
-        (Store, "summaries"),
-        (Store, "summary"),
-        (active, "_warm"),
-        (active, "_restricted"),
-        (routes_calibrate, "parse_rows"),
-        (routes_calibrate, "check_rows"),
-        (strict_json, "load_object"),
+        (Racer, "score", "POST", "/route", {"json": {"query": ONE}}),
+        (Racer, "score", "POST", "/calibrate", NEW_ROWS),
+        (Racer, "calibrate", "POST", "/calibrate", NEW_ROWS),
+        (routes_calibrate, "parse_rows", "POST", "/calibrate", NEW_ROWS),
+        (routes_calibrate, "check_rows", "POST", "/calibrate", {"json": {"rows": ROWS}}),
+        (Store, "add", "POST", "/calibrate", NEW_ROWS),
+        (active, "_warm", "POST", "/calibrate", NEW_ROWS),
+        (Store, "activate", "POST", "/calibrations/{id}/activate", {}),
+        (Store, "summaries", "GET", "/calibrations", {}),
+        (Store, "summary", "GET", "/calibrations/{id}", {}),
+        (active, "_restricted", "POST", "/route", {"json": {"query": ONE, "candidates": POOL[:2]}}),
+        (strict_json, "load_object", "POST", "/route", {"json": LARGE}),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__.split(".")[-1],
 )
 def test_whatever_blocks_is_off_the_loop(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    method: str,
+    path: str,
+    request_: dict[str, Any],
 ) -> None:
     """Every step that may take long is made to take half a second, one at a time."""
     gateway = serve()
-    rows = as_json(labelled(20_000, 20))
-    ndjson = "".join(json.dumps(row) + "\n" for row in rows)
-    large = json.dumps({"query": " " * 70_000 + ONE}).encode()
+    url = path.format(id=gateway.ready()["calibration"])
     threads = slow(monkeypatch, owner, name)
 
-    def everything() -> None:
-        answers = [
-            gateway.post("/calibrate", ADMIN_KEY, content=ndjson, headers=NDJSON),
-            gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(30_000, 20))}),
-            gateway.get("/calibrations", ADMIN_KEY),
-            gateway.post("/route", json={"query": ONE, "candidates": ["adder", "speller"]}),
-            gateway.post("/route", content=large, headers={"content-type": "application/json"}),
-        ]
-        kept = answers[2].json()["data"][-1]["id"]
-        answers.append(gateway.get(f"/calibrations/{kept}", ADMIN_KEY))
-        answers.append(gateway.post(f"/calibrations/{kept}/activate", ADMIN_KEY))
-        assert [answer.status_code for answer in answers] == [200] * 7
+    def busy() -> None:
+        with gateway.http(ADMIN_KEY) as client:
+            assert client.request(method, url, **request_).status_code == 200
 
-    assert longest_gap(gateway, everything) < GAP_S
+    assert longest_gap(gateway, busy) < GAP_S
     assert threads
