@@ -517,6 +517,7 @@ def test_a_message_never_repeats_a_query(unsure: Gateway) -> None:
         ({"score": "best"}, 422, "score"),
         ({"risk_target": "none"}, 422, "risk_target"),
         ({"r": "0"}, 422, "r"),
+        ({"r": "1" * 30}, 422, "r"),
         ({"smoothing": "yes"}, 422, "smoothing"),
         ({"dry_run": "perhaps"}, 422, "dry_run"),
         ({"alhpa": "0.1"}, 422, "alhpa"),
