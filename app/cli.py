@@ -283,7 +283,8 @@ def validate(config: Path, as_json: bool) -> None:
     from app.lifespan import open_racer
 
     configured, _ = settings.load(config)
-    racer = open_racer(configured)
+    with err.status("loading artifact and encoder ..."):
+        racer = open_racer(configured)
     result = {
         "config": str(config),
         "pool": list(configured.pool),
@@ -300,7 +301,9 @@ def _candidates(config: Path | None) -> list[artifacts.CandidateSpec] | None:
         return None
     configured, _ = settings.load(config)
     return [
-        artifacts.CandidateSpec(name=each.name, parameters=each.parameters)
+        artifacts.CandidateSpec(
+            name=each.name, model=each.model or each.name, parameters=each.parameters
+        )
         for each in configured.candidates
     ]
 

@@ -42,6 +42,7 @@ class Running:
     url: str
     admin_key: str
     seconds: float  # from the start of the command until ready
+    processes: tuple[subprocess.Popen[bytes], ...]
 
 
 def run(
@@ -78,7 +79,9 @@ def run(
         show_result(result)
         if not once:
             console.print(f"\nThe gateway stays up at {running.url}; Ctrl-C stops it.")
-            signal.pause()
+            while all(process.poll() is None for process in running.processes):
+                time.sleep(1)
+            raise UpstreamUnavailable("the pool or the gateway ended by itself")
 
 
 @contextmanager
@@ -106,7 +109,7 @@ def started(port: int, console: Console) -> Generator[Running]:
         calibrating = console.status("calibrating on 2,000 labelled queries ...")
         with calibrating, GatewayClient(url, admin_key) as client:
             client.calibrate(CALIBRATION, {})
-        yield Running(url, admin_key, time.monotonic() - begun)
+        yield Running(url, admin_key, time.monotonic() - begun, (serve_pool, gateway))
 
 
 def _exit(*_: object) -> None:

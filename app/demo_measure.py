@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from openai import APIError, AsyncOpenAI
+from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
 
 from app.client import GatewayClient
 from app.errors import UpstreamError
@@ -88,7 +88,10 @@ async def _ask_everything(
     url: str, rows: LabelledRows, progress: Report
 ) -> tuple[dict[float, list[Answered]], dict[str, list[Answered]]]:
     """Every query at every alpha, and to every candidate alone for the controls."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", timeout=120) as client:
+    http = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is here, not behind a proxy
+    async with AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="unused", timeout=120, http_client=http
+    ) as client:
 
         async def ask(model: str, query: str, alpha: float | None = None) -> Answered:
             try:

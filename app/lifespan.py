@@ -85,6 +85,11 @@ def open_racer(settings: Settings) -> Racer:
                 "setting, or train again with `racer train`"
             )
     for candidate, was in zip(settings.candidates, racer.artifact.candidates, strict=True):
+        if was.model is not None and was.model != (candidate.model or candidate.name):
+            raise SettingsError(
+                f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
+                f"configuration has {candidate.model or candidate.name!r}"
+            )
         if was.parameters is not None and dict(was.parameters) != candidate.parameters:
             raise SettingsError(
                 f"candidate {candidate.name} was labelled with the parameters "

@@ -44,6 +44,8 @@ class Pump:
             raise
         if isinstance(head, Exception):
             raise head
+        if head is None:  # an empty source: its end is still to be read
+            self._items.put_nowait(None)
         self._head = head
 
     async def items(self, on_error: Callable[[Exception], bytes]) -> AsyncIterator[bytes]:

@@ -65,7 +65,7 @@ def evaluation(result: Evaluation) -> list[Table | str]:
         f"router {result.router}, encoder {result.encoder}, {len(result.pool)} candidates\n"
     )
     tables: list[Table] = [
-        _cells(result, [cell for cell in result.cells if cell.risk_target is target])
+        _cells([cell for cell in result.cells if cell.risk_target is target])
         for target in protocol.risk_targets
     ]
     controls = result.controls
@@ -91,7 +91,7 @@ _COLUMNS = {
 }
 
 
-def _cells(result: Evaluation, cells: Sequence[Cell]) -> Table:
+def _cells(cells: Sequence[Cell]) -> Table:
     measured = [name for name in _COLUMNS if name in cells[0].mean]
     title = f"risk target: {cells[0].risk_target} (mean ± standard deviation over splits)"
     names = ("score", "alpha", *(_COLUMNS[name] for name in measured))

@@ -150,7 +150,7 @@ class RoutingService:
         for name in names:
             if name not in self._racer.pool:
                 raise NotFound(
-                    f"no candidate {name!r}; the pool is {list(self._racer.pool)}",
+                    f"no candidate {name[:128]!r}; the pool is {list(self._racer.pool)}",
                     code="model_not_found",
                     param="candidates",
                 )

@@ -87,7 +87,7 @@ class CalibrateOptions(BaseModel):
     # Enumerations are texts on the wire, in strict reading too.
     score: Score | None = Field(default=None, strict=False)
     risk_target: RiskTarget | None = Field(default=None, strict=False)
-    r: int = Field(default=1, ge=1)
+    r: int = Field(default=1, ge=1, le=1000)
     smoothing: Literal["none", "hash"] = "none"
     activate: bool = True
     expected_active_id: str | None = None

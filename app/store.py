@@ -208,14 +208,14 @@ def _activate(session: Session, calibration_id: str, expected: str | None) -> No
     if changed:
         return
     if expected is not None:
-        raise Conflict(f"calibration {expected} is not the active one; nothing was changed")
+        raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")
     session.add(_ActiveRow(slot=_SLOT, calibration_id=calibration_id))
 
 
 def _find(session: Session, calibration_id: str) -> _CalibrationRow:
     row = session.get(_CalibrationRow, calibration_id)
     if row is None:
-        raise NotFound(f"no calibration {calibration_id!r}", code="calibration_not_found")
+        raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
     return row
 
 

@@ -26,7 +26,7 @@ class Telemetry:
         )
         self.void = Counter(
             "racer_void_certificates",
-            "Decisions whose guarantee does not hold",
+            "Decisions whose guarantee was void when the set was chosen",
             registry=self.registry,
         )
         self.calls = Counter(

@@ -118,15 +118,21 @@ def candidate_payload(fields: Mapping[str, Any], candidate: Candidate) -> dict[s
 def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]) -> bool:
     """Whether the client asks some candidate to decode otherwise than it was labelled with."""
     said = {
-        name: value
-        for name, value in fields.items()
-        if name not in _HARMLESS and value is not None and value != {"type": "text"}
+        name: value for name, value in fields.items() if value is not None and name != "messages"
     }
     return any(
-        candidate.parameters.get(_alias(name, candidate)) != value
+        _matters(name, value, candidate.parameters)
         for candidate in candidates
-        for name, value in said.items()
+        for name, value in ((_alias(name, candidate), value) for name, value in said.items())
     )
+
+
+def _matters(name: str, value: object, parameters: Mapping[str, Any]) -> bool:
+    """A harmless field matters only where rows were labelled with a value of it."""
+    if name in parameters:
+        return parameters[name] != value
+    plain_text = name == "response_format" and value == {"type": "text"}
+    return name not in _HARMLESS and not plain_text
 
 
 def _alias(name: str, candidate: Candidate) -> str:

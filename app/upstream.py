@@ -121,12 +121,12 @@ class Upstream:
         except UpstreamError as exc:
             outcome = exc.kind
             raise
+        except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as exc:
+            outcome = UpstreamUnavailable.default_kind
+            raise UpstreamUnavailable(f"{name} cannot be reached") from exc
         except TimeoutError as exc:
             outcome = UpstreamTimeout.default_kind
             raise UpstreamTimeout(f"{name} did not answer in {candidate.timeout_s:g} s") from exc
-        except aiohttp.ClientConnectorError as exc:
-            outcome = UpstreamUnavailable.default_kind
-            raise UpstreamUnavailable(f"{name} cannot be reached") from exc
         except (aiohttp.ClientError, OSError) as exc:
             outcome = "upstream_disconnected"
             raise UpstreamError(f"{name} broke off", kind=outcome) from exc
@@ -142,9 +142,10 @@ class Upstream:
         if name in self._secrets.candidate_keys:
             key = self._secrets.candidate_keys[name].get_secret_value()
             headers["authorization"] = f"Bearer {key}"
+        data = await asyncio.to_thread(_encoded, payload)  # megabytes would hold everybody up
         async with self._session.post(
             f"{candidate.base_url}/chat/completions",
-            data=json.dumps(payload, ensure_ascii=False, allow_nan=False).encode(),
+            data=data,
             headers=headers,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -186,9 +187,8 @@ class Upstream:
                 raise UpstreamError(
                     f"{name} sent a broken stream", kind="upstream_invalid_response"
                 ) from exc
-        if (
-            not finished
-        ):  # some servers send no [DONE]; an answer that finished is whole all the same
+        # Some servers send no [DONE]; an answer that finished is whole all the same.
+        if not finished:
             raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
 
 
@@ -207,6 +207,10 @@ def _check_head(name: str, response: aiohttp.ClientResponse) -> None:
         raise UpstreamError(f"{name} failed with status {status}", kind="upstream_error")
     if response.headers.get("content-encoding", "identity") != "identity":
         raise UpstreamError(f"{name} compressed its answer", kind="upstream_encoding")
+
+
+def _encoded(payload: Mapping[str, Any]) -> bytes:
+    return json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _chat_body(name: str, data: bytes) -> dict[str, Any]:

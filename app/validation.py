@@ -15,6 +15,6 @@ def problems(exc: ValidationError) -> list[tuple[str, str]]:
 
 
 def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
-    place = ".".join(str(part) for part in error["loc"])
+    place = ".".join(str(part)[:64] for part in error["loc"])
     message = error["msg"].removeprefix("Value error, ")
     return place, f"{place}: {message}" if place else message

@@ -43,6 +43,7 @@ class CandidateSpec:
     """A candidate as it was when its answers were labelled."""
 
     name: str
+    model: str | None = None  # its name, hence its revision, at its server
     parameters: Mapping[str, Any] | None = None  # how it decoded: temperature, max_tokens, ...
 
 

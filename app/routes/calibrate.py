@@ -146,6 +146,6 @@ async def _form(request: Request, limit: int) -> tuple[bytes, str, dict[str, Any
         if not isinstance(file, UploadFile):
             raise InputError('the form needs a file in the field "file"', param="file")
         fields = {name: value for name, value in form.items() if name != "file"}
-        return await file.read(), file.filename or "rows.jsonl", fields
+        return await file.read(), (file.filename or "rows.jsonl")[-80:], fields
     finally:
         await form.close()

@@ -13,7 +13,7 @@ from enum import StrEnum
 # Possessive (`*+`), so that a run of spaces cannot make the search cubic.
 _LETTER = (
     r"\s*+(?i:is|ist|是)?\s*+[:：]?\s*+\**+(?i:option|choice)?\s*+\(?"
-    r"([A-J]\b|[a-j](?=[).:,*]|\s*$))"
+    r"([B-HJ]\b|[AIa-j](?=[).:,*]|\s*$))"  # "A" and "I" are words too
 )
 _CHOICE_STATED = re.compile(rf"(?i:answer|antwort|答案){_LETTER}")
 _CHOICE_NAMED = re.compile(rf"(?i:option|choice){_LETTER}")
@@ -22,7 +22,7 @@ _CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
 _CHOICE_LETTER = re.compile(r"[({]([A-J])[)}]|(?<![\w'])([A-J])(?=[).:,*]|\s*$)")
 # No sign within a word ("3-4" ends in 4), and a comma only between groups of three.
 _NUMBER = re.compile(
-    r"(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?"
+    r"(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?(?:[eE][-+]?\d++)?"
     r"|(?:(?<![\w.])[-+\u2212])?\.\d++"
 )
 _NUMBER_SIGNS = str.maketrans({",": None, "$": None, "\u2212": "-"})
@@ -58,8 +58,8 @@ def _choice(text: str) -> str | None:
 
 def _number(text: str) -> str | None:
     """The last number, without thousands separators, currency signs and trailing zeros."""
-    found = _NUMBER.findall(text)
-    if not found:
+    found = _NUMBER.findall(unicodedata.normalize("NFKC", text))
+    if not found or "e" in found[-1].lower():  # 1e5: no two spellings of it would agree
         return None
     literal = found[-1].translate(_NUMBER_SIGNS)
     sign, digits = ("-", literal[1:]) if literal.startswith("-") else ("", literal.lstrip("+"))

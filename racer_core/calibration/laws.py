@@ -1,4 +1,4 @@
-"""The exact laws that realised risk follows. CONFORMAL: Vovk 2012; Angelopoulos & Bates 2021.
+"""The exact laws that realised risk follows. Vovk 2012; Angelopoulos & Bates 2021.
 
 With n exchangeable rows, distinct critical scores and m = max{j : j/(n + 1) <= alpha}:
 

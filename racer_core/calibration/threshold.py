@@ -55,6 +55,8 @@ def calibrate_threshold(
 ) -> float:
     """Return lambda_hat, the smallest threshold whose adjusted empirical risk is <= alpha.
 
+    For critical scores of one's own; a ``Calibration`` looks it up in scores it has sorted once.
+
     Args:
         critical_scores: s_i, shape (n,), any order; in nonconformity units.
         alpha: Risk level in (0, 1); a probability, not a percentage.

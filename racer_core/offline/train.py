@@ -122,7 +122,7 @@ def train(
         encoder: Opened encoder; its backend and dtype are bound into the artifact.
         kind: ``knn`` or ``mlp``.
         seed: Of the MLP's weights and order of rows.
-        candidates: Revisions and decoding parameters; None takes the rows' pool as it is.
+        candidates: Models and decoding parameters; None takes the rows' pool as it is.
         false_abstain_budget: Largest share of answerable validation rows that tau may refuse.
         progress: Hears of each stage.
 

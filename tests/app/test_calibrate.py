@@ -9,6 +9,7 @@ import json
 import math
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from app.store import Store
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
@@ -283,6 +285,16 @@ def test_hash_smoothing_gives_a_query_the_same_set_each_time(serve: Serve) -> No
     assert decisions[0]["certificate"]["holds"]
 
 
+def test_hash_smoothing_moves_the_threshold(unsure: Gateway) -> None:
+    """A lattice of scores has ties; the noise of the queries' hashes breaks them."""
+    plain, smooth = (
+        unsure.calibrate(rows=ROWS, smoothing=kind, dry_run=True)["evidence"]["lambda_hat"]
+        for kind in ("none", "hash")
+    )
+    assert plain != smooth
+    assert smooth == pytest.approx(plain, abs=0.2)
+
+
 # History --------------------------------------------------------------------------------------
 
 
@@ -357,6 +369,31 @@ def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
     (winner,) = (answer.json() for answer in answers if answer.status_code == 200)
     kept = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
     assert {each["id"]: each["active"] for each in kept} == {active: False, winner["id"]: True}
+
+
+def test_memory_and_store_agree_whatever_the_order(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation that lingers after its commit does not undo a later one in memory."""
+    gateway = serve(calibrated=False)
+    first, second = (gateway.calibrate(40)["id"] for _ in range(2))
+    activate, committed = Store.activate, threading.Event()
+
+    def lingering(store: Store, name: str, *given: Any) -> Any:
+        record = activate(store, name, *given)
+        if name == first:
+            committed.set()
+            time.sleep(0.3)
+        return record
+
+    monkeypatch.setattr(Store, "activate", lingering)
+    with ThreadPoolExecutor(1) as thread:
+        slow = thread.submit(gateway.post, f"/calibrations/{first}/activate", ADMIN_KEY)
+        assert committed.wait(5)
+        assert gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY).status_code == 200
+        assert slow.result().status_code == 200
+    kept = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert [each["id"] for each in kept if each["active"]] == [gateway.ready()["calibration"]]
 
 
 # What is refused ------------------------------------------------------------------------------

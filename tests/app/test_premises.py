@@ -10,7 +10,17 @@ import pytest
 
 from app.reasons import CANDIDATE_FAILED, REMARKS, Reason
 
-from .conftest import ADMIN_KEY, ENVIRONMENT, Gateway, Serve, as_json, configure, labelled, running
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    configure,
+    labelled,
+    running,
+)
 from .fake_pool import FakePool
 
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
@@ -48,6 +58,16 @@ def test_whatever_may_change_an_answer_voids(
 def test_what_changes_no_answer_holds(gateway: Gateway, field: dict[str, Any]) -> None:
     """Fields about the request rather than the answer leave the guarantee alone."""
     assert certificate(gateway, "/route", messages=[QUESTION], **field)["holds"] is True
+
+
+def test_labelled_parameters_are_compared_whatever_they_are(serve: Serve, pool: FakePool) -> None:
+    """Rows labelled as JSON say nothing of plain text, nor one seed of another."""
+    labelled_with = {"response_format": {"type": "json_object"}, "seed": 1}
+    gateway = serve(candidates=candidates(pool.url, parameters=labelled_with))
+    for field in ({"response_format": {"type": "text"}}, {"seed": 2}):
+        told = certificate(gateway, "/route", messages=[QUESTION], **field)
+        assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
+    assert certificate(gateway, "/route", messages=[QUESTION], seed=1)["holds"] is True
 
 
 def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:

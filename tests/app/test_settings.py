@@ -299,7 +299,7 @@ def test_the_command_line_goes_before_the_file(
 
 
 def test_the_documented_defaults(tmp_path: Path, artifact: Path) -> None:
-    """What an empty configuration means: DESIGN section 4."""
+    """What an empty configuration means."""
     path = tmp_path / "racer.yaml"
     values = {"schema_version": 1, "artifact": str(artifact), "candidates": candidates(URL)}
     path.write_text(yaml.safe_dump(values))

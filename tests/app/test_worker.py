@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import Any, cast
 
 import numpy as np
@@ -496,7 +497,6 @@ LARGE = {"query": " " * 70_000 + ONE}
         (Store, "activate", "POST", "/calibrations/{id}/activate", {}),
         (Store, "summaries", "GET", "/calibrations", {}),
         (Store, "summary", "GET", "/calibrations/{id}", {}),
-        (active, "_restricted", "POST", "/route", {"json": {"query": ONE, "candidates": POOL[:2]}}),
         (strict_json, "load_object", "POST", "/route", {"json": LARGE}),
     ],
 )
@@ -520,3 +520,19 @@ def test_whatever_blocks_is_off_the_loop(
 
     assert longest_gap(gateway, busy) < GAP_S
     assert threads
+
+
+def test_a_new_sub_pool_does_not_block_the_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thresholds of a smaller pool are recomputed on a thread, each pool once."""
+    gateway = serve()
+    threads = slow(monkeypatch, active, "_restricted")
+    pools = combinations(POOL, 2)  # one an attempt: the next time it is remembered
+
+    def busy() -> None:
+        names = next(pools)
+        assert [gateway.route(ONE, candidates=names) for _ in range(2)]
+
+    assert longest_gap(gateway, busy) < GAP_S
+    assert 1 <= len(threads) <= 3

@@ -137,3 +137,20 @@ def test_any_text_has_a_normal_form_or_none(kind, text):
     """Nothing that a candidate writes makes it raise, and a form is never blank."""
     form = normalise(kind, text)
     assert form is None or form.strip()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "form"),
+    [
+        (Equality.CHOICE, "Answer: I think it is C.", "C"),
+        (Equality.CHOICE, "Answer: A.", "A"),
+        (Equality.CHOICE, "The answer is I", "I"),
+        (Equality.NUMBER, "about 1e5", None),
+        (Equality.NUMBER, "\uff11\uff12", "12"),
+        (Equality.NUMBER, "3-4", "4"),
+        (Equality.NUMBER, "2024-01-05", "5"),
+    ],
+)
+def test_words_and_odd_digits_are_read_as_people_mean_them(kind, text, form):
+    """A pronoun is no choice, a hyphen no sign, and full-width digits are digits."""
+    assert normalise(kind, text) == form

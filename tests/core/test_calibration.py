@@ -214,7 +214,7 @@ def test_score_that_is_no_probability_never_reaches_a_sort():
 
 
 def test_risk_q95_is_the_point_of_the_beta_law():
-    """At n = 1000, alpha = 0.1: 95 % of calibration sets stay below 0.116 (CONFORMAL 2.1)."""
+    """At n = 1000, alpha = 0.1: 95 % of calibration sets stay below 0.116."""
     rng = np.random.default_rng(1)
     calibration = calibration_of(rng.random((1_000, 2)), np.ones((1_000, 2), bool))
     assert calibration.risk_q95(0.1) == pytest.approx(stats.beta.ppf(0.95, 100, 901), abs=1e-9)

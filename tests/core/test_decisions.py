@@ -33,7 +33,7 @@ def decide_at(f, lambda_hat, **options):
     ],
 )
 def test_reasons_for_abstaining_are_kept_apart(f, lambda_hat, options, reason):
-    """CONFORMAL 1.5: m0 alone, nothing at all, or p_null = 1 - max f >= tau (closed)."""
+    """Three reasons: m0 alone, nothing at all, or p_null = 1 - max f >= tau (closed)."""
     decision = decide_at(f, lambda_hat, **options)
     assert decision.abstained
     assert decision.selected == decision.scores == ()

@@ -1,4 +1,4 @@
-"""Realised risk against the law that it follows exactly. CONFORMAL 1.4, 2.1 and 2.2.
+"""Realised risk against the law that it follows exactly.
 
 Every test has a fixed seed and a false-alarm probability of 1e-6: a seed in a million would fail
 correct code. Each says with which probability the bug that it is for would pass.

@@ -1,4 +1,4 @@
-"""lambda_hat: Algorithm 1, line 9; edge cases of CONFORMAL 1.1 and the float audit of 1.2."""
+"""lambda_hat: Algorithm 1, line 9; its edge cases, and an audit of its floats."""
 
 import math
 from fractions import Fraction
@@ -74,7 +74,7 @@ def test_budget_is_exact_wherever_alpha_times_rows_is_whole():
     [(24, 0.44, 10), (99, 0.29, 28), (149, 0.18, 26), (1_999, 0.01, 19), (99, 0.03, 2)],
 )
 def test_budget_where_other_formulas_fail(n, alpha, misses):
-    """CONFORMAL 1.2: each of these is the first failure of a formula in use elsewhere."""
+    """Each of these is the first failure of a formula in use elsewhere."""
     assert allowed_misses(n, alpha) == misses
 
 
@@ -93,7 +93,7 @@ def test_budget_where_other_formulas_fail(n, alpha, misses):
     ],
 )
 def test_edge_cases(scores, alpha, expected):
-    """CONFORMAL 1.1, rows 2, 4, 7, 8 and 9."""
+    """Infeasible and nearly infeasible alphas, one row, ties, and rows that nobody covers."""
     assert calibrate_threshold(np.array(scores), alpha) == expected
 
 
@@ -127,7 +127,7 @@ def test_no_valid_threshold_is_infinite():
     ],
 )
 def test_delta_rule_allows_what_the_exact_binomial_allows(n, alpha, misses):
-    """CONFORMAL 2.2, delta = 0.05; feasible from n >= ln(delta)/ln(1 - alpha) on."""
+    """Exact binomial rule, delta = 0.05; feasible from n >= ln(delta)/ln(1 - alpha) on."""
     assert allowed_misses(n, alpha, delta=0.05) == misses
 
 

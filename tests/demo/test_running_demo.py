@@ -9,7 +9,9 @@ import httpx2
 import openai
 import pytest
 
-from app.demo import Running
+from app.client import GatewayClient
+from app.demo import CALIBRATION, Running
+from app.demo_measure import measure
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
 
@@ -71,7 +73,31 @@ def test_a_routed_answer_streams(client: openai.OpenAI, test_rows: LabelledRows)
 
 
 def test_the_demo_is_ready(running_demo: Running) -> None:
-    """Readiness names the active calibration."""
+    """Readiness names the active calibration; within a minute of the command."""
+    assert running_demo.seconds < 60
     ready = httpx2.get(f"{running_demo.url}/readyz", trust_env=False).json()
     assert ready["status"] == "ready"
     assert ready["calibration"].startswith("cal-")
+
+
+def test_the_demos_table_has_every_column(running_demo: Running, test_rows: LabelledRows) -> None:
+    """Twenty queries measured as `racer demo` does: both risks with intervals, and the controls."""
+    with GatewayClient(running_demo.url, running_demo.admin_key) as admin:
+        result = measure(
+            admin,
+            running_demo.url,
+            CALIBRATION,
+            test_rows,
+            queries=20,
+            progress=lambda _stage, _done, _total: None,
+        )
+    assert [row["alpha"] for row in result["alphas"]] == [0.05, 0.1, 0.2]
+    for row in result["alphas"]:
+        for target in ("answerable", "paper"):
+            low, high = row[target]["interval"]
+            assert 0 <= low < high <= 1
+            assert 0 <= row[target]["risk"] <= high
+        assert row["calls_saved"] == pytest.approx(1 - row["mean_size"] / 5)
+    controls = result["controls"]
+    assert controls["best_single"]["accuracy"] == max(controls["singles"].values())
+    assert controls["router_top1"] >= controls["best_single"]["accuracy"]
