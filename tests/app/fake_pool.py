@@ -63,6 +63,8 @@ class FakePool:
     headers: list[dict[str, str]] = field(default_factory=list)  # of the same requests
     cancelled: list[str] = field(default_factory=list)
     trapped: list[str] = field(default_factory=list)  # paths that nobody should have asked for
+    running: list[str] = field(default_factory=list)
+    peak: int = 0  # candidates that were answering at the same time
 
     def say(self, name: str, text: str, **behaviour: Any) -> None:
         """Let a candidate answer ``text``; see :class:`Script` for the rest."""
@@ -76,6 +78,7 @@ class FakePool:
         """Forget scripts and requests."""
         for each in (self.scripts, self.requests, self.headers, self.cancelled, self.trapped):
             each.clear()
+        self.peak = 0
 
     def asked(self) -> list[str]:
         """The names of the candidates that were asked, sorted."""
@@ -117,12 +120,16 @@ class FakePool:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.requests.append(body)
         script = self.scripts.get(body["model"], Script())
+        self.running.append(body["model"])
+        self.peak = max(self.peak, len(self.running))
         try:
             await asyncio.sleep(script.delay_s)
             return await self._reply(request, body, script)
         except asyncio.CancelledError:
             self.cancelled.append(body["model"])
             raise
+        finally:
+            self.running.remove(body["model"])
 
     async def _reply(
         self, request: web.Request, body: dict[str, Any], script: Script

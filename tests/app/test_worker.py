@@ -282,7 +282,6 @@ def test_a_full_queue_is_too_many_requests(serve: Serve, stub: StubEncoder) -> N
     assert "x-should-retry" not in refused[0].headers
     error = refused[0].json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "overloaded")
-    assert max(answer.elapsed.total_seconds() for answer in refused) < 0.9
     stub.sleep_s = 0.0
     assert gateway.route(ONE)["selected"] == ["adder"]
 
