@@ -15,7 +15,14 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from app import report, settings
 from app.client import GatewayClient, GatewayUnreachable
@@ -222,7 +229,7 @@ def calibrate(
         "activate": activate,
         "dry_run": dry_run,
     }
-    with err.status("calibrating ..."), GatewayClient(url, key) as client:
+    with _busy("calibrating", as_json), GatewayClient(url, key) as client:
         result = client.calibrate(rows, options)
     shown = {name: result[name] for name in ("id", "active")} | result["evidence"]
     _print_json(result) if as_json else out.print(report.fields(shown))
@@ -283,7 +290,7 @@ def validate(config: Path, as_json: bool) -> None:
     from app.lifespan import open_racer
 
     configured, _ = settings.load(config)
-    with err.status("loading artifact and encoder ..."):
+    with _busy("loading artifact and encoder", as_json):
         racer = open_racer(configured)
     result = {
         "config": str(config),
@@ -316,6 +323,16 @@ def _default_encoder() -> str:
 
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def _busy(task: str, silent: bool) -> Generator[None]:
+    """A bar for work that does not tell how far it is."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = err.is_terminal and not silent  # a log has no use for a bar that moves
+    with Progress(*columns, console=err, transient=True, disable=not shown) as bars:
+        bars.add_task(task, total=None)
+        yield
 
 
 @contextmanager
