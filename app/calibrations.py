@@ -101,7 +101,8 @@ class CalibrationService:
     def _build(self, rows: LabelledRows, options: CalibrateOptions) -> Record:
         routing = self._settings.routing
         own_scores = any(row.scores is not None for row in rows.rows)
-        overlap = len(self._racer.overlap(rows))
+        # Without leave to overlap, `calibrate` refuses any.
+        overlap = len(self._racer.overlap(rows)) if options.allow_overlap else 0
         calibration = self._racer.calibrate(
             rows,
             options=CalibrationOptions(

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -193,35 +194,28 @@ def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> No
     assert 0.6 <= response.elapsed.total_seconds() < 1.5
 
 
+def last_event(gateway: Gateway) -> dict[str, Any]:
+    """What a routed stream ends with."""
+    body = {"model": "auto", "messages": user(ONE), "stream": True}
+    with (
+        gateway.http() as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
+        last = [line for line in response.iter_lines() if line][-1]
+    return json.loads(last.removeprefix("data: "))
+
+
 def test_a_deadline_cuts_an_answer_that_drips(serve: Serve, pool: FakePool) -> None:
     """The deadline is for the whole answer, not for each read."""
     gateway = serve(candidates=candidates(pool.url, timeout_s=0.5))
     pool.say("adder", "a very long answer" * 10, pause_s=0.1)
-    with (
-        gateway.http() as client,
-        client.stream(
-            "POST",
-            "/v1/chat/completions",
-            json={"model": "auto", "messages": user(ONE), "stream": True},
-        ) as response,
-    ):
-        last = [line for line in response.iter_lines() if line][-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_timeout"
+    assert last_event(gateway)["error"]["code"] == "upstream_timeout"
 
 
 def test_a_stream_over_the_limit_is_cut(strict: Gateway, pool: FakePool) -> None:
     """Streams are counted too."""
     pool.say("adder", "4" * 4_000)  # about 200 bytes a chunk
-    with (
-        strict.http() as client,
-        client.stream(
-            "POST",
-            "/v1/chat/completions",
-            json={"model": "auto", "messages": user(ONE), "stream": True},
-        ) as response,
-    ):
-        last = [line for line in response.iter_lines() if line][-1]
-    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "upstream_error"
+    assert last_event(strict)["error"]["type"] == "upstream_error"
 
 
 def test_a_request_is_answered_after_every_fault(strict: Gateway, pool: FakePool) -> None:
