@@ -18,12 +18,24 @@ from numpy.typing import ArrayLike
 
 from racer_core.types import FloatArray
 
+NEGLIGIBLE = 750.0  # exp(-750) is 0 in doubles
+
 
 def binomial_cdf(n: int, p: float) -> FloatArray:
     """P(Bin(n, p) <= c) for c = 0 .. n, shape (n + 1,)."""
-    c = np.arange(n + 1)
-    log_pmf = _log_binomial(n) + c * math.log(p) + (n - c) * math.log1p(-p)
-    return np.minimum(np.cumsum(np.exp(log_pmf)), 1.0)
+    first, pmf = _binomial_pmf(n, p)
+    cdf = np.zeros(n + 1)
+    cdf[first : first + pmf.size] = np.cumsum(pmf)
+    cdf[first + pmf.size :] = 1.0
+    return np.minimum(cdf, 1.0)
+
+
+def binomial_cdf_at(c: int, n: int, p: float) -> float:
+    """P(Bin(n, p) <= c) for one c, at a cost of sqrt(n) rather than n."""
+    first, pmf = _binomial_pmf(n, p)
+    if c >= first + pmf.size - 1:
+        return 1.0
+    return min(float(pmf[: max(c + 1 - first, 0)].sum()), 1.0)
 
 
 def beta_binomial_interval(trials: int, a: int, b: int, level: float = 0.95) -> tuple[int, int]:
@@ -44,9 +56,57 @@ def beta_quantile(q: float, a: int, b: int) -> float:
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2.0
-        below = 1.0 - binomial_cdf(a + b - 1, middle)[a - 1]
-        low, high = (middle, high) if below < q else (low, middle)
+        if middle == high:  # 1 - 2**-53 is the last double below 1
+            break
+        above = binomial_cdf_at(a - 1, a + b - 1, middle)  # P(Beta(a, b) > middle)
+        low, high = (middle, high) if above > 1.0 - q else (low, middle)
     return (low + high) / 2.0
+
+
+def uniform_risk_bounds(n: int, delta: float) -> FloatArray:
+    """Bounds on the risk of every threshold at once: for any alpha, chosen even after a look.
+
+    Entry j bounds the risk of the threshold that leaves j of the n rows uncovered. With probability
+    at least 1 - delta over calibration sets *all* bounds hold together, so that for every alpha,
+    ``np.searchsorted(bounds, alpha, side="right") - 1`` misses (-1: infeasible) keep the risk at
+    most alpha.
+
+    How: the risk that leaves j rows is at most the (j + 1)-th smallest of n uniforms, which is
+    Beta(j + 1, n - j). J of the counts, 1.5 standard deviations apart, get a one-sided bound at
+    delta / J each (Bonferroni); the others take the next larger count's, as risk grows with j.
+    At small alpha this allows more misses than Dvoretzky-Kiefer-Wolfowitz: 70 instead of 61 of
+    1,000 at alpha = 0.1, delta = 0.05, where one alpha fixed in advance allows 84. (From 100,000
+    rows and alpha = 0.1 up it allows a few fewer.) Takes 0.1 s at 1,000 rows and 5 s at 100,000:
+    compute it once per calibration.
+
+    Returns:
+        Shape (n,), ascending.
+    """
+    counts = [0]
+    while counts[-1] < n - 1:
+        step = max(1, int(1.5 * math.sqrt(counts[-1])))
+        counts.append(min(counts[-1] + step, n - 1))
+    level = 1.0 - delta / len(counts)
+    at_counts = np.array([beta_quantile(level, j + 1, n - j) for j in counts])
+    return at_counts[np.searchsorted(counts, np.arange(n))]
+
+
+def _binomial_pmf(n: int, p: float) -> tuple[int, FloatArray]:
+    """The first count with a probability above 0 in doubles, and the probabilities from there.
+
+    Ratios from the mode outwards, then normalised: nothing cancels, as differences of log-gammas of
+    a million would. By Bernstein's inequality the window leaves out less than exp(-NEGLIGIBLE).
+    """
+    third = NEGLIGIBLE / 3.0
+    reach = third + math.sqrt(third * third + 2.0 * NEGLIGIBLE * n * p * (1.0 - p))
+    first, last = max(0, math.floor(n * p - reach)), min(n, math.ceil(n * p + reach))
+    mode = min(int((n + 1) * p), n)
+    odds = p / (1.0 - p)
+    up, down = np.arange(mode, last), np.arange(mode, first, -1)
+    above = np.cumprod((n - up) / (up + 1) * odds)
+    below = np.cumprod(down / (n - down + 1) / odds)
+    pmf = np.concatenate([below[::-1], [1.0], above])
+    return first, pmf / pmf.sum()
 
 
 def _log_binomial(n: int) -> FloatArray:

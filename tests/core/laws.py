@@ -33,15 +33,33 @@ def assert_split_risk(
     BetaBinomial(n_test, m, n + 1 - m) whatever the rows are, and splits of the same rows are
     independent given the rows: the sum over splits is a convolution.
     """
-    m = np.count_nonzero(np.arange(1, n + 1) / (n + 1) <= alpha)
-    one = stats.betabinom.pmf(np.arange(n_test + 1), n_test, m, n + 1 - m)
-    total = np.ones(1)
-    for _ in range(splits):
-        total = np.convolve(total, one)
-    cdf = np.cumsum(total)
+    cdf = _split_cdf(splits, n, n_test, alpha)
     misses = round(mean_risk * n_test * splits)
     low, high = np.searchsorted(cdf, [false_alarm / 2, 1.0 - false_alarm / 2])
     assert low <= misses <= high, (
         f"mean risk {mean_risk:.4f}, but the law of {splits} splits allows "
         f"{low / n_test / splits:.4f} to {high / n_test / splits:.4f}"
     )
+
+
+def assert_split_risk_at_most(
+    mean_risk: float, *, splits: int, n: int, n_test: int, alpha: float, false_alarm: float
+) -> None:
+    """Fail when a mean over splits is larger than its law allows.
+
+    Ties between critical scores make the risk given a calibration set stochastically smaller, so
+    the law of distinct scores bounds it from above.
+    """
+    high = np.searchsorted(_split_cdf(splits, n, n_test, alpha), 1.0 - false_alarm)
+    assert round(mean_risk * n_test * splits) <= high, (
+        f"mean risk {mean_risk:.4f}, but {splits} splits allow at most {high / n_test / splits:.4f}"
+    )
+
+
+def _split_cdf(splits: int, n: int, n_test: int, alpha: float) -> np.ndarray:
+    m = np.count_nonzero(np.arange(1, n + 1) / (n + 1) <= alpha)
+    one = stats.betabinom.pmf(np.arange(n_test + 1), n_test, m, n + 1 - m)
+    total = np.ones(1)
+    for _ in range(splits):
+        total = np.convolve(total, one)
+    return np.cumsum(total)

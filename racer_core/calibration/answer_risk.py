@@ -1,0 +1,141 @@
+"""How often the final answer is wrong, which coverage alone does not say.
+
+P(final answer wrong | answered) is not monotone in lambda: one more candidate can turn a right
+majority wrong, or an abstention into an error. The conformal rule does not apply, so lambda is
+chosen by testing: learn then test, Angelopoulos, Bates, Candes, Jordan & Lei 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from racer_core.calibration.laws import beta_quantile, binomial_cdf_at
+from racer_core.errors import CalibrationError
+from racer_core.types import checked_alpha
+
+
+def clopper_pearson_upper(errors: int, n: int, delta: float = 0.05) -> float:
+    """The exact upper bound: below the true rate for a share of at most delta of all samples.
+
+    The rate at which ``errors`` or fewer of n have probability delta; 1.0 when n is 0 or all err.
+
+    Raises:
+        CalibrationError: More errors than trials, or fewer than none.
+
+    References:
+        Clopper & Pearson 1934.
+    """
+    delta = checked_alpha(delta, "delta")
+    if not 0 <= errors <= n:
+        raise CalibrationError(f"{errors} errors among {n} is not a count: check the evidence")
+    return beta_quantile(1.0 - delta, errors + 1, n - errors) if errors < n else 1.0
+
+
+def clopper_pearson_lower(errors: int, n: int, delta: float = 0.05) -> float:
+    """The exact lower bound: above the true rate for at most a share delta of samples."""
+    return 1.0 - clopper_pearson_upper(n - errors, n, delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRisk:
+    """Evidence about final answers, from rows that neither lambda_hat nor the vote was fitted on.
+
+    For the point that ``learn_then_test`` chose, counted on the rows that it chose from, ``upper``
+    is too small: the choice favours points that looked good. ``answer_risk_max`` holds instead.
+    """
+
+    errors: int  # answered, and the answer was wrong
+    answered: int
+    delta: float = 0.05
+
+    def __post_init__(self) -> None:
+        """Refuse counts that cannot be."""
+        clopper_pearson_upper(self.errors, self.answered, self.delta)
+
+    @property
+    def rate(self) -> float:
+        """The share of wrong answers; NaN when nothing was answered."""
+        return self.errors / self.answered if self.answered else math.nan
+
+    @property
+    def upper(self) -> float:
+        """Clopper-Pearson bound on P(final answer wrong | answered), at 1 - delta."""
+        return clopper_pearson_upper(self.errors, self.answered, self.delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridPoint:
+    """What one lambda of a grid given in advance achieved on the rows of the test."""
+
+    lambda_hat: float
+    errors: int
+    answered: int
+    size: float  # mean candidates called; breaks ties between points that answer equally often
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LambdaChoice:
+    """The points that passed. With probability 1 - delta, every one of them is within the target.
+
+    Attributes:
+        answer_risk_max: The target: P(final answer wrong | answered) at most this.
+        valid: Points that passed, in the order of the grid.
+    """
+
+    answer_risk_max: float
+    delta: float
+    valid: tuple[GridPoint, ...]
+
+    @property
+    def chosen(self) -> GridPoint | None:
+        """Of the valid points the one that answers most, then the smallest; None: infeasible."""
+        return min(self.valid, key=lambda point: (-point.answered, point.size), default=None)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any point passed. If none did, no lambda can honestly be promised."""
+        return bool(self.valid)
+
+
+def learn_then_test(
+    grid: Sequence[GridPoint], answer_risk_max: float, delta: float = 0.05
+) -> LambdaChoice:
+    """Find the points whose answer risk is at most the target, wrongly any with probability delta.
+
+    Each point's null hypothesis is "its risk exceeds the target"; its p-value is
+    P(Bin(answered, target) <= errors), exact given how many were answered. The fallback procedure
+    (Wiens 2003) tests them in the order given: a point has its own delta / J, and inherits the
+    level of the point before it if that one passed. So it never passes fewer points than Bonferroni
+    (delta / J each), and a run of good neighbours is tested at nearly all of delta, as in
+    fixed-sequence testing. Fixed-sequence alone would end at its first failure, and a strict first
+    point that answers few queries fails for want of rows, however good the next ones are.
+
+    Why it is exact: as every failure ends what is handed on, a bad point can be the first to pass
+    wrongly only at a level made of the shares since the bad point before it; those add up to delta.
+
+    Args:
+        grid: Points and their order, both fixed before these rows were seen (for instance strictest
+            first, or best first by validation rows).
+        answer_risk_max: In (0, 1).
+        delta: P(any point passes that exceeds the target) is at most this, whatever dependence.
+    """
+    target, delta = checked_alpha(answer_risk_max, "answer_risk_max"), checked_alpha(delta, "delta")
+    valid: list[GridPoint] = []
+    level = 0.0
+    for point in grid:
+        level += delta / len(grid)
+        if _p_value(point, target) <= level:
+            valid.append(point)
+        else:
+            level = 0.0
+    return LambdaChoice(answer_risk_max=target, delta=delta, valid=tuple(valid))
+
+
+def _p_value(point: GridPoint, target: float) -> float:
+    if not 0 <= point.errors <= point.answered:
+        raise CalibrationError(
+            f"{point.errors} errors among {point.answered} is not a count: check the evidence"
+        )
+    return binomial_cdf_at(point.errors, point.answered, target)

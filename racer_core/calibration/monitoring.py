@@ -1,0 +1,401 @@
+"""Alarms that may be read after every query, for as long as the gateway runs.
+
+Each stream is a bet against "nothing has changed". If nothing has, no strategy is expected to gain,
+so P(capital ever reaches 1 / level) <= level (Ville's inequality): reading the capital at every
+moment and stopping at the most alarming one costs nothing, where a test repeated after each query
+would be wrong half the time.
+
+``ExchangeabilityMartingale`` watches any number known before the answers (largest router score,
+p_null, set size): it sees new kinds of queries for free and says nothing about risk.
+``RiskEProcess`` watches judged losses. ``Watch`` keeps several under one false-alarm probability.
+
+The objects change with ``update`` and know no clock; ``to_state`` is plain JSON, so that a restart
+loses no evidence. One object must see its stream in order, from one thread at a time.
+
+References:
+    Vovk, Gammerman & Shafer 2022, Algorithmic Learning in a Random World, chapter 8 (conformal test
+    martingales, Simple Jumper). Waudby-Smith & Ramdas 2024 (betting). Podkopaev & Ramdas 2022
+    (watching risk against what the calibration promised). Shin, Ramdas & Rinaldo 2024 (restarts).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from racer_core.calibration.laws import beta_quantile
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import FloatArray, checked_alpha
+
+State = dict[str, Any]  # what json.dumps takes
+
+MAX_BAG = 10_000
+JUMP = 0.01
+EPSILONS = (-1.0, 0.0, 1.0)  # 1 + e (p - 1/2) stays within [1/2, 3/2]
+RESCALE_AT = 1e100
+
+
+class Wager:
+    """Capital over several bets, part of it kept back for changes that come late.
+
+    The share 1 / (1 + ln(1 + t)) is still uninvested after t rounds; what is released each round is
+    spread evenly over the bets. Money that is not bet is worth 1 whatever happens, so the total is
+    a test martingale when every bet is fair, yet a change at round t costs a factor of about
+    t ln(t)^2 instead of everything that bets lost before it.
+
+    Capital is kept in units of exp(``log_unit``): the restarts keep it from vanishing, rescaling
+    from overflowing.
+    """
+
+    def __init__(self, bets: int, jump: float = 0.0) -> None:
+        self.jump = jump
+        self.rounds = 0
+        self.log_unit = 0.0
+        self.log_peak = 0.0
+        self.capital = [0.0] * bets
+
+    def settle(self, factors: Sequence[float]) -> None:
+        """Release this round's money, let capital jump between bets, multiply each by its factor.
+
+        Factors are positive; each has a mean of at most 1, given the past, while nothing changes.
+        """
+        bets = len(self.capital)
+        released = _kept_back(self.rounds) - _kept_back(self.rounds + 1)
+        self.rounds += 1
+        share = released * math.exp(-self.log_unit) / bets
+        stay, spread = 1.0 - self.jump, self.jump * sum(self.capital) / bets
+        self.capital = [
+            (stay * held + spread + share) * factor
+            for held, factor in zip(self.capital, factors, strict=True)
+        ]
+        self._rescale()
+        self.log_peak = max(self.log_peak, self.log_value)
+
+    def _rescale(self) -> None:
+        total = sum(self.capital)
+        grown, shrunk = total > RESCALE_AT, self.log_unit > 0.0 and total < 1.0 / RESCALE_AT
+        if grown or shrunk:
+            shift = max(math.log(total), -self.log_unit)
+            self.capital = [held * math.exp(-shift) for held in self.capital]
+            self.log_unit += shift
+
+    @property
+    def log_value(self) -> float:
+        """The logarithm of all capital, kept back or bet."""
+        kept = _kept_back(self.rounds) * math.exp(-self.log_unit)
+        return self.log_unit + math.log(sum(self.capital) + kept)
+
+    def to_state(self) -> State:
+        """Plain numbers."""
+        return {
+            "capital": list(self.capital),
+            "rounds": self.rounds,
+            "log_unit": self.log_unit,
+            "log_peak": self.log_peak,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``to_state``; the number of bets must be the same."""
+        capital = [float(held) for held in state["capital"]]
+        numbers = [*capital, float(state["log_unit"]), float(state["log_peak"])]
+        fits = len(capital) == len(self.capital) and int(state["rounds"]) >= 0
+        if not fits or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
+            raise InputError("the saved monitor does not fit: start a new one")
+        self.capital, self.rounds = capital, int(state["rounds"])
+        self.log_unit, self.log_peak = numbers[-2:]
+
+
+def _kept_back(rounds: int) -> float:
+    return 1.0 / (1.0 + math.log1p(rounds))
+
+
+class Monitor:
+    """What both kinds of stream share: a wager, and the level at which it becomes an alarm."""
+
+    def __init__(self, wager: Wager, level: float) -> None:
+        self.wager = wager
+        self.level = checked_alpha(level, "level")
+
+    @property
+    def e_value(self) -> float:
+        """The capital now: 1 at the start, and on average never more while nothing changes."""
+        return math.exp(min(self.wager.log_value, 700.0))  # e**710 is more than a double holds
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether the capital has ever reached 1 / level. Stays true."""
+        return self.wager.log_peak >= -math.log(self.level)
+
+    @property
+    def false_alarm(self) -> float:
+        """P(ever alarmed) while nothing changes is at most this."""
+        return self.level
+
+
+def smoothed_p_value(ascending: Sequence[float], value: float, draw: float) -> float:
+    """The share of values above ``value``, its ties and itself counted by ``draw`` in [0, 1).
+
+    Uniform when ``value`` and the others are exchangeable and the draw is uniform, ties or not.
+    """
+    above = len(ascending) - bisect_right(ascending, value)
+    ties = len(ascending) - above - bisect_left(ascending, value)
+    return (above + draw * (ties + 1)) / (len(ascending) + 1)
+
+
+class ExchangeabilityMartingale(Monitor):
+    """A conformal test martingale on one number per query, without labels.
+
+    Assumes, while nothing has changed: the calibration rows' values and those of the queries, in
+    any order that was not chosen by their values, are exchangeable, and the draws are independent
+    uniforms. Then the p-values are independent and uniform, exactly, at any cap:
+
+    A p-value says which of the bag's values is the newest and so tells nothing about the *set* of
+    values. When the bag is full, the value to leave is drawn evenly from that set, the newest
+    included; the bag that stays is then as exchangeable with the next query as one never looked at.
+    A fixed bag or the last N values would not do: their p-values share the bag's accidents, which
+    a long bet finds and reports as a change.
+
+    A full bag forgets: half of the calibration rows are gone after 0.7 ``cap`` queries, so a drift
+    far slower than that is not seen. Repeats, bursts and the time of day are changes too, and are
+    reported as such.
+
+    The number must be a function of the query alone. Set size is not one for the calibration rows,
+    on which lambda_hat depends: give no calibration rows then, and compare queries with each other.
+
+    Args:
+        calibration: The number for every calibration row, computed as it is when serving; may be
+            empty.
+        level: Alarm when the capital reaches 1 / level.
+        rng: Chooses which calibration rows enter when there are more than ``cap``.
+        cap: The most values kept; 8 bytes each.
+    """
+
+    kind = "exchangeability"
+
+    def __init__(
+        self,
+        calibration: FloatArray,
+        *,
+        level: float,
+        rng: np.random.Generator,
+        cap: int = MAX_BAG,
+    ) -> None:
+        if not np.isfinite(calibration).all():
+            raise InputError("a monitor needs finite statistics: leave out or mend such rows")
+        super().__init__(Wager(len(EPSILONS), JUMP), level)
+        self.cap = max(cap, 1)
+        kept = calibration
+        if calibration.size > self.cap:
+            kept = rng.choice(calibration, self.cap, replace=False)
+        self.bag: list[float] = np.sort(kept).tolist()
+
+    def update(self, value: float, tie_draw: float, evict_draw: float) -> float:
+        """Bet on the next query's value and return its p-value.
+
+        Args:
+            value: The statistic; finite.
+            tie_draw: Uniform in [0, 1), drawn for this query alone.
+            evict_draw: Another one.
+        """
+        if not math.isfinite(value):
+            raise InputError("a monitor needs finite statistics: the router's score is not one")
+        if not (0.0 <= tie_draw < 1.0 and 0.0 <= evict_draw < 1.0):
+            raise InputError("a monitor's draws must lie in [0, 1)")
+        p = smoothed_p_value(self.bag, value, tie_draw)
+        insort(self.bag, value)
+        if len(self.bag) > self.cap:
+            del self.bag[int(evict_draw * len(self.bag))]
+        self.wager.settle([1.0 + epsilon * (p - 0.5) for epsilon in EPSILONS])
+        return p
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        return {
+            "kind": self.kind,
+            "level": self.level,
+            "cap": self.cap,
+            "bag": list(self.bag),
+            "wager": self.wager.to_state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken; nothing is drawn again."""
+        bag = np.array(state["bag"], dtype=np.float64)
+        cap = max(int(state["cap"]), bag.size)
+        monitor = cls(bag, level=state["level"], rng=np.random.default_rng(0), cap=cap)
+        monitor.wager.restore(state["wager"])
+        return monitor
+
+
+class RiskEProcess(Monitor):
+    """A bet on judged losses against "the mean loss is at most rho".
+
+    Assumes, under that hypothesis: given the past, the next judged loss times its weight has mean
+    at most rho times the weight's mean, as it has when queries are judged by a draw that does not
+    look at them. For risk among answerable queries, feed those alone.
+
+    With v = weight / max_weight each alternative risk p > rho multiplies its capital by
+    1 + b v (loss - rho), b = (p - rho) / (rho (1 - rho)): for weights of one and losses of 0 and 1
+    the likelihood ratio p / rho or (1 - p) / (1 - rho). As p is at most halfway from rho to 1 and
+    v <= 1, no factor is below 1/2. Centred so, a query that is not judged changes nothing and need
+    not be fed.
+
+    Args:
+        rho: The largest mean loss that is no cause for alarm.
+        level: Alarm when the capital reaches 1 / level.
+        max_weight: The largest weight that may come: 1 / the smallest sampling rate. Leave it and
+            every weight at 1 when all queries are sampled at one rate.
+        rho_may_fail: Probability that rho itself is too low; counts into ``false_alarm``.
+    """
+
+    kind = "risk"
+
+    def __init__(
+        self, rho: float, *, level: float, max_weight: float = 1.0, rho_may_fail: float = 0.0
+    ) -> None:
+        self.rho = checked_alpha(rho, "rho")
+        self.bets = _bets_against(self.rho)
+        super().__init__(Wager(len(self.bets)), level)
+        if not (math.isfinite(max_weight) and max_weight > 0.0):
+            raise InputError("max_weight must be a positive number: 1 / the smallest sampling rate")
+        self.max_weight = float(max_weight)
+        self.rho_may_fail = float(rho_may_fail)
+
+    @classmethod
+    def for_calibration(cls, n: int, misses: int, *, delta: float, max_weight: float = 1.0) -> Self:
+        """Watch a threshold that left ``misses`` of ``n`` calibration rows uncovered.
+
+        rho is not alpha: the realised risk of a calibrated threshold exceeds alpha for about half
+        of all calibration sets, and a long watch would report that as drift. Given the rows it is
+        Beta(misses + 1, n - misses), so it exceeds rho, that law's 1 - delta / 2 point, with
+        probability delta / 2. When it does not, the alarm at level delta / 2 is false with
+        probability delta / 2. Both together: at most delta.
+
+        Raises:
+            CalibrationError: No finite threshold was valid (``misses`` -1): everyone is called, and
+                there is no risk to watch.
+        """
+        if not 0 <= misses < n:
+            raise CalibrationError("no finite threshold is in use, so there is no risk to watch")
+        half = checked_alpha(delta, "delta") / 2.0
+        rho = beta_quantile(1.0 - half, misses + 1, n - misses)
+        return cls(rho, level=half, max_weight=max_weight, rho_may_fail=half)
+
+    def update(self, loss: float, weight: float = 1.0) -> None:
+        """Bet on the next judged loss.
+
+        Args:
+            loss: In [0, 1].
+            weight: 1 / the probability with which this query was sampled, in (0, max_weight].
+        """
+        if not 0.0 <= loss <= 1.0:  # also false for NaN
+            raise InputError("a loss must lie between 0 and 1")
+        if not 0.0 < weight <= self.max_weight:
+            raise InputError(f"a weight must lie in (0, {self.max_weight}]: raise max_weight")
+        gain = weight / self.max_weight * (loss - self.rho)
+        self.wager.settle([1.0 + bet * gain for bet in self.bets])
+
+    @property
+    def false_alarm(self) -> float:
+        """P(ever alarmed) while the risk is what the calibration promised."""
+        return self.level + self.rho_may_fail
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        return {
+            "kind": self.kind,
+            "rho": self.rho,
+            "level": self.level,
+            "max_weight": self.max_weight,
+            "rho_may_fail": self.rho_may_fail,
+            "wager": self.wager.to_state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken."""
+        names = ("level", "max_weight", "rho_may_fail")
+        monitor = cls(state["rho"], **{name: state[name] for name in names})
+        monitor.wager.restore(state["wager"])
+        return monitor
+
+
+def _bets_against(rho: float) -> list[float]:
+    """b(p) for alternatives p that halve the way from 1 down to rho, to within rho / 16 of it."""
+    halvings = 4 + math.ceil(-math.log2(rho))
+    alternatives = [rho + (1.0 - rho) * 0.5**k for k in range(1, halvings + 1)]
+    return [(p - rho) / (rho * (1.0 - rho)) for p in alternatives]
+
+
+def split_false_alarm(delta: float, weights: Mapping[str, float]) -> dict[str, float]:
+    """Each named stream's part of the false-alarm probability ``delta``.
+
+    Raises:
+        InputError: The weights are not positive or do not sum to one.
+    """
+    delta = checked_alpha(delta, "delta")
+    positive = all(math.isfinite(weight) and weight > 0.0 for weight in weights.values())
+    if not positive or not math.isclose(sum(weights.values()), 1.0, rel_tol=1e-9):
+        raise InputError("the weights of the streams must be positive and sum to one")
+    return {name: delta * weight for name, weight in weights.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Several streams; while nothing changes, any of them ever alarms with probability <= delta.
+
+    By the union bound: the streams may depend on each other in any way. A new calibration needs a
+    new watch, and with it a new delta.
+    """
+
+    delta: float
+    streams: Mapping[str, ExchangeabilityMartingale | RiskEProcess]
+
+    def __post_init__(self) -> None:
+        """Refuse streams that together may alarm more often than stated."""
+        delta = checked_alpha(self.delta, "delta")
+        if sum(stream.false_alarm for stream in self.streams.values()) > delta * (1.0 + 1e-9):
+            raise InputError("the streams' false alarms exceed delta: use split_false_alarm")
+
+    @property
+    def raised(self) -> tuple[str, ...]:
+        """The names of the streams that have ever alarmed."""
+        return tuple(name for name, stream in self.streams.items() if stream.alarmed)
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether any stream has ever alarmed."""
+        return bool(self.raised)
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        streams = {name: stream.to_state() for name, stream in self.streams.items()}
+        return {"delta": self.delta, "streams": streams}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken.
+
+        Raises:
+            InputError: The state is damaged, or another version's.
+        """
+        try:
+            return cls._restored(state)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise InputError("the saved watch does not fit: start a new one") from exc
+
+    @classmethod
+    def _restored(cls, state: Mapping[str, Any]) -> Self:
+        kinds = {kind.kind: kind for kind in (ExchangeabilityMartingale, RiskEProcess)}
+        if unknown := {saved["kind"] for saved in state["streams"].values()} - kinds.keys():
+            raise InputError(f"no monitor is of the kind {unknown.pop()!r}: start a new one")
+        streams = {
+            name: kinds[saved["kind"]].from_state(saved) for name, saved in state["streams"].items()
+        }
+        return cls(delta=state["delta"], streams=streams)

@@ -1,0 +1,222 @@
+"""Risk while serving: from a random sample that is judged in full, or as a range from feedback.
+
+Users judge the candidates that were called, so nobody sees whether an uncalled one was right. A
+shadow sample (all candidates called and judged, at a rate pi, weight 1 / pi) is the only unbiased
+source; feedback alone identifies risk up to a range, and is reported as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
+from racer_core.errors import InputError
+from racer_core.types import BoolArray, FloatArray, RiskTarget, any_column, checked_alpha
+
+RIGHT, WRONG, UNKNOWN = 1, 0, -1  # a verdict on one candidate's answer
+
+
+def is_sampled(key: bytes, decision_id: bytes, rate: float) -> bool:
+    """Whether a decision belongs to the shadow sample.
+
+    A keyed hash: replicas and retries agree, and whoever lacks the key cannot steer what is
+    sampled, nor can the query's content. A decision sampled at one rate is sampled at every larger
+    one. Use an identity of the decision: with the query's fingerprint all its repeats would be
+    sampled together, and the interval of ``estimate_risk`` would count them as independent.
+
+    Args:
+        key: Secret, at least 1 byte.
+        decision_id: The same for all replicas and retries of one decision.
+        rate: pi in [0, 1].
+    """
+    if not 0.0 <= rate <= 1.0:  # also false for NaN
+        raise InputError("shadow_rate must lie between 0 and 1", param="shadow_rate")
+    if not key:
+        raise InputError("the shadow sample needs a key: without one, clients could predict it")
+    seed = hashlib.blake2b(key, digest_size=32).digest()
+    digest = hashlib.blake2b(decision_id, key=seed, person=b"shadow sample", digest_size=8).digest()
+    # The top 53 bits: exactly what a double in [0, 1) can carry.
+    return (int.from_bytes(digest) >> 11) * 2.0**-53 < rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskEstimate:
+    """Risk with an interval that holds it with probability 1 - delta at least."""
+
+    risk: float  # NaN when nothing was sampled
+    lower: float
+    upper: float
+    sampled: int
+    method: str  # clopper_pearson: exact; empirical_bernstein: conservative
+
+
+def horvitz_thompson(losses: FloatArray, rates: FloatArray, decisions: int) -> float:
+    """Mean loss of all decisions, without bias: sum of loss / rate, over their number.
+
+    Args:
+        losses: Of the sampled decisions, shape (s,).
+        rates: With which each was sampled, shape (s,), in (0, 1].
+        decisions: How many there were, sampled or not.
+    """
+    return float(np.sum(losses / rates) / decisions)
+
+
+def hajek(losses: FloatArray, rates: FloatArray) -> float:
+    """Mean loss by weights that sum to one: less variance than Horvitz-Thompson, a bias of 1 / s.
+
+    Needs no count of decisions and never leaves [0, 1]. With one rate it is the plain mean.
+    """
+    weights = 1.0 / rates
+    return float(np.sum(weights * losses) / np.sum(weights))
+
+
+def estimate_risk(
+    losses: FloatArray, rates: FloatArray, decisions: int, delta: float = 0.05
+) -> RiskEstimate:
+    """Estimate the mean loss of the decisions from the sampled ones.
+
+    At one rate the sampled losses are themselves independent losses: their mean, and for losses of
+    0 and 1 the exact Clopper-Pearson interval. At one rate and fractional losses the interval is
+    Maurer & Pontil's empirical Bernstein bound on them. At rates that differ the estimate is
+    Horvitz-Thompson, and the bound is taken over all decisions, with loss / rate where sampled and
+    0 elsewhere. Assumes decisions that are independent and of one distribution.
+
+    For the ``answerable`` target give only sampled decisions that some candidate answered right;
+    then all rates must be equal, as nobody knows how many decisions were answerable.
+
+    Args:
+        losses: Shape (s,), in [0, 1].
+        rates: Shape (s,), in (0, 1].
+        decisions: How many there were, sampled or not; used when rates differ.
+        delta: Probability that the interval misses.
+
+    References:
+        Maurer & Pontil 2009, Theorem 4, once for each side.
+    """
+    delta = checked_alpha(delta, "delta")
+    _check_sample(losses, rates, decisions)
+    if not losses.size:
+        return _estimate(math.nan, (0.0, 1.0), 0, "clopper_pearson")
+    if np.unique(rates).size > 1:
+        terms = np.zeros(decisions)
+        terms[: losses.size] = losses / rates
+        risk = min(horvitz_thompson(losses, rates, decisions), 1.0)
+        interval = _empirical_bernstein(terms, 1.0 / float(rates.min()), delta)
+        return _estimate(risk, interval, losses.size, "empirical_bernstein")
+    if not np.isin(losses, (0.0, 1.0)).all():
+        interval = _empirical_bernstein(losses, 1.0, delta)
+        return _estimate(hajek(losses, rates), interval, losses.size, "empirical_bernstein")
+    errors = int(losses.sum())
+    interval = (
+        clopper_pearson_lower(errors, losses.size, delta / 2.0),
+        clopper_pearson_upper(errors, losses.size, delta / 2.0),
+    )
+    return _estimate(errors / losses.size, interval, losses.size, "clopper_pearson")
+
+
+def _check_sample(losses: FloatArray, rates: FloatArray, decisions: int) -> None:
+    if losses.shape != rates.shape or losses.ndim != 1 or losses.size > decisions:
+        raise InputError("a shadow sample needs one rate per loss, and no more than the decisions")
+    if not np.all((losses >= 0.0) & (losses <= 1.0) & (rates > 0.0) & (rates <= 1.0)):
+        raise InputError("losses must lie in [0, 1] and sampling rates in (0, 1]")
+
+
+def _estimate(
+    risk: float, interval: tuple[float, float], sampled: int, method: str
+) -> RiskEstimate:
+    lower, upper = interval
+    return RiskEstimate(risk=risk, lower=lower, upper=upper, sampled=sampled, method=method)
+
+
+def _empirical_bernstein(terms: FloatArray, largest: float, delta: float) -> tuple[float, float]:
+    """An interval for the mean of independent terms in [0, largest], cut to [0, 1]."""
+    n = terms.size
+    if n < 2:
+        return 0.0, 1.0
+    log_term = math.log(4.0 / delta)
+    spread = math.sqrt(2.0 * float(terms.var(ddof=1)) * log_term / n)
+    margin = spread + 7.0 * largest * log_term / (3.0 * (n - 1))
+    mean = float(terms.mean())
+    return max(mean - margin, 0.0), min(mean + margin, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedbackBounds:
+    """The risk of these decisions lies in [lower, upper], whatever the unknown verdicts are."""
+
+    lower: float
+    upper: float
+    decisions: int
+    identified: int  # decisions whose loss, and whether it counts, are known
+
+
+def feedback_bounds(
+    verdicts: NDArray[np.int8],
+    selected: BoolArray,
+    null_selected: BoolArray,
+    risk_target: RiskTarget,
+    r: int = 1,
+) -> FeedbackBounds:
+    """Bound the risk of served decisions by the best and the worst that verdicts allow.
+
+    Give every decision of a period, all UNKNOWN where nobody judged: leaving those out assumes
+    that people judge right and wrong answers alike, which they do not. These are bounds on the
+    share among these decisions, without any allowance for chance.
+
+    What a row can still be, with x right candidates in the set and y right ones outside:
+        hit    x >= r, or x >= 1 and y = 0: loss 0.
+        miss   x < r and y >= 1: loss 1.
+        nobody x = y = 0: for ``paper`` loss 0 if the null model is in the set, else 1; for
+               ``answerable`` the row does not count.
+    So a right candidate called is a hit. All called wrong is a loss for ``paper`` without the null
+    model; with it, or for ``answerable``, it stays open until every candidate was judged.
+    For ``answerable`` the risk is a ratio: the upper bound makes every open row a miss if it can
+    be, the lower one a hit, else a row that does not count.
+
+    Args:
+        verdicts: RIGHT, WRONG or UNKNOWN, shape (n, K); uncalled candidates may be known too.
+        selected: The sets without the null model, shape (n, K).
+        null_selected: Shape (n,).
+        risk_target: What the risk counts.
+        r: Right candidates wanted in the set.
+
+    Returns:
+        [0, 1] when nothing is known.
+    """
+    if verdicts.shape != selected.shape or null_selected.shape != verdicts.shape[:1] or r < 1:
+        raise InputError("verdicts and sets must have the same shape (n, K), and r be at least 1")
+    if not np.isin(verdicts, (RIGHT, WRONG, UNKNOWN)).all():
+        raise InputError("a verdict must be right, wrong or unknown")
+    hit, miss, nobody = _possible(verdicts, selected, r)
+    identified = int(np.count_nonzero(hit.astype(int) + miss + nobody == 1))
+    if risk_target is RiskTarget.PAPER:
+        hit, miss = hit | (nobody & null_selected), miss | (nobody & ~null_selected)
+        nobody = np.zeros_like(nobody)
+        identified = int(np.count_nonzero(hit != miss))
+    lower = _ratio(miss & ~hit & ~nobody, hit, default=0.0)
+    upper = _ratio(miss, hit & ~miss & ~nobody, default=1.0)
+    return FeedbackBounds(lower=lower, upper=upper, decisions=len(verdicts), identified=identified)
+
+
+def _possible(
+    verdicts: NDArray[np.int8], selected: BoolArray, r: int
+) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Which rows can still be a hit, a miss, or right by nobody; each shape (n,)."""
+    right, open_ = verdicts == RIGHT, verdicts == UNKNOWN
+    least = np.count_nonzero(right & selected, axis=1)  # of x
+    most = least + np.count_nonzero(open_ & selected, axis=1)
+    outside, outside_open = any_column(right & ~selected), any_column(open_ & ~selected)
+    hit = (most >= r) | ((most >= 1) & ~outside)
+    miss = (least < r) & (outside | outside_open)
+    nobody = ~any_column(right)
+    return hit, miss, nobody
+
+
+def _ratio(misses: BoolArray, hits: BoolArray, default: float) -> float:
+    missed, counted = int(misses.sum()), int(misses.sum() + hits.sum())
+    return missed / counted if counted else default

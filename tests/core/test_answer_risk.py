@@ -1,0 +1,197 @@
+"""The final answer's risk: exact bounds, and lambda chosen by tests that hold together."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from racer_core.calibration.answer_risk import (
+    AnswerRisk,
+    GridPoint,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    learn_then_test,
+)
+from racer_core.errors import CalibrationError, InputError
+from tests.core.laws import assert_at_most
+
+FALSE_ALARM = 1e-6
+counts = st.integers(0, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+def point(errors, answered, *, lambda_hat=0.5, size=2.0):
+    """A grid point with these counts."""
+    return GridPoint(lambda_hat=lambda_hat, errors=errors, answered=answered, size=size)
+
+
+@given(count=counts, delta=st.sampled_from([0.001, 0.05, 0.5]))
+def test_bounds_agree_with_scipy(count, delta):
+    """One-sided Clopper-Pearson, for every count from none to all."""
+    errors, n = count
+    if n == 0:
+        return
+    result = stats.binomtest(errors, n, alternative="less")
+    oracle = result.proportion_ci(1.0 - delta, method="exact")
+    assert clopper_pearson_upper(errors, n, delta) == pytest.approx(oracle.high, abs=1e-12)
+    result = stats.binomtest(errors, n, alternative="greater")
+    oracle = result.proportion_ci(1.0 - delta, method="exact")
+    assert clopper_pearson_lower(errors, n, delta) == pytest.approx(oracle.low, abs=1e-12)
+
+
+def test_bounds_at_the_edges():
+    """No trials say nothing; no errors give the closed form 1 - delta**(1/n); all err: 1."""
+    assert clopper_pearson_upper(0, 0) == 1.0
+    assert clopper_pearson_lower(0, 0) == 0.0
+    assert clopper_pearson_upper(7, 7) == 1.0
+    assert clopper_pearson_lower(0, 7) == 0.0
+    assert clopper_pearson_upper(0, 1, 0.05) == pytest.approx(0.95)
+    assert clopper_pearson_upper(0, 59, 0.05) == pytest.approx(1.0 - 0.05 ** (1 / 59))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.37, 0.5, 0.9])
+@pytest.mark.parametrize("n", [1, 10, 57])
+def test_upper_bound_fails_for_at_most_delta_of_samples(n, rate):
+    """Exactly, summed over all samples; a bound at one error less would fail far more often."""
+    pmf = stats.binom.pmf(np.arange(n + 1), n, rate)
+    below = [clopper_pearson_upper(errors, n, 0.05) < rate for errors in range(n + 1)]
+    assert pmf[below].sum() <= 0.05
+    if n == 57 and rate == 0.1:
+        optimist = [clopper_pearson_upper(max(e - 1, 0), n, 0.05) < rate for e in range(n + 1)]
+        assert pmf[optimist].sum() > 0.05
+
+
+@pytest.mark.parametrize(("errors", "n"), [(-1, 5), (6, 5), (0, -1)])
+def test_counts_that_cannot_be_are_refused(errors, n):
+    """In the bound, the evidence and the test alike."""
+    for use in (
+        lambda: clopper_pearson_upper(errors, n),
+        lambda: AnswerRisk(errors=errors, answered=n),
+        lambda: learn_then_test([point(errors, n)], 0.1),
+    ):
+        with pytest.raises(CalibrationError, match="not a count"):
+            use()
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
+def test_delta_must_be_a_probability(delta):
+    """NaN included."""
+    with pytest.raises(InputError, match="delta"):
+        clopper_pearson_upper(1, 10, delta)
+    with pytest.raises(InputError, match="delta"):
+        learn_then_test([point(1, 10)], 0.1, delta)
+
+
+def test_evidence_says_rate_and_bound():
+    """And is honest about nothing answered."""
+    evidence = AnswerRisk(errors=5, answered=100)
+    assert evidence.rate == 0.05
+    assert evidence.upper == pytest.approx(stats.beta.ppf(0.95, 6, 95))
+    nothing = AnswerRisk(errors=0, answered=0)
+    assert math.isnan(nothing.rate)
+    assert nothing.upper == 1.0
+
+
+def passing(pmf_or_counts, grid_of, target, delta):
+    """Probability that any point passes, summed over all counts."""
+    return sum(
+        mass
+        for mass, counted in pmf_or_counts
+        if learn_then_test(grid_of(counted), target, delta).feasible
+    )
+
+
+@pytest.mark.parametrize("answered", [1, 29, 80])
+@pytest.mark.parametrize("target", [0.02, 0.1, 0.4])
+def test_one_point_at_the_boundary_passes_with_at_most_delta(answered, target):
+    """Its true risk is the target: the exact probability, summed over all error counts."""
+    pmf = stats.binom.pmf(np.arange(answered + 1), answered, target)
+    chance = passing(
+        zip(pmf, range(answered + 1), strict=True), lambda e: [point(e, answered)], target, 0.05
+    )
+    assert chance <= 0.05
+
+
+def test_any_of_two_points_at_the_boundary_passes_with_at_most_delta():
+    """Independent points are the worst case of the union; each at full delta would give 0.09."""
+    n, target, delta = 40, 0.2, 0.05
+    pmf = stats.binom.pmf(np.arange(n + 1), n, target)
+    pairs = [
+        (pmf[a] * pmf[b], (a, b)) for a, b in itertools.product(range(n + 1), repeat=2) if a + b < n
+    ]
+    both = passing(pairs, lambda ab: [point(ab[0], n), point(ab[1], n)], target, delta)
+    assert both <= delta
+    alone = sum(
+        mass
+        for mass, ab in pairs
+        if any(learn_then_test([point(e, n)], target, 0.08).feasible for e in ab)
+    )
+    assert alone > delta
+
+
+def test_no_order_of_risks_passes_a_bad_point_too_often():
+    """Not monotone: bad points at the boundary between good ones that hand them their level.
+
+    Errors of neighbouring points come from the same rows. 3,000 runs, false alarm 1e-6.
+    """
+    rng, runs, n, target, delta = np.random.default_rng(61), 3_000, 150, 0.2, 0.1
+    risks = np.array([0.05, 0.2, 0.02, 0.2, 0.2, 0.1])
+    wrong = 0
+    for _ in range(runs):
+        errors = (rng.random((n, 1)) < risks).sum(axis=0)
+        grid = [point(int(e), n, lambda_hat=float(i)) for i, e in enumerate(errors)]
+        passed = {int(valid.lambda_hat) for valid in learn_then_test(grid, target, delta).valid}
+        wrong += bool(passed & {1, 3, 4})
+    assert_at_most(wrong, runs, delta, FALSE_ALARM)
+
+
+@given(grid=st.lists(counts, min_size=1, max_size=8), target=st.sampled_from([0.05, 0.3]))
+def test_never_passes_fewer_points_than_bonferroni(grid, target):
+    """Every point is tested at delta / J at least."""
+    points = [point(e, n, lambda_hat=float(i)) for i, (e, n) in enumerate(grid)]
+    passed = learn_then_test(points, target, 0.05).valid
+    for each in points:
+        if clopper_pearson_upper(each.errors, each.answered, 0.05 / len(grid)) < target:
+            assert each in passed
+
+
+def test_a_weak_first_point_does_not_end_the_search():
+    """The strictest point answers 5 queries and cannot pass; the next, with 500, does."""
+    result = learn_then_test([point(0, 5), point(20, 500, size=3.0)], 0.1)
+    assert [valid.answered for valid in result.valid] == [500]
+
+
+def test_good_neighbours_hand_on_their_level():
+    """A p-value of 0.04 fails alone at delta / 2; after a point that passed it has all of delta."""
+    weak = point(47, 600)
+    assert 0.025 < stats.binom.cdf(47, 600, 0.1) < 0.05
+    assert weak not in learn_then_test([point(600, 600), weak], 0.1, 0.05).valid
+    assert weak in learn_then_test([point(0, 600), weak], 0.1, 0.05).valid
+
+
+def test_the_choice_answers_most_then_calls_fewest():
+    """Any choice among the valid points is allowed, since all are valid together."""
+    best = point(10, 500, size=2.0, lambda_hat=0.3)
+    grid = [point(1, 400, size=1.0), point(9, 500, size=3.0), best, point(300, 900)]
+    result = learn_then_test(grid, 0.1)
+    assert result.chosen == best
+    assert result.feasible
+
+
+@pytest.mark.parametrize("grid", [[], [point(0, 0)], [point(50, 500), point(60, 600)]])
+def test_infeasible_is_said(grid):
+    """No points, nothing answered, or a risk that only looks like the target: no lambda."""
+    result = learn_then_test(grid, 0.1)
+    assert result.chosen is None
+    assert not result.feasible
+    assert result.valid == ()
+
+
+@pytest.mark.parametrize("target", [0.0, 1.0, math.nan, True])
+def test_the_target_must_be_a_probability(target):
+    """A percentage or NaN is refused by name."""
+    with pytest.raises(InputError, match="answer_risk_max"):
+        learn_then_test([point(1, 10)], target)

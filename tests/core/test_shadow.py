@@ -1,0 +1,286 @@
+"""Which queries are judged in full, what follows from them, and what feedback alone allows."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from racer_core.calibration.shadow import (
+    RIGHT,
+    UNKNOWN,
+    WRONG,
+    estimate_risk,
+    feedback_bounds,
+    hajek,
+    horvitz_thompson,
+    is_sampled,
+)
+from racer_core.errors import InputError
+from racer_core.types import RiskTarget
+from tests.core.laws import assert_at_most, assert_binomial
+
+FALSE_ALARM = 1e-6
+KEY = b"a secret"
+NAN = math.nan
+
+
+# --- which decisions ----------------------------------------------------------------------------
+
+
+def ids(count):
+    """Distinct decision ids."""
+    return [f"decision {i}".encode() for i in range(count)]
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_the_share_sampled_is_the_rate(rate):
+    """Binomial over 20,000 decisions, false alarm 1e-6."""
+    sampled = sum(is_sampled(KEY, decision, rate) for decision in ids(20_000))
+    assert_binomial(sampled, 20_000, rate, FALSE_ALARM)
+
+
+def test_replicas_agree_and_keys_do_not():
+    """Same key and decision: same choice; another key chooses independently."""
+    first = [is_sampled(KEY, decision, 0.5) for decision in ids(2_000)]
+    assert first == [is_sampled(KEY, decision, 0.5) for decision in ids(2_000)]
+    other = [is_sampled(b"another", decision, 0.5) for decision in ids(2_000)]
+    assert_binomial(int(np.sum(np.array(first) == other)), 2_000, 0.5, FALSE_ALARM)
+
+
+def test_samples_are_nested_in_the_rate():
+    """Raising the rate adds decisions and takes none away; 0 takes nobody, 1 everybody."""
+    samples = [
+        {decision for decision in ids(500) if is_sampled(KEY, decision, rate)}
+        for rate in (0.0, 0.1, 0.4, 1.0)
+    ]
+    assert all(small <= large for small, large in itertools.pairwise(samples))
+    assert not samples[0]
+    assert len(samples[-1]) == 500
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, NAN])
+def test_a_rate_that_is_no_probability_is_refused(rate):
+    """NaN would silently sample nobody."""
+    with pytest.raises(InputError, match="shadow_rate"):
+        is_sampled(KEY, b"decision", rate)
+
+
+def test_an_empty_key_is_refused():
+    """Anyone could then tell which queries are watched."""
+    with pytest.raises(InputError, match="key"):
+        is_sampled(b"", b"decision", 0.5)
+
+
+# --- estimates ----------------------------------------------------------------------------------
+
+LOSSES = np.array([1.0, 0.0, 1.0, 0.3, 0.0])
+RATES = np.array([0.9, 0.2, 0.5, 0.7, 0.1])
+
+
+def mean_over_samples(estimate):
+    """The exact mean of an estimate over all samples of the five decisions."""
+    total = 0.0
+    for choice in itertools.product((False, True), repeat=len(LOSSES)):
+        taken = np.array(choice)
+        chance = np.prod(np.where(taken, RATES, 1.0 - RATES))
+        total += chance * estimate(LOSSES[taken], RATES[taken])
+    return total
+
+
+def test_horvitz_thompson_is_unbiased():
+    """Summed over all 32 samples; the sampled mean, unweighted, is off by more than a tenth."""
+    unbiased = mean_over_samples(lambda losses, rates: horvitz_thompson(losses, rates, 5))
+    assert unbiased == pytest.approx(LOSSES.mean(), abs=1e-12)
+    plain = mean_over_samples(lambda losses, rates: losses.mean() if losses.size else 0.0)
+    assert abs(plain - LOSSES.mean()) > 0.1
+
+
+def test_hajek_is_the_mean_at_one_rate_and_never_leaves_the_range():
+    """Horvitz-Thompson can say more than 1."""
+    assert hajek(LOSSES, np.full(5, 0.1)) == pytest.approx(LOSSES.mean())
+    lucky = np.ones(3), np.full(3, 0.1)
+    assert horvitz_thompson(*lucky, decisions=10) > 1.0
+    assert hajek(*lucky) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("errors", "n"), [(0, 1), (1, 1), (0, 40), (7, 40), (40, 40)])
+def test_one_rate_gives_clopper_pearson(errors, n):
+    """The exact two-sided interval, as scipy has it; how many were not sampled does not matter."""
+    losses = np.repeat([1.0, 0.0], [errors, n - errors])
+    estimate = estimate_risk(losses, np.full(n, 0.05), decisions=10_000, delta=0.1)
+    oracle = stats.binomtest(errors, n).proportion_ci(0.9, method="exact")
+    assert (estimate.lower, estimate.upper) == pytest.approx(oracle, abs=1e-12)
+    assert estimate.risk == errors / n
+    assert (estimate.method, estimate.sampled) == ("clopper_pearson", n)
+
+
+def test_nothing_sampled_says_nothing():
+    """An interval of everything, and no number."""
+    estimate = estimate_risk(np.empty(0), np.empty(0), decisions=100)
+    assert math.isnan(estimate.risk)
+    assert (estimate.lower, estimate.upper, estimate.sampled) == (0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize("fractional", [False, True])
+def test_other_samples_get_an_interval_that_holds(fractional):
+    """Rates that follow the loss, or losses between 0 and 1: delta = 0.2, 400 runs.
+
+    Ignoring the rates puts the interval around 0.5 instead of 0.2: it would never hold.
+    """
+    rng, runs, missed, widths = np.random.default_rng(71), 400, 0, []
+    for _ in range(runs):
+        wrong = rng.random(3_000) < 0.2
+        losses = np.where(wrong, 1.0, 0.0) if not fractional else 0.4 * rng.random(3_000)
+        rates = np.where(wrong, 0.8, 0.2) if not fractional else np.full(3_000, 0.3)
+        taken = rng.random(3_000) < rates
+        estimate = estimate_risk(losses[taken], rates[taken], 3_000, delta=0.2)
+        assert estimate.method == "empirical_bernstein"
+        assert estimate.lower <= estimate.risk <= estimate.upper
+        missed += not estimate.lower <= 0.2 <= estimate.upper
+        widths.append(estimate.upper - estimate.lower)
+    assert_at_most(missed, runs, 0.2, FALSE_ALARM)
+    assert max(widths) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("losses", "rates", "decisions"),
+    [
+        ([NAN], [0.5], 10),
+        ([1.5], [0.5], 10),
+        ([0.5], [NAN], 10),
+        ([0.5], [0.0], 10),
+        ([0.5], [1.5], 10),
+        ([0.5], [0.5, 0.5], 10),
+        ([0.0, 1.0], [0.5, 0.5], 1),
+    ],
+)
+def test_samples_that_cannot_be_are_refused(losses, rates, decisions):
+    """A NaN would become the estimate."""
+    with pytest.raises(InputError):
+        estimate_risk(np.array(losses), np.array(rates), decisions)
+
+
+def test_a_single_fractional_loss_bounds_nothing():
+    """No variance can be seen in one number."""
+    estimate = estimate_risk(np.array([0.4]), np.array([0.5]), 10)
+    assert (estimate.lower, estimate.upper) == (0.0, 1.0)
+
+
+# --- feedback -----------------------------------------------------------------------------------
+
+
+def bounds(verdicts, selected, null=False, target=RiskTarget.ANSWERABLE, r=1):
+    """Bounds for one decision."""
+    found = feedback_bounds(
+        np.array([verdicts], dtype=np.int8), np.array([selected]), np.array([null]), target, r
+    )
+    return found.lower, found.upper
+
+
+PAPER, ANSWERABLE = RiskTarget.PAPER, RiskTarget.ANSWERABLE
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "selected", "null", "target", "expected"),
+    [
+        # A right candidate was called: loss 0, whoever else would be.
+        ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, PAPER, (0, 0)),
+        ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 0)),
+        # All called were wrong, the null model not in the set: the paper's loss is 1.
+        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], False, PAPER, (1, 1)),
+        # With the null model in it, it depends on the others.
+        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], True, PAPER, (0, 1)),
+        # Whether the row counts at all depends on the others.
+        ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 1)),
+        # Somebody not called is known to be right.
+        ([WRONG, RIGHT, UNKNOWN], [True, False, False], False, ANSWERABLE, (1, 1)),
+        ([WRONG, RIGHT, UNKNOWN], [True, False, False], True, PAPER, (1, 1)),
+        # The whole pool and the null model were chosen: nothing can be missed.
+        ([UNKNOWN] * 3, [True] * 3, True, PAPER, (0, 0)),
+        # The whole pool was wrong: nobody is right.
+        ([WRONG] * 3, [True] * 3, False, PAPER, (1, 1)),
+        ([WRONG] * 3, [True] * 3, False, ANSWERABLE, (0, 1)),
+        # Abstained: right only if nobody is right, which is not known; an empty set never is.
+        ([UNKNOWN] * 3, [False] * 3, True, PAPER, (0, 1)),
+        ([UNKNOWN] * 3, [False] * 3, False, PAPER, (1, 1)),
+    ],
+)
+def test_one_decision(verdicts, selected, null, target, expected):
+    """Each line is a case of the definition."""
+    assert bounds(verdicts, selected, null, target) == expected
+
+
+def completions(verdicts):
+    """Every way to fill in the unknown verdicts, as labels (n, K)."""
+    for values in itertools.product((False, True), repeat=int((verdicts == UNKNOWN).sum())):
+        labels = verdicts == RIGHT
+        labels[verdicts == UNKNOWN] = values
+        yield labels
+
+
+def risk_of(labels, selected, null, target, r):
+    """The definition of both risks; None when no row counts."""
+    hits, right = (labels & selected).sum(axis=1), labels.sum(axis=1)
+    missed = np.where(right > 0, hits < np.minimum(r, right), ~null)
+    counted = np.ones(len(labels), bool) if target is RiskTarget.PAPER else right > 0
+    return float(missed[counted].mean()) if counted.any() else None
+
+
+@given(
+    verdicts=st.lists(
+        st.tuples(*[st.sampled_from([RIGHT, WRONG, UNKNOWN])] * 3), min_size=1, max_size=3
+    ),
+    bits=st.integers(0, 2**12 - 1),
+    target=st.sampled_from(list(RiskTarget)),
+    r=st.integers(1, 3),
+)
+def test_bounds_are_the_extremes_over_all_truths(verdicts, bits, target, r):
+    """By trying every way to fill in what is unknown: neither wider nor narrower."""
+    known = np.array(verdicts, dtype=np.int8)
+    flags = np.array([bool(bits >> i & 1) for i in range(4 * len(known))]).reshape(-1, 4)
+    selected, null = flags[:, :3], flags[:, 3]
+    risks = [risk_of(labels, selected, null, target, r) for labels in completions(known)]
+    possible = [x for risk in risks for x in ([0.0, 1.0] if risk is None else [risk])]
+    found = feedback_bounds(known, selected, null, target, r)
+    assert (found.lower, found.upper) == pytest.approx((min(possible), max(possible)), abs=1e-12)
+    assert found.decisions == len(known)
+
+
+def test_identified_counts_decisions_that_are_settled():
+    """A hit and a known miss are; wrong with somebody unasked is not."""
+    verdicts = np.array([[RIGHT, UNKNOWN], [WRONG, RIGHT], [WRONG, UNKNOWN]], dtype=np.int8)
+    selected = np.array([[True, False]] * 3)
+    found = feedback_bounds(verdicts, selected, np.zeros(3, bool), ANSWERABLE)
+    assert (found.lower, found.upper) == (0.5, pytest.approx(2 / 3))
+    assert (found.identified, found.decisions) == (2, 3)
+    paper = feedback_bounds(verdicts, selected, np.zeros(3, bool), PAPER)
+    assert (paper.lower, paper.upper, paper.identified) == (pytest.approx(2 / 3),) * 2 + (3,)
+
+
+def test_no_decisions_bound_nothing():
+    """[0, 1], not NaN."""
+    found = feedback_bounds(
+        np.empty((0, 3), np.int8), np.empty((0, 3), bool), np.empty(0, bool), PAPER
+    )
+    assert (found.lower, found.upper, found.decisions, found.identified) == (0.0, 1.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "selected", "null", "r"),
+    [
+        ([[2, 0]], [[True, False]], [False], 1),
+        ([[1, 0]], [[True]], [False], 1),
+        ([[1, 0]], [[True, False]], [False, True], 1),
+        ([[1, 0]], [[True, False]], [False], 0),
+    ],
+)
+def test_feedback_that_does_not_fit_is_refused(verdicts, selected, null, r):
+    """Shapes, verdicts and r."""
+    with pytest.raises(InputError):
+        feedback_bounds(
+            np.array(verdicts, np.int8), np.array(selected), np.array(null), ANSWERABLE, r
+        )
