@@ -8,7 +8,6 @@ from app.errors import NotReady
 from app.store import Record
 from app.telemetry import Telemetry
 from racer_core.calibration.calibration import Calibration
-from racer_core.types import Score
 
 _MAX_SUB_POOLS = 64
 
@@ -70,5 +69,5 @@ def _restricted(calibration: Calibration, names: tuple[str, ...]) -> Calibration
 
 def _warm(calibration: Calibration) -> None:
     """Sort once, off the event loop; afterwards any alpha is a look-up."""
-    for score in Score:
+    for score in calibration.offered:
         calibration.lambda_hat(calibration.options.alpha, score)

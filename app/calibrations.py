@@ -116,6 +116,7 @@ class CalibrationService:
             ),
             allow_overlap=options.allow_overlap,
             scorer=self._worker.score_rows,
+            prices=self._settings.prices,
         )
         return Record(
             id=f"cal-{secrets.token_hex(8)}",
@@ -146,7 +147,13 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     """What a calibration shows for itself; mean_size is on its own rows, hence slightly low."""
     options = calibration.options
     lambda_hat = calibration.lambda_hat(options.alpha, options.score)
-    sets = calibration.sets(calibration.scores, calibration.fingerprints, lambda_hat, options.score)
+    sets = calibration.sets(
+        calibration.scores,
+        calibration.fingerprints,
+        lambda_hat,
+        options.score,
+        calibration.neighbours,
+    )
     feasible = math.isfinite(lambda_hat)
     return {
         "alpha": options.alpha,

@@ -21,6 +21,7 @@ from app.store import Store
 from app.telemetry import Telemetry
 from app.upstream import Upstream
 from app.worker import RoutingWorker
+from racer_core.aggregation.vote import Method
 from racer_core.racer import Racer
 
 
@@ -44,7 +45,8 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
-        SettingsError: The store cannot be opened.
+        SettingsError: The store cannot be opened, or an evaluator cannot do what is configured.
+        UpstreamError: An evaluator cannot be reached.
     """
     async with AsyncExitStack() as stack:
         telemetry = Telemetry()
@@ -61,6 +63,8 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         calibrations = CalibrationService(settings, racer, worker, store, active)
         await calibrations.open()
         routing = RoutingService(settings, racer, worker, active, telemetry)
+        chat = ChatService(settings, routing, upstream, racer.artifact.stacked)
+        await chat.check()
         yield Services(
             settings=settings,
             gatekeeper=Gatekeeper(secrets, settings.admin_key_env),
@@ -68,7 +72,7 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
             store=store,
             active=active,
             routing=routing,
-            chat=ChatService(settings, routing, upstream),
+            chat=chat,
             calibrations=calibrations,
         )
 
@@ -95,6 +99,11 @@ def open_racer(settings: Settings) -> Racer:
                 f"candidate {candidate.name} was labelled with the parameters "
                 f"{dict(was.parameters)}, the configuration has {candidate.parameters}"
             )
+    if settings.aggregation.method is Method.STACKED and racer.artifact.stacked is None:
+        raise SettingsError(
+            "aggregation.method is stacked, but the artifact has no stacked vote: train it on rows "
+            "with answers, or choose another method"
+        )
     return racer
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.certificates import Certificate
+from app.evaluator import Ratings
 from app.routing import Routed
 from app.upstream import Reply
 from racer_core.types import Aggregate
@@ -23,6 +24,7 @@ class Outcome:
     replies: tuple[Reply, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
     merged: Aggregate | None = None
+    ratings: Ratings = field(default_factory=Ratings)  # by which votes were weighed
     overhead_ms: float = 0.0
 
     @property
@@ -43,8 +45,11 @@ class Outcome:
             "certificate": self.certificate.as_json(),
             "served_by": self.merged.winner if self.merged else None,
             "votes": dict(self.merged.votes) if self.merged else {},
+            "weights": dict(self.ratings.weights),
+            "evaluation": self.ratings.as_json(),
             "usage": [{"candidate": reply.candidate, **reply.usage} for reply in self.replies],
-            "usage_incomplete": any(not reply.usage for reply in self.replies),
+            "usage_incomplete": any(not reply.usage for reply in self.replies)
+            or (self.ratings.calls > 0 and not self.ratings.usage),
             "calls": [
                 {"candidate": r.candidate, "ms": round(r.seconds * 1e3, 2)} for r in self.replies
             ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +12,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from racer_core.artifacts import Artifact
-    from racer_core.offline.evaluate import Cell, Evaluation
+    from racer_core.offline.evaluate import Evaluation
+    from racer_core.offline.report.grid import Grid
 
 
 def fields(values: Mapping[str, Any]) -> Table:
@@ -56,51 +56,28 @@ def decision(value: Mapping[str, Any]) -> Table:
     return fields(shown)
 
 
-def evaluation(result: Evaluation) -> list[Table | str]:
+def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]:
     """The protocol, one table per risk target, and the controls."""
-    protocol = result.protocol
-    head = (
-        f"\n{protocol.splits} splits: {result.n_train} train (once), {result.n_calibration} "
-        f"calibration, {result.n_validation} validation, {result.n_test} test\n"
-        f"router {result.router}, encoder {result.encoder}, {len(result.pool)} candidates\n"
-    )
-    tables: list[Table] = [
-        _cells([cell for cell in result.cells if cell.risk_target is target])
-        for target in protocol.risk_targets
+    from racer_core.offline.report import overview, sections, view
+
+    return [
+        f"\n{view.described(result)}, {len(result.pool)} candidates, {view.left_out(result)}",
+        _table(overview.rows(result)),
+        *map(_table, overview.overview(result, alphas or overview.SHOWN)),
+        f"{overview.LEGEND}\n",
+        _table(overview.controls(result)),
+        *(f"not measured: {each}" for each in sections.unmeasured(result)),
     ]
-    controls = result.controls
-    shown: dict[str, Any] = {
-        "best single": f"{controls.best_single} {controls.accuracy[controls.best_single]:.3f}",
-        "router top-1": f"{controls.router_top1:.3f}",
-        "full vote": "no recorded answers" if math.isnan(_number(controls.full_vote))
-        else f"{controls.full_vote:.3f}",
-        "some candidate right": f"{controls.answerable:.3f}",
-    }  # fmt: skip
-    return [head, *tables, fields(shown)]
 
 
-_COLUMNS = {
-    "risk": "risk",
-    "miss_given_answerable": "miss | answerable",
-    "served_error": "served error",
-    "false_abstain": "false abstain",
-    "abstain": "abstain",
-    "size": "size",
-    "calls_saved": "calls saved",
-    "accuracy": "accuracy",
-}
-
-
-def _cells(cells: Sequence[Cell]) -> Table:
-    measured = [name for name in _COLUMNS if name in cells[0].mean]
-    title = f"risk target: {cells[0].risk_target} (mean ± standard deviation over splits)"
-    names = ("score", "alpha", *(_COLUMNS[name] for name in measured))
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for cell in cells:
-        values = [f"{cell.mean[name]:.3f} ±{cell.sd[name]:.3f}" for name in measured]
-        table.add_row(cell.score, f"{cell.alpha:g}", *values)
+def _table(grid: Grid) -> Table:
+    """A grid as it stands; long headings break, so that columns stay narrow."""
+    table = Table(title=Text(grid.title), box=SIMPLE_HEAD, collapse_padding=True)
+    for number, name in enumerate(grid.head):
+        heading = name if number == 0 else name.replace(" ", "\n")
+        table.add_column(Text(heading), justify="right" if number else "left", no_wrap=True)
+    for row in grid.rows:
+        table.add_row(*map(Text, row))
     return table
 
 
@@ -146,10 +123,6 @@ def demo(result: Mapping[str, Any]) -> list[Table]:
 def _risk(value: Mapping[str, Any]) -> str:
     low, high = value["interval"]
     return f"{value['risk']:.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _plain(value: Any) -> str:

@@ -134,6 +134,7 @@ class RoutingService:
         decision = calibration.decide(
             self._racer.fingerprint(query.text),
             scores,
+            neighbours=scored.neighbours,
             alpha=options.alpha,
             score=options.score,
             truncated=scored.truncated,

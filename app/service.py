@@ -13,6 +13,7 @@ from typing import Any
 
 from app import sse, translate
 from app.errors import Abstained, NoAnswerError, UpstreamError
+from app.evaluator import Evaluator, Ratings
 from app.outcome import Outcome, routing_headers
 from app.pump import Pump
 from app.reasons import CANDIDATE_FAILED, Reason
@@ -21,6 +22,7 @@ from app.schemas import RacerOptions
 from app.settings import Settings
 from app.translate import Query
 from app.upstream import Reply, Upstream, finishes
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import aggregate
 from racer_core.types import Aggregate, CandidateAnswer
 
@@ -41,16 +43,29 @@ class Ask:
     options: RacerOptions
     fields: Mapping[str, Any]  # what candidates are sent
     include_usage: bool = False  # the client wants a usage chunk at the end of a stream
+    group: str | None = None  # whose evaluator weighs the answers
 
 
 class ChatService:
     """Answers chat requests."""
 
-    def __init__(self, settings: Settings, routing: RoutingService, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        routing: RoutingService,
+        upstream: Upstream,
+        stacked: StackedVote | None,
+    ) -> None:
         self._settings = settings
+        self._stacked = stacked
         self._routing = routing
         self._upstream = upstream
+        self._evaluator = Evaluator(settings, upstream)
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+
+    async def check(self) -> None:
+        """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
+        await self._evaluator.check()
 
     async def answer(self, ask: Ask) -> Outcome:
         """Route, call the set at once, merge what arrived.
@@ -133,12 +148,15 @@ class ChatService:
         waited = time.monotonic() - called
         if not replies:
             raise _nobody_answered(failures)
-        merged = self._merge(routed, replies)
+        texts = {reply.candidate: reply.text or "" for reply in replies}
+        ratings = await self._evaluator.rate(ask.query.text, texts, ask.group)
+        merged = self._merge(routed, texts, ratings)
         certificate = routed.certificate.because(
             *(f"{CANDIDATE_FAILED}:{name}" for name in failures)
         )
         winner = next(reply for reply in replies if reply.candidate == merged.winner)
         usage = translate.summed_usage(replies)
+        usage |= {name: count + ratings.usage.get(name, 0) for name, count in usage.items()}
         body = {**winner.body, "id": decision_id, "model": winner.candidate}
         return Outcome(
             decision_id=decision_id,
@@ -148,7 +166,8 @@ class ChatService:
             replies=tuple(replies),
             failures={name: exc.kind for name, exc in failures.items()},
             merged=merged,
-            overhead_ms=(time.monotonic() - started - waited) * 1e3,
+            ratings=ratings,
+            overhead_ms=(time.monotonic() - started - waited - ratings.seconds) * 1e3,
         )
 
     async def _call(
@@ -178,19 +197,22 @@ class ChatService:
                 raise answer
         return replies, failures
 
-    def _merge(self, routed: Routed, replies: Sequence[Reply]) -> Aggregate:
+    def _merge(self, routed: Routed, texts: Mapping[str, str], ratings: Ratings) -> Aggregate:
         scores = dict(zip(routed.decision.selected, routed.decision.scores, strict=True))
         rule = self._settings.aggregation
         return aggregate(
             [
                 CandidateAnswer(
-                    candidate=reply.candidate, text=reply.text or "", score=scores[reply.candidate]
+                    candidate=name, text=text, score=scores[name], weight=ratings.weights.get(name)
                 )
-                for reply in replies
+                for name, text in texts.items()
             ],
             method=rule.method,
+            weight=rule.weight,
             equality=rule.equality,
             temperature=rule.temperature,
+            options=rule.options,
+            stacked=self._stacked,
         )
 
     async def _live(

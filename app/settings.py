@@ -30,7 +30,7 @@ from pydantic import (
 from app.errors import SettingsError
 from app.validation import problems
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.vote import Method
+from racer_core.aggregation.vote import OPTIONS, Method, Weight
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import RiskTarget, Score
 
@@ -75,6 +75,9 @@ class Candidate(_Frozen):
     # How it was labelled; used where the client says nothing.
     parameters: Annotated[dict[str, Any], AfterValidator(_sendable)] = {}
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = (
+        None  # of a call on average, in any one unit
+    )
 
 
 class Encoder(_Frozen):
@@ -88,10 +91,29 @@ class Routing(_Frozen):
     """Defaults for requests that do not say otherwise."""
 
     alpha: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    score: Score = Score.GAP
+    score: Score = Score.COVER
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
     on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
     on_infeasible: Literal["trivial", "reject"] = "trivial"
+
+
+class EvaluatorModel(_Frozen):
+    """Who rates answers: one of the candidates, or a model at a server of its own."""
+
+    candidate: str | None = None
+    base_url: Annotated[str, AfterValidator(_http_url)] | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0  # for all ratings of a request
+    prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096  # within its context
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        server = (self.base_url, self.model)
+        own = any(field is not None for field in (*server, self.api_key_env))
+        if (self.candidate is not None and own) or (self.candidate is None and None in server):
+            raise ValueError("give either `candidate`, or `base_url` and `model`")
+        return self
 
 
 class Aggregation(_Frozen):
@@ -99,7 +121,32 @@ class Aggregation(_Frozen):
 
     method: Method = Method.MAJORITY
     equality: Equality = Equality.EXACT
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    weight: Weight = Weight.ROUTER  # of `weighted`
+    temperature: Annotated[float, Field(gt=0)] = 1.0  # of `weighted`
+    options: Annotated[int, Field(ge=2)] = OPTIONS  # of `log_odds`: answers a question can have
+    evaluator: EvaluatorModel | None = None
+    evaluators: dict[str, EvaluatorModel] = {}  # by group, instead of `evaluator`
+
+    @model_validator(mode="after")
+    def _evaluators_are_used(self) -> Self:
+        if self.weight is not Weight.ROUTER and self.method is not Method.WEIGHTED:
+            raise ValueError(f"`weight: {self.weight}` needs `method: weighted`")
+        if self.weight is Weight.ROUTER and self.raters:
+            raise ValueError("an evaluator is asked with `weight: verbal` or `weight: p_true` only")
+        if self.weight is not Weight.ROUTER and self.evaluator is None:
+            raise ValueError(f"`weight: {self.weight}` needs an `evaluator` that rates the answers")
+        return self
+
+    @property
+    def raters(self) -> dict[str, EvaluatorModel]:
+        """Every evaluator by its name in messages and metrics, which no candidate can have."""
+        common = {} if self.evaluator is None else {rater_name(None): self.evaluator}
+        return common | {rater_name(group): each for group, each in self.evaluators.items()}
+
+
+def rater_name(group: str | None) -> str:
+    """The common evaluator, or a group's own, in messages and metrics."""
+    return "the evaluator" if group is None else f"the evaluator of {group}"
 
 
 class Limits(_Frozen):
@@ -142,6 +189,31 @@ class Settings(_Frozen):
             raise ValueError(f"candidates: `{AUTO}` is the name of the router itself")
         return self
 
+    @model_validator(mode="after")
+    def _prices_are_comparable(self) -> Self:
+        unpriced = [candidate.name for candidate in self.candidates if candidate.price is None]
+        if unpriced and len(unpriced) < len(self.candidates):
+            raise ValueError(f"candidates: {unpriced[0]!r} has no price, and others have one")
+        if unpriced and self.routing.score is Score.COVER_COST:
+            raise ValueError("routing.score: cover_cost needs a price for every candidate")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluators_are_known(self) -> Self:
+        for each in self.aggregation.raters.values():
+            if each.candidate is not None and each.candidate not in self.pool:
+                raise ValueError(
+                    f"aggregation: the evaluator {each.candidate!r} is no candidate of the pool; "
+                    "give `base_url` and `model` of another server"
+                )
+        return self
+
+    @property
+    def prices(self) -> tuple[float, ...] | None:
+        """The candidates' prices in order; None when they have none."""
+        prices = tuple(each.price for each in self.candidates if each.price is not None)
+        return prices or None
+
     @property
     def pool(self) -> tuple[str, ...]:
         """The candidates' names in order."""
@@ -154,6 +226,7 @@ class Secrets:
 
     data_key: SecretStr | None = None
     admin_key: SecretStr | None = None
+    # By name: candidates, and evaluators with a server of their own.
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
 
 
@@ -198,9 +271,15 @@ def _secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
             f"host {settings.host} is reachable from outside, so a data key is required: "
             f"set ${settings.data_key_env}, or bind to 127.0.0.1"
         )
-    wanted = {c.name: c.api_key_env for c in settings.candidates if c.api_key_env is not None}
-    if missing := [name for name in wanted.values() if not environment.get(name)]:
-        raise SettingsError(f"${missing[0]} is not set: a candidate's api_key_env names it")
+    callees = {candidate.name: candidate for candidate in settings.candidates}
+    wanted = {
+        name: callee.api_key_env
+        for name, callee in (callees | settings.aggregation.raters).items()
+        if callee.api_key_env is not None
+    }
+    for name, variable in wanted.items():
+        if not environment.get(variable):
+            raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
     keys = {name: SecretStr(environment[variable]) for name, variable in wanted.items()}
     return Secrets(data_key, admin_key, keys)
 

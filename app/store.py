@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import (
     ForeignKey,
     LargeBinary,
@@ -29,6 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from app.errors import Conflict, NotFound, SettingsError
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, Score
 
@@ -240,17 +242,12 @@ def _to_row(record: Record) -> _CalibrationRow:
             "options": asdict(calibration.options) | {"smoothing_salt": salt and salt.hex()},
             "evidence": record.evidence,
             "void_reasons": record.void_reasons,
+            "prices": calibration.prices,
+            "groups": calibration.groups,
+            "patterns": _pattern_settings(calibration.patterns),
         }
     )
-    buffer = io.BytesIO()
-    prints = np.frombuffer(b"".join(calibration.fingerprints), np.uint8)
-    np.savez(
-        buffer,
-        scores=calibration.scores,
-        labels=calibration.labels,
-        fingerprints=prints.reshape(len(calibration.fingerprints), -1),
-    )
-    arrays = buffer.getvalue()
+    arrays = _packed(calibration)
     return _CalibrationRow(
         id=record.id,
         created_at=record.created_at,
@@ -259,6 +256,33 @@ def _to_row(record: Record) -> _CalibrationRow:
         arrays=arrays,
         digest=_digest(record.id, record.created_at, record.artifact, document, arrays),
     )
+
+
+def _packed(calibration: Calibration) -> bytes:
+    prints = np.frombuffer(b"".join(calibration.fingerprints), np.uint8)
+    arrays: dict[str, NDArray[Any]] = {
+        "scores": calibration.scores,
+        "labels": calibration.labels,
+        "fingerprints": prints.reshape(len(calibration.fingerprints), -1),
+    }
+    if calibration.neighbours is not None:
+        arrays["neighbours"] = calibration.neighbours
+    if calibration.patterns is not None:
+        arrays["patterns"] = calibration.patterns.patterns
+        arrays["pattern_frequencies"] = calibration.patterns.frequencies
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _pattern_settings(patterns: PatternModel | None) -> dict[str, float] | None:
+    if patterns is None:
+        return None
+    return {
+        "neighbours": patterns.neighbours,
+        "prior": patterns.prior,
+        "temperature": patterns.temperature,
+    }
 
 
 def _to_record(row: _CalibrationRow) -> Record:
@@ -281,6 +305,10 @@ def _rebuild(row: _CalibrationRow) -> Record:
     options["risk_target"] = RiskTarget(options["risk_target"])
     options["smoothing_salt"] = bytes.fromhex(salt) if salt else None
     arrays = np.load(io.BytesIO(row.arrays), allow_pickle=False)
+    settings, prices, groups = document["patterns"], document["prices"], document["groups"]
+    patterns = settings and PatternModel(
+        patterns=arrays["patterns"], frequencies=arrays["pattern_frequencies"], **settings
+    )
     return Record(
         id=row.id,
         created_at=row.created_at,
@@ -291,6 +319,10 @@ def _rebuild(row: _CalibrationRow) -> Record:
             scores=arrays["scores"],
             labels=arrays["labels"],
             options=CalibrationOptions(**options),
+            neighbours=arrays.get("neighbours"),
+            patterns=patterns,
+            prices=prices and tuple(prices),
+            groups=groups and tuple(groups),
         ),
         evidence=document["evidence"],
         void_reasons=tuple(document["void_reasons"]),

@@ -1,4 +1,4 @@
-"""Calls to candidates; turns everything that can go wrong into UpstreamError.
+"""Calls to candidates and evaluators; turns everything that can go wrong into UpstreamError.
 
 aiohttp and not httpx: a call costs 57 us of CPU instead of 1,420, and httpx 0.28 wedges its pool
 for good after cancelled fan-outs. Answers are asked for uncompressed and refused otherwise: half a
@@ -31,6 +31,16 @@ CONNECT_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a model is asked."""
+
+    name: str  # in errors and metrics
+    base_url: str
+    timeout_s: float  # for a whole answer
+    key_of: str  # under this name its key stands among the secrets, if it has one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """A candidate's whole answer, as it sent it."""
 
@@ -47,13 +57,17 @@ class Reply:
     @property
     def usage(self) -> dict[str, int]:
         """Tokens as the candidate counted them; empty when it did not."""
-        usage = self.body.get("usage")
-        counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
-        return {
-            name: value
-            for name, value in counts.items()
-            if isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        }
+        return _usage(self.body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """How a model continued a prompt."""
+
+    text: str
+    # Log-probabilities of the first token's likeliest readings; None when the server sent none.
+    top: Mapping[str, float] | None
+    usage: dict[str, int]  # tokens as the server counted them
 
 
 class Upstream:
@@ -66,7 +80,12 @@ class Upstream:
         limits: Limits,
         telemetry: Telemetry,
     ) -> None:
-        self._candidates = {candidate.name: candidate for candidate in candidates}
+        self._endpoints = {
+            each.name: Endpoint(
+                name=each.name, base_url=each.base_url, timeout_s=each.timeout_s, key_of=each.name
+            )
+            for each in candidates
+        }
         self._secrets = secrets
         self._limits = limits
         self._telemetry = telemetry
@@ -90,9 +109,22 @@ class Upstream:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
-        async with self._counted(name), self._post(name, payload) as response:
+        async with self._chat(name, payload) as response:
             body = await off_loop(partial(_chat_body, name), await self._read(name, response))
         return Reply(candidate=name, body=body, seconds=time.monotonic() - started)
+
+    async def complete(self, endpoint: Endpoint, payload: Mapping[str, Any]) -> Completion:
+        """Have a prompt continued, within the endpoint's deadline.
+
+        Raises:
+            UpstreamError: As :meth:`ask`.
+        """
+        async with (
+            self._counted(endpoint),
+            self._post(endpoint, "completions", payload) as response,
+        ):
+            data = await self._read(endpoint.name, response)
+            return await off_loop(partial(_completion, endpoint.name), data)
 
     @asynccontextmanager
     async def stream(
@@ -102,20 +134,31 @@ class Upstream:
 
         Iterating raises UpstreamError when the stream ends before the answer: a cut is not an end.
         """
-        async with self._counted(name), self._post(name, payload) as response:
+        async with self._chat(name, payload) as response:
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 raise UpstreamError(f"{name} did not stream", kind="upstream_invalid_response")
             yield self._chunks(name, response)
 
     @asynccontextmanager
-    async def _counted(self, name: str) -> AsyncGenerator[None]:
+    async def _chat(
+        self, name: str, payload: Mapping[str, Any]
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        endpoint = self._endpoints[name]
+        async with (
+            self._counted(endpoint),
+            self._post(endpoint, "chat/completions", payload) as response,
+        ):
+            yield response
+
+    @asynccontextmanager
+    async def _counted(self, endpoint: Endpoint) -> AsyncGenerator[None]:
         """Enforce the deadline, count the call, and translate what the client library raises."""
         outcome = "cancelled"
-        candidate = self._candidates[name]
+        name = endpoint.name
         try:
             with self._telemetry.call_seconds.labels(name).time():
-                async with asyncio.timeout(candidate.timeout_s):
+                async with asyncio.timeout(endpoint.timeout_s):
                     yield
             outcome = "ok"
         except UpstreamError as exc:
@@ -126,7 +169,7 @@ class Upstream:
             raise UpstreamUnavailable(f"{name} cannot be reached") from exc
         except TimeoutError as exc:
             outcome = UpstreamTimeout.default_kind
-            raise UpstreamTimeout(f"{name} did not answer in {candidate.timeout_s:g} s") from exc
+            raise UpstreamTimeout(f"{name} did not answer in {endpoint.timeout_s:g} s") from exc
         except (aiohttp.ClientError, OSError) as exc:
             outcome = "upstream_disconnected"
             raise UpstreamError(f"{name} broke off", kind=outcome) from exc
@@ -135,22 +178,20 @@ class Upstream:
 
     @asynccontextmanager
     async def _post(
-        self, name: str, payload: Mapping[str, Any]
+        self, endpoint: Endpoint, path: str, payload: Mapping[str, Any]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        candidate = self._candidates[name]
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
-        if name in self._secrets.candidate_keys:
-            key = self._secrets.candidate_keys[name].get_secret_value()
-            headers["authorization"] = f"Bearer {key}"
+        if (key := self._secrets.candidate_keys.get(endpoint.key_of)) is not None:
+            headers["authorization"] = f"Bearer {key.get_secret_value()}"
         data = await asyncio.to_thread(_encoded, payload)  # megabytes would hold everybody up
         async with self._session.post(
-            f"{candidate.base_url}/chat/completions",
+            f"{endpoint.base_url}/{path}",
             data=data,
             headers=headers,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         ) as response:
-            _check_head(name, response)
+            _check_head(endpoint.name, response)
             yield response
 
     async def _read(self, name: str, response: aiohttp.ClientResponse) -> bytes:
@@ -215,10 +256,7 @@ def _encoded(payload: Mapping[str, Any]) -> bytes:
 
 def _chat_body(name: str, data: bytes) -> dict[str, Any]:
     """Parse a chat completion, and refuse what is not shaped like one."""
-    try:
-        body = strict_json.load_object(data)
-    except InputError as exc:
-        raise _invalid(name) from exc
+    body = _object(name, data)
     messages = [_checked_object(name, each.get("message")) for each in _choices(name, body)]
     if not messages:
         raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
@@ -233,6 +271,48 @@ def _chat_body(name: str, data: bytes) -> dict[str, Any]:
         if content is None and not calls and not message.get("refusal"):
             raise UpstreamError(f"{name} answered without a text", kind="upstream_empty")
     return body
+
+
+def _completion(name: str, data: bytes) -> Completion:
+    """Parse a text completion's first choice."""
+    body = _object(name, data)
+    choices = _choices(name, body)
+    if not choices:
+        raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
+    text = choices[0].get("text")
+    if not isinstance(text, str):
+        raise _invalid(name)
+    return Completion(text=text, top=_top_logprobs(name, choices[0]), usage=_usage(body))
+
+
+def _top_logprobs(name: str, choice: Mapping[str, Any]) -> dict[str, float] | None:
+    """``{"top_logprobs": [{token: logprob, ...}, ...]}``, of which only the first token's."""
+    logprobs = choice.get("logprobs")
+    top = _checked_object(name, logprobs).get("top_logprobs") if logprobs is not None else None
+    if not isinstance(top, list) or not top:
+        return None
+    values = _checked_object(name, cast("list[object]", top)[0])
+    if not all(isinstance(each, int | float) and -1e5 < each < 0.01 for each in values.values()):
+        raise _invalid(name)  # 0 may be rounded up a little; -9999 is vLLM's minus infinity
+    return values
+
+
+def _usage(body: Mapping[str, Any]) -> dict[str, int]:
+    """Token counts that are counts."""
+    usage = body.get("usage")
+    counts = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    return {
+        name: value
+        for name, value in counts.items()
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    }
+
+
+def _object(name: str, data: bytes) -> dict[str, Any]:
+    try:
+        return strict_json.load_object(data)
+    except InputError as exc:
+        raise _invalid(name) from exc
 
 
 def _chunk(name: str, data: str) -> dict[str, Any]:
@@ -264,5 +344,5 @@ def _checked_object(name: str, value: object) -> dict[str, Any]:
 
 def _invalid(name: str) -> UpstreamError:
     return UpstreamError(
-        f"{name}'s answer is not an OpenAI chat completion", kind="upstream_invalid_response"
+        f"{name}'s answer is not an OpenAI completion", kind="upstream_invalid_response"
     )

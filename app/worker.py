@@ -7,6 +7,7 @@ by themselves under load, and nobody waits for a batch to fill.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +19,18 @@ import numpy as np
 from app.errors import NotReady, Overloaded
 from app.telemetry import Telemetry
 from racer_core.racer import Racer, Scored
+from racer_core.types import IdArray
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredQuery:
-    """Router scores f of one query, in the order of the pool."""
+    """Router scores f of one query, in the order of the pool, and its neighbours' patterns."""
 
     scores: list[float]
     truncated: bool
+    neighbours: IdArray | None
 
     @property
     def usable(self) -> bool:
@@ -98,9 +101,11 @@ class RoutingWorker:
         """
         slices = [texts[i : i + _ROWS] for i in range(0, len(texts), _ROWS)]
         parts = [self._thread.submit(self._racer.score, part).result() for part in slices]
+        near = [part.neighbours for part in parts if part.neighbours is not None]
         return Scored(
             np.concatenate([part.scores for part in parts]),
             np.concatenate([part.truncated for part in parts]),
+            np.concatenate(near) if near else None,
         )
 
     async def _run(self) -> None:
@@ -126,12 +131,13 @@ class RoutingWorker:
         try:
             with self._telemetry.router_seconds.time():
                 scored = await self._on_thread([item.query for item in batch])
-            rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), strict=True))
+            near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
+            rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))
             if len(rows) != len(batch):  # before anybody gets the scores of another's query
                 raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
-            for item, (row, cut) in zip(batch, rows, strict=True):
+            for item, (row, cut, neighbours) in zip(batch, rows, strict=True):
                 if not item.future.done():
-                    item.future.set_result(ScoredQuery(row, cut))
+                    item.future.set_result(ScoredQuery(row, cut, neighbours))
         except asyncio.CancelledError:
             _fail(batch, NotReady("the gateway is closing"))
             raise

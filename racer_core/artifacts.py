@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,20 +22,19 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
 
 from racer_core import strict_json
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import Encoder, EncoderSpec
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import ArtifactError, InputError
+from racer_core.routers import registry
 from racer_core.routers.base import Router
-from racer_core.routers.knn import KnnRouter
-from racer_core.routers.mlp import MlpRouter
 from racer_core.types import checked_pool
 
-SCHEMA_VERSION: Final = 1
-_LOADERS: Final[Mapping[str, Callable[..., Router]]] = {
-    KnnRouter.kind: KnnRouter.load,
-    MlpRouter.kind: MlpRouter.load,
-}
+SCHEMA_VERSION: Final = 2
+_PATTERN_SETTINGS: Final = ("neighbours", "prior", "temperature")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,8 @@ class Artifact:
     candidates: tuple[CandidateSpec, ...]
     encoder: EncoderSpec
     router: Router
+    patterns: PatternModel  # who was right together on the training rows
+    stacked: StackedVote | None  # fitted where the training rows had answers
     null_threshold: float | None  # tau for abstaining, chosen on validation rows
     salt: str  # key of the fingerprints of the training queries
     training_fingerprints: frozenset[bytes]
@@ -87,11 +88,22 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         "candidates": [asdict(candidate) for candidate in artifact.candidates],
         "encoder": asdict(_relative(artifact.encoder, folder)),
         "router": {"kind": artifact.router.kind, **artifact.router.settings()},
+        "patterns": {name: getattr(artifact.patterns, name) for name in _PATTERN_SETTINGS},
         "null_threshold": artifact.null_threshold,
         "salt": artifact.salt,
     }
     prints = np.frombuffer(b"".join(sorted(artifact.training_fingerprints)), np.uint8)
-    tensors = {**artifact.router.tensors(), "training_fingerprints": prints.reshape(-1, 16)}
+    tensors = {
+        **artifact.router.tensors(),
+        "patterns": artifact.patterns.patterns.astype(np.uint8),
+        "pattern_frequencies": artifact.patterns.frequencies,
+        "training_fingerprints": prints.reshape(-1, 16),
+    }
+    if artifact.stacked is not None:
+        tensors |= {
+            "stacked_skill": artifact.stacked.skill,
+            "stacked_trust": artifact.stacked.trust,
+        }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, _weights(folder))
@@ -162,6 +174,8 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             backend=spec.backend,
             dtype=spec.dtype,
         )
+        if spec.lexical:
+            encoder = HybridEncoder(encoder)
     wanted, found = asdict(spec), asdict(encoder.spec)
     if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:
         told = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)
@@ -174,12 +188,18 @@ def _build(
 ) -> Artifact:
     candidates = tuple(CandidateSpec(**each) for each in manifest["candidates"])
     pool = checked_pool([candidate.name for candidate in candidates])
-    settings = cast("dict[str, Any]", manifest["router"])
-    if settings["kind"] not in _LOADERS:
-        raise InputError(f"unknown router kind {settings['kind']!r}")
-    router = _LOADERS[settings["kind"]](tensors, settings)
+    router = registry.load(tensors, cast("dict[str, Any]", manifest["router"]), pool)
     if router.columns != len(pool):
         raise InputError(f"the router has {router.columns} columns for {len(pool)} candidates")
+    if not isinstance(manifest["patterns"]["neighbours"], int):
+        raise InputError("the neighbours of the patterns must be a whole number")
+    patterns = PatternModel(
+        patterns=tensors["patterns"].astype(bool),
+        frequencies=tensors["pattern_frequencies"],
+        **{name: manifest["patterns"][name] for name in _PATTERN_SETTINGS},
+    )
+    if patterns.patterns.shape[1] != len(pool):
+        raise InputError(f"the training patterns are not about {len(pool)} candidates")
     tau, salt = manifest["null_threshold"], manifest["salt"]
     if tau is not None and not (isinstance(tau, int | float) and 0.0 <= tau <= 1.0):
         raise InputError(f"null_threshold is {tau!r}")
@@ -189,6 +209,10 @@ def _build(
         candidates=candidates,
         encoder=_absolute(EncoderSpec(**manifest["encoder"]), folder),
         router=router,
+        patterns=patterns,
+        stacked=StackedVote(pool, tensors["stacked_skill"], tensors["stacked_trust"])
+        if "stacked_skill" in tensors
+        else None,
         null_threshold=tau,
         salt=salt,
         training_fingerprints=frozenset(row.tobytes() for row in tensors["training_fingerprints"]),

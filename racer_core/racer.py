@@ -19,19 +19,34 @@ import numpy as np
 
 from racer_core import artifacts
 from racer_core.artifacts import Artifact
+from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.encoder.base import Encoder
-from racer_core.errors import ArtifactError, CalibrationError, OverlapError, RowsError
+from racer_core.errors import (
+    ArtifactError,
+    CalibrationError,
+    InputError,
+    OverlapError,
+    RowsError,
+)
 from racer_core.routers.base import Batch, on_grid
-from racer_core.types import BoolArray, FloatArray, LabelledRows, RoutingDecision
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    IdArray,
+    LabelledRows,
+    RoutingDecision,
+    Score,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Router scores f (B, K) of a batch, and which texts the encoder cut."""
+    """Router scores f (B, K) of a batch, which texts the encoder cut, and neighbours (B, J)."""
 
     scores: FloatArray
     truncated: BoolArray
+    neighbours: IdArray | None = None
 
 
 Scorer = Callable[[Sequence[str]], Scored]
@@ -50,9 +65,11 @@ class Racer:
         artifact = artifacts.load(folder, pool)
         racer = cls(artifact, artifacts.open_encoder(artifact.encoder))
         try:
-            racer.score(["a first query"])
+            checked_scores(racer.score(["a first query"]).scores)
         except ValueError as exc:
             raise ArtifactError(f"the router does not fit the encoder's embeddings: {exc}") from exc
+        except InputError as exc:
+            raise ArtifactError(f"the router gives no chances for a first query: {exc}") from exc
         return racer
 
     @property
@@ -68,8 +85,9 @@ class Racer:
         votes of KNN absorb it.
         """
         batch = Batch(queries, self.encoder)
-        scores = np.asarray(self.artifact.router.predict(batch).scores, dtype=np.float64)
-        return Scored(on_grid(scores), batch.encoded.truncated)
+        output = self.artifact.router.predict(batch)
+        scores = np.asarray(output.scores, dtype=np.float64)
+        return Scored(on_grid(scores), batch.encoded.truncated, output.neighbours)
 
     def calibrate(
         self,
@@ -79,6 +97,7 @@ class Racer:
         options: CalibrationOptions | None = None,
         allow_overlap: bool = False,
         scorer: Scorer | None = None,
+        prices: Sequence[float] | None = None,
     ) -> Calibration:
         """Score labelled rows and keep what every threshold follows from.
 
@@ -89,6 +108,7 @@ class Racer:
             allow_overlap: Accept rows that the router was trained on. The guarantee is then void.
             scorer: Scores the rows; None means :meth:`score`. A server hands in one that shares
                 the device with live traffic.
+            prices: Price per call of each candidate, in the order of the pool.
 
         Raises:
             RowsError: The rows are about another pool.
@@ -104,16 +124,22 @@ class Racer:
             )
         if options is None:
             tau = self.artifact.null_threshold
-            options = CalibrationOptions(alpha=alpha, null_threshold=tau)
+            options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
+        scored = self._row_scores(rows, scorer or self.score)
+        groups = tuple(row.group for row in rows.rows)
         calibration = Calibration(
             pool=self.pool,
             # Rows of scores alone have no query; each still needs a noise of its own.
             fingerprints=tuple(
                 self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
             ),
-            scores=self._row_scores(rows, scorer or self.score),
+            scores=scored.scores,
             labels=rows.labels(self.pool),
             options=options,
+            neighbours=scored.neighbours,
+            patterns=self.artifact.patterns,
+            prices=None if prices is None else tuple(prices),
+            groups=groups if any(groups) else None,
         )
         if calibration.n == 0:
             raise CalibrationError(
@@ -130,17 +156,25 @@ class Racer:
         """The keyed hash by which records know a query."""
         return artifacts.fingerprint(self.artifact.salt, query)
 
-    def _row_scores(self, rows: LabelledRows, scorer: Scorer) -> FloatArray:
-        """Scores that the rows carry themselves, else the router's."""
+    def _row_scores(self, rows: LabelledRows, scorer: Scorer) -> Scored:
+        """What the router says of the rows, or the scores that they carry themselves.
+
+        Rows with scores of their own have no neighbours. Where there are any, ``cover`` tilts by
+        the scores alone, for all rows and when serving.
+        """
+        own = [i for i, row in enumerate(rows.rows) if row.scores is not None]
+        if not own:
+            return scorer(rows.queries)
         columns = [rows.pool.index(name) for name in self.pool]
         scores = np.empty((len(rows), len(self.pool)))
-        asked = [i for i, row in enumerate(rows.rows) if row.scores is None]
+        truncated = np.zeros(len(rows), dtype=bool)
         for i, row in enumerate(rows.rows):
             if row.scores is not None:
                 scores[i] = [row.scores[column] for column in columns]
-        if asked:
-            scores[asked] = scorer([rows.rows[i].query for i in asked]).scores
-        return on_grid(scores)
+        if asked := [i for i, row in enumerate(rows.rows) if row.scores is None]:
+            scored = scorer([rows.rows[i].query for i in asked])
+            scores[asked], truncated[asked] = scored.scores, scored.truncated
+        return Scored(on_grid(scores), truncated)
 
     def route_batch(
         self,
@@ -152,8 +186,12 @@ class Racer:
         """Choose a set for each query; ``alpha`` may differ from the calibration's own."""
         scored = self.score(queries)
         return [
-            calibration.decide(self.fingerprint(query), row, alpha=alpha, truncated=bool(cut))
-            for query, row, cut in zip(
-                queries, scored.scores.tolist(), scored.truncated, strict=True
+            calibration.decide(
+                self.fingerprint(query),
+                scored.scores[i].tolist(),
+                neighbours=None if scored.neighbours is None else scored.neighbours[i],
+                alpha=alpha,
+                truncated=bool(scored.truncated[i]),
             )
+            for i, query in enumerate(queries)
         ]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,22 @@ from racer_core.errors import InputError
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+IdArray = NDArray[np.unsignedinteger[Any]]
 
 
 class Score(StrEnum):
-    """Nonconformity scores (App. B of the paper)."""
+    """Nonconformity scores.
+
+    ``gap`` and ``prob`` are the paper's (App. B). ``cover`` asks what a candidate adds to those
+    already chosen, ``cover_cost`` what it adds per price. ``static`` is a fixed order that never
+    sees the query: a control that every router must beat.
+    """
 
     GAP = "gap"
     PROB = "prob"
+    COVER = "cover"
+    COVER_COST = "cover_cost"
+    STATIC = "static"
 
 
 class RiskTarget(StrEnum):
@@ -71,6 +81,7 @@ class LabelledRow:
     answers: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
     reference: str | None = None
     task: str | None = None
+    group: str | None = None  # whose threshold it calibrates; None: everybody's
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
 
 
@@ -126,6 +137,7 @@ class CandidateAnswer:
     candidate: str
     text: str
     score: float
+    weight: float | None = None  # what an evaluator gave it, in [0, 1]; None: it gave nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

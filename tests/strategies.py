@@ -1,16 +1,19 @@
-"""Small random worlds: router scores, labels, and calibrations of them."""
+"""Small random worlds: router scores, neighbours, labels, and calibrations of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
-from racer_core.types import BoolArray, FloatArray, RiskTarget, Score
+from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.scoring import Scoring
+from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score
 
 # A KNN router's scores are a lattice, full of ties; other routers' are not.
 probabilities = st.one_of(st.integers(0, 8).map(lambda k: k / 8), st.floats(0.0, 1.0))
@@ -24,24 +27,103 @@ thresholds = st.one_of(nonconformities, st.just(float("inf")))
 scores_kinds = st.sampled_from(list(Score))
 risk_targets = st.sampled_from(list(RiskTarget))
 
+REACH = 5  # neighbours of a row of a table
+
 
 @dataclass(frozen=True)
 class Table:
-    """Router scores f (n, K) and labels G (n, K); some candidate answers some row right."""
+    """What a calibration is made of, for all five scores; some candidate answers some row right.
+
+    Router scores f (n, K), labels G (n, K), the patterns of some training rows, and prices. ``ids``
+    (n, 5) are the neighbours' patterns, if the router ``finds`` neighbours.
+    """
 
     scores: FloatArray
     labels: BoolArray
+    patterns: PatternModel
+    prices: tuple[float, ...]
+    ids: IdArray
+    finds: bool
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def neighbours(self) -> IdArray | None:
+        """The rows' neighbours, as a calibration of this table wants them."""
+        return self.near(self.patterns) if self.finds else None
+
+    def near(self, patterns: PatternModel) -> IdArray:
+        """Neighbours that are among these patterns."""
+        return self.ids % len(patterns.frequencies)
+
+    def columns(self, order: Sequence[int]) -> Self:
+        """The same rows about some of the candidates, in this order."""
+        order = list(order)
+        return replace(
+            self,
+            scores=self.scores[:, order],
+            labels=self.labels[:, order],
+            patterns=self.patterns.restrict(order),
+            prices=tuple(self.prices[column] for column in order),
+        )
+
+    def calibration(self, **options: Any) -> Calibration:
+        """A calibration on these rows that offers every score."""
+        return calibration_of(
+            self.scores,
+            self.labels,
+            neighbours=self.neighbours,
+            patterns=self.patterns,
+            prices=self.prices,
+            **options,
+        )
+
+    def nonconformity(self, score: Score, *, with_null: bool = True) -> FloatArray:
+        """Of the rows, shape (n, K + 1) or (n, K), without smoothing."""
+        scoring = Scoring(
+            pool=pool_of(self.scores.shape[1]),
+            with_null=with_null,
+            patterns=self.patterns,
+            prices=self.prices,
+        )
+        return scoring.nonconformity(
+            score, self.scores, self.neighbours, fingerprints_of(len(self))
+        )
+
+
+@st.composite
+def pattern_models(draw: st.DrawFn, columns: int, max_rows: int = 6) -> PatternModel:
+    """The patterns of a few training rows, all of them unanswerable at times."""
+    shape = (draw(st.integers(1, max_rows)), columns)
+    labels = draw(hnp.arrays(np.bool_, shape, elements=st.booleans(), fill=st.nothing()))
+    return replace(
+        PatternModel.of(labels),
+        neighbours=draw(st.integers(1, REACH + 2)),
+        prior=draw(st.sampled_from([0.5, 20.0])),
+        temperature=draw(st.sampled_from([0.5, 2.0])),
+    )
 
 
 @st.composite
 def tables(draw: st.DrawFn, max_rows: int = 12, columns: int | None = None) -> Table:
-    """Rows that can be calibrated on for either risk target."""
+    """Rows that can be calibrated on for either risk target and with any score."""
     rows = draw(st.integers(1, max_rows))
     shape = (rows, columns or draw(st.integers(1, 5)))
     scores = draw(hnp.arrays(np.float64, shape, elements=probabilities, fill=st.nothing()))
     labels = draw(hnp.arrays(np.bool_, shape, elements=st.booleans(), fill=st.nothing()))
     labels[0, draw(st.integers(0, shape[1] - 1))] = True
-    return Table(scores, labels)
+    ids = hnp.arrays(np.uint8, (rows, REACH), elements=st.integers(0, 7), fill=st.nothing())
+    # Powers of two: a mass per price is then as exact as the mass.
+    price = st.sampled_from([0.25, 1.0, 4.0])
+    return Table(
+        scores=scores,
+        labels=labels,
+        patterns=draw(pattern_models(shape[1])),
+        prices=tuple(draw(st.lists(price, min_size=shape[1], max_size=shape[1]))),
+        ids=draw(ids),
+        finds=draw(st.booleans()),
+    )
 
 
 def matrices(columns: int | None = None) -> st.SearchStrategy[FloatArray]:
@@ -76,7 +158,16 @@ def fingerprints_of(rows: int, kind: str = "row") -> tuple[bytes, ...]:
     return tuple(f"{kind} {row}".encode() for row in range(rows))
 
 
-def calibration_of(scores: FloatArray, labels: BoolArray, **options: Any) -> Calibration:
+def calibration_of(
+    scores: FloatArray,
+    labels: BoolArray,
+    *,
+    neighbours: IdArray | None = None,
+    patterns: PatternModel | None = None,
+    prices: tuple[float, ...] | None = None,
+    groups: tuple[str | None, ...] | None = None,
+    **options: Any,
+) -> Calibration:
     """A calibration of a pool m0, m1, ... on rows with a fingerprint each."""
     return Calibration(
         pool=pool_of(scores.shape[1]),
@@ -84,4 +175,8 @@ def calibration_of(scores: FloatArray, labels: BoolArray, **options: Any) -> Cal
         scores=scores,
         labels=labels,
         options=CalibrationOptions(**options),
+        neighbours=neighbours,
+        patterns=patterns,
+        prices=prices,
+        groups=groups,
     )

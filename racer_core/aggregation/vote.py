@@ -1,43 +1,76 @@
 """Votes over the answers of the selected candidates. Paper, Sec. 3.3.
 
-Both rules return one candidate's own text: the highest router score in the winning class.
+Every rule returns one candidate's own text: the highest router score in the winning class. What an
+evaluator thinks of an answer comes in with it (``CandidateAnswer.weight``): nothing is asked here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.errors import InputError
 from racer_core.types import Aggregate, CandidateAnswer
+
+# Scores beyond this say nothing more: among the 40 neighbours of a KNN 0 and 1 are steps of 0.025.
+SURE: Final = 0.99
+# Answers that a question can have, where nobody says: the letters A to J. Open questions have more,
+# and more changes little. Counting the answers given instead would make agreement count for less.
+OPTIONS: Final = 10
 
 
 class Method(StrEnum):
     """How votes are counted."""
 
-    MAJORITY = "majority"
-    WEIGHTED = "weighted"
+    MAJORITY = "majority"  # one each
+    WEIGHTED = "weighted"  # softmax of a weight
+    LOG_ODDS = "log_odds"  # log-odds of the router score
+    STACKED = "stacked"  # what each candidate's vote proved to be worth on training rows
+
+
+class Weight(StrEnum):
+    """What a weighted vote counts: a model's score before it was asked, or an evaluator's after."""
+
+    ROUTER = "router"
+    VERBAL = "verbal"
+    P_TRUE = "p_true"
 
 
 def aggregate(
     answers: Sequence[CandidateAnswer],
     *,
     method: Method = Method.MAJORITY,
+    weight: Weight = Weight.ROUTER,
     equality: Equality = Equality.EXACT,
     temperature: float = 1.0,
+    options: int = OPTIONS,
+    stacked: StackedVote | None = None,
 ) -> Aggregate:
     """Merge the answers that arrived.
 
-    ``majority`` counts one vote each; ``weighted`` counts softmax(router score / temperature).
-    The weights normalise over answers that can be read; the paper's sum also contains the null
-    model, which has none. Ties go to the higher mean router score, then to the higher best score,
-    then to the first name. Without any readable answer, the answer of the candidate with the
-    highest router score is returned, without votes.
+    ``majority`` counts one vote each; ``weighted`` counts softmax(w / temperature), ``log_odds``
+    counts :func:`log_odds`. Weights normalise over answers that can be read; the paper's sum also
+    contains the null model, which has none. Ties go to the higher mean router score, then to the
+    higher best score, then to the first name. Without any readable answer, the answer of the
+    candidate with the highest router score is returned, without votes.
+
+    Args:
+        answers: At most one of each candidate, in any order.
+        method: How votes are counted.
+        weight: The w of ``weighted``: the router score, or what the evaluator gave.
+        equality: When two answers are the same.
+        temperature: T of ``weighted``, above 0; infinity is the majority.
+        stacked: The fitted weights that ``stacked`` counts.
+        options: How many answers the question can have, for ``log_odds``; at least as many as
+            were given are taken.
 
     Raises:
-        InputError: No answers at all.
+        InputError: No answers at all, a temperature that is not above 0, fewer than 2 options,
+            or a stacked vote without its weights.
     """
     if not answers:
         raise InputError("nothing to aggregate: no candidate answered")
@@ -46,11 +79,40 @@ def aggregate(
         form = normalise(equality, answer.text)
         if form is not None:
             classes.setdefault(form, []).append(answer)
-    weights = _weights([each for group in classes.values() for each in group], method, temperature)
-    votes = {
-        form: math.fsum(weights[each.candidate] for each in group)
-        for form, group in classes.items()
+    readable = [each for group in classes.values() for each in group]
+    match method:
+        case Method.MAJORITY:
+            counts = [1.0] * len(readable)
+        case Method.WEIGHTED:
+            counts = softmax(_weights(readable, weight), temperature)
+        case Method.LOG_ODDS:
+            possible = max(options, len(classes))
+            counts = [log_odds(each.score, possible) for each in readable]
+        case Method.STACKED:
+            if stacked is None:
+                raise InputError("the stacked vote needs a model that was fitted on answers")
+            counts = [stacked.count(each.candidate, each.score) for each in readable]
+    return _elect(answers, classes, _votes(classes, readable, counts))
+
+
+def _votes(
+    classes: Mapping[str, Sequence[CandidateAnswer]],
+    readable: Sequence[CandidateAnswer],
+    counts: Sequence[float],
+) -> dict[str, float]:
+    """The sum over each class; exact, so that the order of arrival cannot change it."""
+    of = {each.candidate: count for each, count in zip(readable, counts, strict=True)}
+    return {
+        form: math.fsum(of[each.candidate] for each in group) for form, group in classes.items()
     }
+
+
+def _elect(
+    answers: Sequence[CandidateAnswer],
+    classes: Mapping[str, Sequence[CandidateAnswer]],
+    votes: Mapping[str, float],
+) -> Aggregate:
+    """The strongest class and its best text, whatever the votes were counted in."""
 
     def strength(form: str) -> tuple[float, float, float]:
         scores = [each.score for each in classes[form]]
@@ -61,26 +123,52 @@ def aggregate(
     return Aggregate(winner=winner.candidate, text=winner.text, votes=votes)
 
 
-def _weights(
-    answers: Sequence[CandidateAnswer], method: Method, temperature: float
-) -> dict[str, float]:
-    """The vote of each candidate whose answer could be read."""
-    if method is Method.MAJORITY or not answers:
-        return {answer.candidate: 1.0 for answer in answers}
-    shares = softmax([answer.score for answer in answers], temperature)
-    return {answer.candidate: share for answer, share in zip(answers, shares, strict=True)}
-
-
 def _first(answers: Sequence[CandidateAnswer]) -> CandidateAnswer:
     """The highest router score; among equals the first name, whatever order answers arrived in."""
     return min(answers, key=lambda answer: (-answer.score, answer.candidate))
 
 
-def softmax(scores: Sequence[float], temperature: float) -> list[float]:
+def _weights(answers: Sequence[CandidateAnswer], weight: Weight) -> list[float]:
+    """The w of each answer; where the evaluator gave none, the mean of those that it gave.
+
+    An evaluation that failed says nothing about the answer. Its vote then counts as an average
+    one: with 0 an evaluator's timeout would read as "surely wrong". If none is known, all are
+    equal, which is the majority.
+    """
+    if weight is Weight.ROUTER:
+        return [answer.score for answer in answers]
+    known = [answer.weight for answer in answers if answer.weight is not None]
+    mean = math.fsum(known) / len(known) if known else 0.0
+    return [mean if answer.weight is None else answer.weight for answer in answers]
+
+
+def softmax(weights: Sequence[float], temperature: float) -> list[float]:
     """exp(w/T) normalised; shifted by the largest so that a small T cannot overflow."""
     if not temperature > 0.0:
         raise InputError("temperature must be above 0", param="temperature")
-    top = max(scores)
-    powers = [math.exp((score - top) / temperature) for score in scores]
+    top = max(weights, default=0.0)
+    powers = [math.exp((weight - top) / temperature) for weight in weights]
     total = math.fsum(powers)
     return [power / total for power in powers]
+
+
+def log_odds(score: float, possible: int) -> float:
+    """What one vote says for its answer: log(f (C - 1) / (1 - f)), with f clipped to [.01, .99].
+
+    Naive Bayes. One of C answers is right, each as likely before anyone is heard. A candidate
+    gives the right one with probability f, each wrong one with (1 - f) / (C - 1), independently of
+    the others given the truth. The posterior of an answer is then proportional to the product of
+    f (C - 1) / (1 - f) over the candidates that gave it. A vote speaks against its own answer only
+    below f = 1/C, where guessing would do better; an answer that nobody gave counts 0.
+
+    Args:
+        score: The router score f, a chance in [0, 1].
+        possible: C, at least 2.
+
+    Raises:
+        InputError: Fewer possible answers: nothing would be wrong.
+    """
+    if possible < 2:
+        raise InputError("options must be 2 or more", param="options")
+    chance = min(max(score, 1.0 - SURE), SURE)
+    return math.log(chance * (possible - 1) / (1.0 - chance))

@@ -13,15 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from racer_core.calibration.augmentation import (
-    augment_scores,
-    augment_truth,
-    checked_scores,
-    null_score,
-)
+from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
 from racer_core.calibration.laws import beta_quantile
-from racer_core.calibration.nonconformity import nonconformity, smoothing_noise
+from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.scoring import Scoring
 from racer_core.calibration.threshold import (
     allowed_misses,
     critical_scores,
@@ -31,6 +27,7 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.types import (
     BoolArray,
     FloatArray,
+    IdArray,
     RiskTarget,
     RoutingDecision,
     Score,
@@ -38,8 +35,6 @@ from racer_core.types import (
     checked_alpha,
     checked_pool,
 )
-
-NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +77,12 @@ class Calibration:
             seed the smoothing.
         scores: f, shape (n, K), in [0, 1].
         labels: G, shape (n, K).
+        options: What the guarantee says.
+        neighbours: Pattern ids of each row's nearest training rows, shape (n, J); None for routers
+            that have none, and for rows that came with scores of their own.
+        patterns: The training rows' patterns, for the cover scores; None offers the others only.
+        prices: Price per call of each candidate, above 0, for ``cover_cost``.
+        groups: The group of each row; None where rows have none.
     """
 
     pool: tuple[str, ...]
@@ -89,14 +90,35 @@ class Calibration:
     scores: FloatArray
     labels: BoolArray
     options: CalibrationOptions
+    neighbours: IdArray | None = None
+    patterns: PatternModel | None = None
+    prices: tuple[float, ...] | None = None
+    groups: tuple[str | None, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
-        object.__setattr__(self, "scores", checked_scores(self.scores))
-        shape = (len(self.fingerprints), len(self.pool))
+        # Candidate by candidate in memory: every reduction over candidates is then a stream.
+        object.__setattr__(self, "scores", np.asfortranarray(checked_scores(self.scores)))
+        object.__setattr__(self, "labels", np.asfortranarray(self.labels))
+        rows, columns = shape = (len(self.fingerprints), len(self.pool))
         if self.scores.shape != shape or self.labels.shape != shape:
             raise CalibrationError(
                 f"scores {self.scores.shape} and labels {self.labels.shape} must both be {shape}"
+            )
+        if self.patterns is not None and self.patterns.patterns.shape[1] != columns:
+            raise CalibrationError(f"the training patterns are not about {columns} candidates")
+        if self.neighbours is not None and len(self.neighbours) != rows:
+            raise CalibrationError(f"{len(self.neighbours)} rows of neighbours for {rows} rows")
+        if self.prices is not None and (
+            len(self.prices) != columns or not all(0.0 < price < math.inf for price in self.prices)
+        ):
+            raise CalibrationError(f"prices must be {columns} numbers above 0")
+        if self.groups is not None and len(self.groups) != rows:
+            raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
+        if self.options.score not in self._scoring.offered:
+            raise CalibrationError(
+                f"score {self.options.score.value!r} is not offered here; "
+                f"choose one of {[score.value for score in self._scoring.offered]}"
             )
 
     @cached_property
@@ -114,29 +136,39 @@ class Calibration:
             return np.ones(len(self.fingerprints), dtype=bool)
         return any_column(self.labels)
 
+    @property
+    def offered(self) -> tuple[Score, ...]:
+        """The scores for which thresholds exist here."""
+        return self._scoring.offered
+
     @cached_property
-    def _critical(self) -> dict[Score, FloatArray]:
-        return {score: self._sorted_critical(score) for score in Score}
+    def _scoring(self) -> Scoring:
+        return Scoring(
+            pool=self.pool,
+            with_null=self.options.risk_target is RiskTarget.PAPER,
+            patterns=self.patterns,
+            prices=self.prices,
+            smoothing_salt=self.options.smoothing_salt,
+        )
 
-    def _sorted_critical(self, score: Score) -> FloatArray:
+    @cached_property
+    def _sorted(self) -> dict[Score, FloatArray]:
+        """Ascending critical scores, per score that was asked for."""
+        return {}
+
+    def _critical(self, score: Score) -> FloatArray:
         """Ascending s_i of the counted rows; +inf where abstention already missed the row."""
-        paper = self.options.risk_target is RiskTarget.PAPER
-        truth = augment_truth(self.labels) if paper else self.labels
-        fit = self._nonconformity(score, self.scores, self.fingerprints)
-        critical = critical_scores(fit[self._counted], truth[self._counted], self.options.r)
-        critical[self._null_abstains(self.scores)[self._counted]] = np.inf
-        return np.sort(critical)
-
-    def _nonconformity(
-        self, score: Score, scores: FloatArray, fingerprints: Sequence[bytes]
-    ) -> FloatArray:
-        """s, shape (B, K + 1) for ``paper``, (B, K) for ``answerable``, smoothed if asked."""
-        paper = self.options.risk_target is RiskTarget.PAPER
-        fit = nonconformity(score, augment_scores(scores) if paper else scores)
-        if self.options.smoothing_salt is not None:
-            columns = (*self.pool, NULL_COLUMN) if paper else self.pool
-            fit = fit + smoothing_noise(self.options.smoothing_salt, fingerprints, columns)
-        return fit
+        if score not in self._sorted:
+            fit = self._scoring.nonconformity(
+                score, self.scores, self.neighbours, self.fingerprints
+            )
+            paper = self.options.risk_target is RiskTarget.PAPER
+            truth = augment_truth(self.labels) if paper else self.labels
+            counted = self._counted
+            critical = critical_scores(fit, truth | ~counted[:, None], self.options.r)
+            critical[self._null_abstains(self.scores)] = np.inf
+            self._sorted[score] = np.sort(critical[counted])
+        return self._sorted[score]
 
     def _null_abstains(self, scores: FloatArray) -> BoolArray:
         tau = self.options.null_threshold
@@ -150,7 +182,7 @@ class Calibration:
 
     def lambda_hat(self, alpha: float, score: Score, delta: float | None = None) -> float:
         """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6)."""
-        return threshold_from_sorted(self._critical[score], self.misses(alpha, delta))
+        return threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
 
     def risk_q95(self, alpha: float) -> float:
         """95 % of calibration sets of this size have at most this risk (Beta law)."""
@@ -163,8 +195,9 @@ class Calibration:
         fingerprints: Sequence[bytes],
         lambda_hat: float,
         score: Score,
+        neighbours: IdArray | None = None,
     ) -> Sets:
-        """Prediction sets at a threshold for scores (B, K). Eq. (4).
+        """Prediction sets at a threshold for scores (B, K) and neighbours (B, J). Eq. (4).
 
         At +inf nobody abstains: rows that abstain have the critical score +inf, so only the whole
         pool covers them, and an infeasible alpha must really give the whole pool.
@@ -175,7 +208,10 @@ class Calibration:
                 f"{len(self.pool)}",
                 param="scores",
             )
-        inside = prediction_sets(self._nonconformity(score, scores, fingerprints), lambda_hat)
+        if (neighbours is None) != (self.neighbours is None):
+            raise InputError("the rows were calibrated with another kind of router", param="scores")
+        fit = self._scoring.nonconformity(score, scores, neighbours, fingerprints)
+        inside = prediction_sets(fit, lambda_hat)
         abstains = self._null_abstains(scores) & math.isfinite(lambda_hat)
         count = len(self.pool)
         null = inside[:, count] if inside.shape[1] > count else np.zeros(len(scores), dtype=bool)
@@ -190,16 +226,22 @@ class Calibration:
         fingerprint: bytes,
         scores: Sequence[float],
         *,
+        neighbours: IdArray | None = None,
         alpha: float | None = None,
         score: Score | None = None,
         truncated: bool = False,
     ) -> RoutingDecision:
-        """Choose the set for one query from its router scores f, in the order of the pool."""
+        """Choose the set for one query from its router scores f, in the order of the pool.
+
+        ``neighbours`` are the pattern ids (J,) that its router gave with the scores, if it gives
+        any.
+        """
         alpha = self.options.alpha if alpha is None else checked_alpha(alpha)
         score = score or self.options.score
         lambda_hat = self.lambda_hat(alpha, score)
         row = checked_scores(np.array([scores], dtype=np.float64))
-        sets = self.sets(row, [fingerprint], lambda_hat, score)
+        near = None if neighbours is None or self.neighbours is None else neighbours[None, :]
+        sets = self.sets(row, [fingerprint], lambda_hat, score, near)
         chosen = np.flatnonzero(sets.selected[0])
         best_first: list[int] = chosen[np.argsort(-row[0, chosen], kind="stable")].tolist()
         return RoutingDecision(
@@ -246,7 +288,36 @@ class Calibration:
             pool=checked_pool(names),
             scores=self.scores[:, columns],
             labels=self.labels[:, columns],
+            patterns=None if self.patterns is None else self.patterns.restrict(columns),
+            prices=None if self.prices is None else tuple(self.prices[i] for i in columns),
         )
+
+    def group(self, name: str) -> Calibration:
+        """The rows of one group, for a threshold of its own: P(miss | group) <= alpha (Mondrian).
+
+        The group must be known when serving, as a function of the query or of who asks. Where it
+        has too few rows for an alpha, call the pooled calibration instead, and say so.
+        """
+        rows = [i for i, group in enumerate(self.groups or ()) if group == name]
+        return replace(
+            self,
+            fingerprints=tuple(self.fingerprints[i] for i in rows),
+            scores=self.scores[rows],
+            labels=self.labels[rows],
+            neighbours=None if self.neighbours is None else self.neighbours[rows],
+            groups=(name,) * len(rows),
+        )
+
+    def for_group(self, name: str | None, alpha: float) -> tuple[Calibration, str | None]:
+        """The calibration that serves a group, and the group that it covers.
+
+        Pooled rows, covering no group in particular (None), where the group has too few for alpha.
+        """
+        if name is not None:
+            own = self.group(name)
+            if own.misses(alpha) >= 0:
+                return own, name
+        return self, None
 
 
 def _abstain_reason(sets: Sets) -> str:

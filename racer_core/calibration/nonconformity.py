@@ -11,16 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from racer_core.types import FloatArray, Score
+from racer_core.types import FloatArray
 
 SMOOTHING_WIDTH = 1e-6
-
-
-def nonconformity(score: Score, augmented_scores: FloatArray) -> FloatArray:
-    """s(x, m) for the named score; lower fits better."""
-    if score is Score.GAP:
-        return score_gap(augmented_scores)
-    return inverse_probability(augmented_scores)
 
 
 def score_gap(augmented_scores: FloatArray) -> FloatArray:

@@ -25,6 +25,8 @@ def critical_scores(nonconformity: FloatArray, truth: BoolArray, r: int = 1) -> 
     """
     if not any_column(truth).all():
         raise CalibrationError("every row needs a right column: augment the truth first")
+    if r == 1:
+        return np.where(truth, nonconformity, np.inf).min(axis=1)
     wanted = np.minimum(r, truth.sum(axis=1)) - 1
     ordered = np.sort(np.where(truth, nonconformity, np.inf), axis=1)
     return np.take_along_axis(ordered, wanted[:, None], axis=1)[:, 0]

@@ -30,6 +30,7 @@ class EncoderSpec:
     max_tokens: int
     backend: str
     dtype: str
+    lexical: bool = False  # hashed character n-grams stand beside the embedding
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from racer_core.encoder.base import Encoded, EncoderSpec, unit_rows
 
-_WIDTH: Final = 1024
+_WIDTH: Final = 4096
 _SIZES: Final = (2, 3, 4)
 _MAX_CHARS: Final = 2_048
 
@@ -21,7 +21,7 @@ _MAX_CHARS: Final = 2_048
 SPEC: Final = EncoderSpec(
     kind="char-ngrams",
     name="char-ngrams",
-    digest=f"v1-{_WIDTH}",
+    digest=f"v2-{_WIDTH}",
     pooling="mean",
     max_tokens=_MAX_CHARS,
     backend="numpy",
@@ -30,7 +30,7 @@ SPEC: Final = EncoderSpec(
 
 
 class CharNgramEncoder:
-    """Counts of 2- to 4-grams of case-folded text, hashed into 1,024 signed buckets."""
+    """Counts of 2- to 4-grams within case-folded words, hashed into 4,096 signed buckets."""
 
     @property
     def spec(self) -> EncoderSpec:
@@ -42,9 +42,9 @@ class CharNgramEncoder:
         vectors = np.zeros((len(texts), _WIDTH), dtype=np.float32)
         for row, text in zip(vectors, texts, strict=True):
             hashes = np.array(_gram_hashes(text[:_MAX_CHARS]), dtype=np.int64)
-            # Signs make collisions cancel on average; the square root damps repetition.
+            # Signs make collisions cancel on average; the logarithm damps repetition.
             np.add.at(row, hashes % _WIDTH, np.where(hashes & (1 << 31), -1.0, 1.0))
-        damped = np.sign(vectors) * np.sqrt(np.abs(vectors))
+        damped = np.sign(vectors) * np.log1p(np.abs(vectors))
         return Encoded(
             embeddings=unit_rows(damped),
             truncated=np.array([len(text) > _MAX_CHARS for text in texts], dtype=bool),
@@ -52,9 +52,9 @@ class CharNgramEncoder:
 
 
 def _gram_hashes(text: str) -> list[int]:
-    padded = f" {' '.join(text.casefold().split())} "
     return [
-        zlib.crc32(padded[start : start + size].encode())
+        zlib.crc32(word[start : start + size].encode())
+        for word in (f" {each} " for each in text.casefold().split())
         for size in _SIZES
-        for start in range(max(len(padded) - size + 1, 1))
+        for start in range(max(len(word) - size + 1, 1))
     ]

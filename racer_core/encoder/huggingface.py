@@ -118,11 +118,12 @@ class HuggingFaceEncoder:
         inputs = encoding.to(self.spec.backend)
         with torch.inference_mode():
             hidden: torch.Tensor = self._model(**inputs).last_hidden_state
-            pooled = _pool(hidden.float(), inputs["attention_mask"], self.spec.pooling)
+            pooled = pool(hidden.float(), inputs["attention_mask"], self.spec.pooling)
         return pooled.cpu().numpy(), truncated
 
 
-def _pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """One vector a text, shape (B, D), from its tokens' (B, T, D) and the mask of real ones."""
     if pooling == "cls":
         return hidden[:, 0]
     weights = mask.unsqueeze(-1).to(hidden.dtype)

@@ -1,322 +1,369 @@
-"""The random-split protocol on labelled rows. Paper, Sec. 4.1.
+"""Runs the random-split protocol on a scored table.
 
-A share of the rows trains the router once; the rest is split at random into calibration,
-validation and test, many times over. Nothing is chosen on the test rows. The spread over splits
-is that of re-splitting one pool of rows, not an independent standard error.
+The spread over splits is that of re-splitting one pool of rows, not an independent standard error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.vote import Method, aggregate
-from racer_core.calibration.augmentation import checked_scores
-from racer_core.calibration.calibration import (
-    Calibration,
-    CalibrationOptions,
-    Sets,
-    choose_null_threshold,
+from racer_core.calibration.augmentation import null_score
+from racer_core.calibration.calibration import choose_null_threshold
+from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.threshold import (
+    allowed_misses,
+    critical_scores,
+    threshold_from_sorted,
 )
-from racer_core.calibration.metrics import SetMetrics, set_metrics
-from racer_core.encoder.base import Encoder
-from racer_core.errors import CalibrationError, InputError, RowsError
-from racer_core.offline.train import (
-    Progress,
-    ReportingEncoder,
-    RouterKind,
-    check_queries,
-    fit_router,
-    silent,
-)
-from racer_core.routers.base import Batch, on_grid
-from racer_core.types import (
-    BoolArray,
-    CandidateAnswer,
-    FloatArray,
-    LabelledRow,
-    LabelledRows,
-    RiskTarget,
-    Score,
-    any_column,
-    checked_alpha,
-)
+from racer_core.offline.protocol import COMPARED_AT, Calibrated, Protocol, Rows, Split, split
+from racer_core.offline.selection import ALPHAS, MIN_ROWS, cost_that_keeps
+from racer_core.offline.table import Table
+from racer_core.offline.train import Progress, silent
+from racer_core.offline.votes import Rule, Votes
+from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
+
+MERGED = "merged"
+AVERAGE = "average"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Protocol:
-    """How rows are split and what is asked of the sets."""
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """One row of a report."""
 
-    splits: int = 100
-    train_share: float = 0.4
-    calibration_share: float = 0.5  # of what training leaves
-    validation_share: float = 0.1
-    alphas: tuple[float, ...] = (0.05, 0.1, 0.2)
-    scores: tuple[Score, ...] = tuple(Score)
-    risk_targets: tuple[RiskTarget, ...] = tuple(RiskTarget)
-    smoothing: bool = False
-    equality: Equality = Equality.EXACT
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse shares that leave no test rows."""
-        for alpha in self.alphas:
-            checked_alpha(alpha)
-        if self.splits < 1:
-            raise InputError("at least one split is needed", param="splits")
-        shares = (self.train_share, self.calibration_share, self.validation_share)
-        if min(shares) <= 0 or self.train_share >= 1 or sum(shares[1:]) >= 1:
-            raise InputError("shares must be above 0 and leave rows to test on", param="shares")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """Mean and standard deviation over the splits of one setting."""
-
+    scope: str  # a benchmark, `merged` or `average`
     risk_target: RiskTarget
     score: Score
     alpha: float
-    mean: dict[str, float]  # fields of SetMetrics, calls_saved, accuracy
-    sd: dict[str, float]
+
+
+Runs = dict[str, list[float]]  # a measure in every split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Controls:
-    """What the sets must be compared with, on all rows but the training rows."""
+class Choice:
+    """The alpha and the vote with the best accuracy on a split's validation rows."""
 
-    accuracy: dict[str, float]  # each candidate
-    best_single: str
-    router_top1: float
-    answerable: float  # some candidate is right
-    full_vote: float | None  # majority of the whole pool; None without recorded answers
+    scope: str
+    risk_target: RiskTarget
+    score: Score
+    alpha: float
+    rule: Rule
+    accuracy: float  # on the test rows, as are the next two
+    size: float
+    risk: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Everything `racer evaluate` prints."""
+    """Everything that was measured, in every split."""
 
     pool: tuple[str, ...]
     encoder: str
-    router: RouterKind
-    n_train: int
-    n_calibration: int
-    n_validation: int
-    n_test: int
+    router: str
     protocol: Protocol
-    cells: tuple[Cell, ...]
-    controls: Controls
+    rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
+    n_train: int
+    copies: int  # rows that were left out because an earlier one asks the same
+    answered: bool  # whether the rows had answers, so that votes could be measured
+    cells: Mapping[Setting, Runs]
+    controls: Mapping[str, Runs]  # by scope
+    choices: tuple[Choice, ...]
+
+    def mean(self, setting: Setting, measure: str) -> float:
+        """The mean over splits; NaN where a measure does not exist."""
+        return float(np.mean(self.cells[setting].get(measure, [math.nan])))
+
+    def sd(self, setting: Setting, measure: str) -> float:
+        """The standard deviation over splits."""
+        return float(np.std(self.cells[setting].get(measure, [math.nan])))
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Benchmarks in order, then `average` or `merged` where there are several."""
+        return tuple(self.controls)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values: means, standard deviations and every split."""
+        return {
+            "pool": self.pool,
+            "encoder": self.encoder,
+            "router": self.router,
+            "protocol": asdict(self.protocol),
+            "rows": self.rows,
+            "n_train": self.n_train,
+            "copies": self.copies,
+            "answered": self.answered,
+            "cells": [
+                asdict(setting)
+                | {
+                    "mean": {name: _number(np.mean(runs)) for name, runs in cell.items()},
+                    "sd": {name: _number(np.std(runs)) for name, runs in cell.items()},
+                    "splits": {name: [_number(x) for x in runs] for name, runs in cell.items()},
+                }
+                for setting, cell in self.cells.items()
+            ],
+            "controls": {
+                scope: {
+                    "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
+                }
+                for scope, runs in self.controls.items()
+            },
+            "choices": [asdict(choice) for choice in self.choices],
+        }
 
 
-def merge(parts: Sequence[LabelledRows]) -> LabelledRows:
-    """Rows of several files of one pool; copies are left out, so that no test row was trained on.
-
-    Raises:
-        RowsError: The files are about different pools, or disagree about a query.
-    """
-    pool = parts[0].pool
-    for number, part in enumerate(parts, 1):
-        if set(part.pool) != set(pool):
-            problem = f"file {number} has the pool {list(part.pool)}, file 1 has {list(pool)}"
-            raise RowsError("data", [problem])
-    rows: dict[str, LabelledRow] = {}
-    for number, part in enumerate(parts, 1):
-        for row in part.rows:
-            key = row.query or f"\0row {len(rows)}"
-            if rows.setdefault(key, row).correct != row.correct:
-                raise RowsError("data", [f"file {number} labels a query otherwise than before"])
-    given = sum(len(part) + part.duplicates for part in parts)
-    return LabelledRows(pool=pool, rows=tuple(rows.values()), duplicates=given - len(rows))
-
-
-def evaluate(
-    rows: LabelledRows,
-    *,
-    encoder: Encoder,
-    router: RouterKind = "knn",
-    protocol: Protocol,
-    progress: Progress = silent,
-) -> Evaluation:
-    """Run the protocol.
-
-    Args:
-        rows: Labelled rows; with recorded answers accuracy is measured too.
-        encoder: Opened encoder.
-        router: Which router to train.
-        protocol: Splits, alphas, scores and targets.
-        progress: Hears of each stage.
-
-    Raises:
-        CalibrationError: Too few rows to split.
-    """
-    check_queries(rows, "data")
+def evaluate(table: Table, *, encoder: str, router: str, progress: Progress = silent) -> Evaluation:
+    """Split, calibrate and measure, as often as the protocol says."""
+    protocol = table.protocol
     rng = np.random.default_rng(protocol.seed)
-    order = rng.permutation(len(rows))
-    n_train = round(protocol.train_share * len(rows))
-    training: list[int] = order[:n_train].tolist()
-    rest: list[int] = order[n_train:].tolist()
-    n_calibration = round(protocol.calibration_share * len(rest))
-    n_validation = round(protocol.validation_share * len(rest))
-    n_test = len(rest) - n_calibration - n_validation
-    if min(n_train, n_calibration, n_validation, n_test) < 1:
-        raise CalibrationError(f"{len(rows)} rows are too few to train, calibrate and test on")
-    table = _score_rows(rows, training, rest, encoder, router, protocol, progress)
-    runs: dict[tuple[RiskTarget, Score, float], list[dict[str, float]]] = {}
-    for split in range(protocol.splits):
-        shuffled: list[int] = rng.permutation(len(rest)).tolist()
-        split_rows = _Split(
-            calibration=shuffled[:n_calibration],
-            validation=shuffled[n_calibration:-n_test],
-            test=shuffled[-n_test:],
-        )
-        for key, measured in _one_split(table, split_rows, protocol).items():
-            runs.setdefault(key, []).append(measured)
-        progress("splits", split + 1, protocol.splits)
+    cells: dict[Setting, Runs] = {}
+    controls: dict[str, Runs] = {}
+    choices: list[Choice] = []
+    rows: dict[str, tuple[int, int, int]] = {}
+    for number in range(protocol.splits):
+        for scope, part in _scopes(table, rng):
+            rows[scope] = len(part.calibration), len(part.validation), len(part.test)
+            run = _Run(table, scope, part, rng)
+            for setting, measured in run.cells():
+                _append(cells.setdefault(setting, {}), measured)
+            _append(controls.setdefault(scope, {}), run.controls())
+            choices += run.choices()
+        progress("splits", number + 1, protocol.splits)
+    if len(controls) > 1:
+        cells |= _averaged_cells(cells)
+        controls[AVERAGE] = _averaged(list(controls.values()))
     return Evaluation(
-        pool=rows.pool,
-        encoder=encoder.spec.name,
+        pool=table.pool,
+        encoder=encoder,
         router=router,
-        n_train=n_train,
-        n_calibration=n_calibration,
-        n_validation=n_validation,
-        n_test=n_test,
         protocol=protocol,
-        cells=tuple(_cell(key, values) for key, values in runs.items()),
-        controls=_controls(table),
+        rows=rows,
+        n_train=table.n_train,
+        copies=table.copies,
+        answered=table.classes is not None,
+        cells=cells,
+        controls=controls,
+        choices=tuple(choices),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
-    """All rows that did not train the router, scored once."""
+def _scopes(table: Table, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
+    """The benchmarks of one repetition, or all of them as one."""
+    parts = {
+        name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
+    }
+    if table.protocol.calibrated is Calibrated.EACH or len(parts) == 1:
+        yield from parts.items()
+        return
+    yield (
+        MERGED,
+        Split(
+            calibration=np.concatenate([part.calibration for part in parts.values()]),
+            validation=np.concatenate([part.validation for part in parts.values()]),
+            test=np.concatenate([part.test for part in parts.values()]),
+        ),
+    )
 
-    pool: tuple[str, ...]
-    fingerprints: tuple[bytes, ...]
-    scores: FloatArray  # (n, K)
-    labels: BoolArray  # (n, K)
-    answers: tuple[tuple[str | None, ...], ...] | None  # in the order of the pool
-    equality: Equality
 
-    def calibration(self, rows: list[int], options: CalibrationOptions) -> Calibration:
-        return Calibration(
-            pool=self.pool,
-            fingerprints=tuple(self.fingerprints[i] for i in rows),
-            scores=self.scores[rows],
-            labels=self.labels[rows],
-            options=options,
-        )
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """A setting with what the validation rows said of it."""
 
-    def vote_is_right(self, row: int, selected: BoolArray) -> bool:
-        """Whether the majority of the selected recorded answers is right.
+    accuracy: float
+    size: float
+    choice: Choice
 
-        Right means that the winner was labelled right, so no grader is needed here.
+    @property
+    def rank(self) -> tuple[float, float]:
+        """Accuracy first; among equals the smaller set."""
+        return self.accuracy, -self.size
+
+
+class _Run:
+    """One split of one scope."""
+
+    def __init__(self, table: Table, scope: str, part: Split, rng: np.random.Generator) -> None:
+        self._table = table
+        self._scope = scope
+        self._part = part
+        self._labels = table.rows.labels
+        self._setting = self._choose_patterns()
+        self._tau = self._choose_tau()
+        # A random order of the candidates for every row: the control of the same sizes.
+        self._luck = rng.random((len(part.test), len(table.pool))).argsort(axis=1).argsort(axis=1)
+        self._test_votes = table.votes and table.votes.at(part.test)
+        self._validation_votes = table.votes and table.votes.at(part.validation)
+        self._temperatures: dict[tuple[RiskTarget, Score], float] = {}
+        self._validated: list[_Validated] = []
+
+    def cells(self) -> Iterator[tuple[Setting, dict[str, float]]]:
+        """Every setting's measures on the test rows."""
+        protocol = self._table.protocol
+        for target in protocol.risk_targets:
+            for score in protocol.scores:
+                fit = self._table.nonconformity(target, score, self._setting)
+                ascending = self._critical(target, fit)
+                for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
+                    misses = allowed_misses(len(ascending), alpha)
+                    lambda_hat = threshold_from_sorted(ascending, misses)
+                    setting = Setting(self._scope, target, score, alpha)
+                    yield setting, self._measure(setting, fit, lambda_hat)
+
+    def choices(self) -> list[Choice]:
+        """The best of all alphas and votes on the validation rows, per target and score.
+
+        Among equally accurate ones the smallest set.
         """
-        assert self.answers is not None
-        arrived = [
-            CandidateAnswer(candidate=self.pool[m], text=text, score=float(self.scores[row, m]))
-            for m in np.flatnonzero(selected)
-            if (text := self.answers[row][m]) is not None
-        ]
-        if not arrived:
-            return False
-        winner = aggregate(arrived, method=Method.MAJORITY, equality=self.equality).winner
-        return bool(self.labels[row, self.pool.index(winner)])
+        best: dict[tuple[RiskTarget, Score], _Validated] = {}
+        for each in self._validated:
+            key = each.choice.risk_target, each.choice.score
+            if key not in best or each.rank > best[key].rank:
+                best[key] = each
+        return [each.choice for each in best.values()]
+
+    def controls(self) -> dict[str, float]:
+        """What the sets must be compared with, on the same test rows."""
+        test, labels = self._part.test, self._labels[self._part.test]
+        scores = self._table.rows.scores[test]
+        everyone = np.ones_like(labels)
+        measured = {
+            f"candidate {name}": float(labels[:, column].mean())
+            for column, name in enumerate(self._table.pool)
+        }
+        measured["best single"] = float(labels[:, self._table.best_overall].mean())
+        here = self._table.best_on(self._scope)
+        measured["best single here"] = float(labels[:, here].mean())
+        top = scores.argmax(axis=1)
+        measured["router top-1"] = float(labels[np.arange(len(top)), top].mean())
+        measured["answerable"] = float(any_column(labels).mean())
+        if self._test_votes is not None and self._validation_votes is not None:
+            validation = np.ones_like(self._labels[self._part.validation])
+            temperature = self._validation_votes.best_temperature(validation)
+            for rule in self._test_votes.rules:
+                measured[f"full pool {rule}"] = self._test_votes.accuracy(
+                    rule, everyone, temperature
+                )
+        return measured
+
+    def _choose_patterns(self) -> int:
+        """The setting of the patterns with the smallest cover sets on the validation rows."""
+        rows = self._part.validation
+        truth = self._table.truths[RiskTarget.ANSWERABLE][rows]
+        if np.count_nonzero(any_column(truth)) < MIN_ROWS:
+            return self._table.default_patterns
+        per_call = np.ones(len(self._table.pool))
+
+        def size(setting: int) -> float:
+            fit = self._table.nonconformity(RiskTarget.ANSWERABLE, Score.COVER, setting)
+            return sum(cost_that_keeps(fit[rows], truth, alpha, per_call) for alpha in ALPHAS)
+
+        return min(range(len(self._table.patterns)), key=size)
+
+    def _choose_tau(self) -> float | None:
+        budget = self._table.protocol.false_abstain_budget
+        rows = self._part.validation
+        if budget is None:
+            return None
+        return choose_null_threshold(self._table.rows.scores[rows], self._labels[rows], budget)
+
+    def _abstains(self, target: RiskTarget, rows: Rows) -> BoolArray:
+        if target is RiskTarget.PAPER or self._tau is None:
+            return np.zeros(len(rows), dtype=bool)
+        return null_score(self._table.rows.scores[rows]) >= self._tau
+
+    def _critical(self, target: RiskTarget, fit: FloatArray) -> FloatArray:
+        """Ascending critical scores of the calibration rows, as `Calibration` computes them."""
+        rows = self._part.calibration
+        abstains = self._abstains(target, rows)
+        if target is RiskTarget.ANSWERABLE:
+            counted = any_column(self._labels[rows])
+            rows, abstains = rows[counted], abstains[counted]
+        critical = critical_scores(fit[rows], self._table.truths[target][rows])
+        critical[abstains] = np.inf
+        return np.sort(critical)
+
+    def _sets(
+        self, target: RiskTarget, fit: FloatArray, lambda_hat: float, rows: Rows
+    ) -> tuple[BoolArray, BoolArray]:
+        """The sets without the null model (n, K), and whether it is selected (n,)."""
+        inside = prediction_sets(fit[rows], lambda_hat)
+        abstains = self._abstains(target, rows) & math.isfinite(lambda_hat)
+        count = len(self._table.pool)
+        null = inside[:, count] if inside.shape[1] > count else np.zeros(len(rows), dtype=bool)
+        return inside[:, :count] & ~abstains[:, None], null | abstains
+
+    def _measure(self, setting: Setting, fit: FloatArray, lambda_hat: float) -> dict[str, float]:
+        target, test = setting.risk_target, self._part.test
+        selected, null = self._sets(target, fit, lambda_hat, test)
+        metrics = set_metrics(selected, null, self._labels[test])
+        measured = {field.name: getattr(metrics, field.name) for field in fields(metrics)}
+        measured["null"] = float(null.mean())
+        measured["calls_saved"] = 1.0 - metrics.size / len(self._table.pool)
+        if self._table.protocol.prices is not None:
+            measured["cost"] = float((selected @ np.array(self._table.protocol.prices)).mean())
+        random = self._luck < selected.sum(axis=1, keepdims=True)
+        random_metrics = set_metrics(random, null, self._labels[test])
+        measured["random_miss"] = random_metrics.miss_given_answerable
+        if self._test_votes is not None and self._validation_votes is not None:
+            held_out, _ = self._sets(target, fit, lambda_hat, self._part.validation)
+            temperature = self._temperature(setting, self._validation_votes, held_out)
+            measured["random_majority"] = self._test_votes.accuracy(Rule.MAJORITY, random, 1.0)
+            for rule in self._test_votes.rules:
+                accuracy = self._test_votes.accuracy(rule, selected, temperature)
+                measured[f"accuracy_{rule}"] = accuracy
+                self._validated.append(
+                    _Validated(
+                        self._validation_votes.accuracy(rule, held_out, temperature),
+                        float(held_out.sum(axis=1).mean()),
+                        Choice(
+                            scope=setting.scope,
+                            risk_target=target,
+                            score=setting.score,
+                            alpha=setting.alpha,
+                            rule=rule,
+                            accuracy=accuracy,
+                            size=metrics.size,
+                            risk=metrics.risk
+                            if target is RiskTarget.PAPER
+                            else metrics.miss_given_answerable,
+                        ),
+                    )
+                )
+        return measured
+
+    def _temperature(self, setting: Setting, votes: Votes, held_out: BoolArray) -> float:
+        """T of the weighted vote, tuned once per score and target: at the alpha nearest to 0.1."""
+        key = setting.risk_target, setting.score
+        if key not in self._temperatures:
+            self._temperatures[key] = votes.best_temperature(held_out)
+        return self._temperatures[key]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Split:
-    """Rows of the table for one repetition."""
-
-    calibration: list[int]
-    validation: list[int]
-    test: list[int]
+def _number(value: float | np.floating[Any]) -> float | None:
+    """NaN, a share of no rows, is null in JSON."""
+    return None if math.isnan(value) else float(value)
 
 
-def _score_rows(
-    rows: LabelledRows,
-    training: list[int],
-    rest: list[int],
-    encoder: Encoder,
-    kind: RouterKind,
-    protocol: Protocol,
-    progress: Progress,
-) -> _Table:
-    labels = rows.labels(rows.pool)
-    queries = rows.queries
-    encoder = ReportingEncoder(encoder, progress)
-    train_batch = Batch([queries[i] for i in training], encoder)
-    router = fit_router(kind, train_batch, labels[training], seed=protocol.seed, progress=progress)
-    scores = router.predict(Batch([queries[i] for i in rest], encoder)).scores
-    answers = tuple(tuple(rows.rows[i].answers.get(m) for m in rows.pool) for i in rest)
-    return _Table(
-        pool=rows.pool,
-        fingerprints=tuple(queries[i].encode() for i in rest),
-        scores=checked_scores(on_grid(scores)),
-        labels=labels[rest],
-        answers=answers if all(row.answers for row in rows.rows) else None,
-        equality=protocol.equality,
-    )
+def _append(runs: Runs, measured: Mapping[str, float]) -> None:
+    for name, value in measured.items():
+        runs.setdefault(name, []).append(value)
 
 
-def _one_split(
-    table: _Table, split: _Split, protocol: Protocol
-) -> dict[tuple[RiskTarget, Score, float], dict[str, float]]:
-    tau = choose_null_threshold(table.scores[split.validation], table.labels[split.validation])
-    options = CalibrationOptions(
-        null_threshold=tau, smoothing_salt=b"evaluate" if protocol.smoothing else None
-    )
-    fingerprints = [table.fingerprints[i] for i in split.test]
-    measured: dict[tuple[RiskTarget, Score, float], dict[str, float]] = {}
-    for target in protocol.risk_targets:
-        calibration = table.calibration(split.calibration, replace(options, risk_target=target))
-        for score in protocol.scores:
-            for alpha in protocol.alphas:
-                lambda_hat = calibration.lambda_hat(alpha, score)
-                sets = calibration.sets(table.scores[split.test], fingerprints, lambda_hat, score)
-                measured[target, score, alpha] = _measure(table, split.test, sets)
-    return measured
+def _averaged_cells(cells: Mapping[Setting, Runs]) -> dict[Setting, Runs]:
+    """The mean over benchmarks in every split."""
+    groups: dict[Setting, list[Runs]] = {}
+    for setting, runs in cells.items():
+        key = Setting(AVERAGE, setting.risk_target, setting.score, setting.alpha)
+        groups.setdefault(key, []).append(runs)
+    return {key: _averaged(parts) for key, parts in groups.items()}
 
 
-def _measure(table: _Table, rows: list[int], sets: Sets) -> dict[str, float]:
-    metrics = set_metrics(sets.selected, sets.null_selected, table.labels[rows])
-    measured = {field.name: getattr(metrics, field.name) for field in fields(SetMetrics)}
-    measured["calls_saved"] = 1.0 - metrics.size / len(table.pool)
-    if table.answers is not None:
-        right = [table.vote_is_right(row, sets.selected[i]) for i, row in enumerate(rows)]
-        measured["accuracy"] = float(np.mean(right))
-    return measured
-
-
-def _cell(key: tuple[RiskTarget, Score, float], runs: Sequence[dict[str, float]]) -> Cell:
-    columns = {name: np.array([run[name] for run in runs]) for name in runs[0]}
-    return Cell(
-        risk_target=key[0],
-        score=key[1],
-        alpha=key[2],
-        mean={name: float(values.mean()) for name, values in columns.items()},
-        sd={name: float(values.std()) for name, values in columns.items()},
-    )
-
-
-def _controls(table: _Table) -> Controls:
-    accuracy = dict(zip(table.pool, table.labels.mean(axis=0).tolist(), strict=True))
-    top = table.scores.argmax(axis=1)
-    everyone = np.ones(len(table.pool), dtype=bool)
-    full_vote = None
-    if table.answers is not None:
-        right = [table.vote_is_right(row, everyone) for row in range(len(table.fingerprints))]
-        full_vote = float(np.mean(right))
-    return Controls(
-        accuracy=accuracy,
-        best_single=max(accuracy, key=lambda name: accuracy[name]),
-        router_top1=float(table.labels[np.arange(len(top)), top].mean()),
-        answerable=float(any_column(table.labels).mean()),
-        full_vote=full_vote,
-    )
+def _averaged(parts: list[Runs]) -> Runs:
+    return {name: np.mean([part[name] for part in parts], axis=0).tolist() for name in parts[0]}

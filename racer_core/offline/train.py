@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from racer_core import artifacts
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
+from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.calibration import choose_null_threshold
-from racer_core.encoder.base import Encoded, Encoder, EncoderSpec, Pooling
+from racer_core.calibration.patterns import PatternModel
+from racer_core.encoder.base import Encoder, Pooling
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import RowsError
+from racer_core.offline.fit import Fitted, RouterChoice, Rows, fit, fit_embedded
+from racer_core.offline.reporting import (
+    Progress,
+    RememberingEncoder,
+    ReportingEncoder,
+    silent,
+)
+from racer_core.offline.selection import ScoredRows, choose_patterns
+from racer_core.offline.stacking import stack
+from racer_core.offline.training_log import write_log
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
 from racer_core.types import BoolArray, LabelledRows
 
 RouterKind = Literal["knn", "mlp"]
-_PIECE = 256
-Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,63 +47,28 @@ class EncoderChoice:
     max_tokens: int = 512
     backend: str | None = None
     dtype: str | None = None
+    lexical: bool = False  # hashed character n-grams beside it
 
     def open(self) -> Encoder:
         """Open the encoder; the name ``char-ngrams`` is the one without weights."""
         if self.name == CHAR_NGRAMS.name:
             return CharNgramEncoder()
-        return HuggingFaceEncoder(
+        encoder = HuggingFaceEncoder(
             self.name,
             pooling=self.pooling,
             max_tokens=self.max_tokens,
             backend=self.backend,
             dtype=self.dtype,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ReportingEncoder:
-    """An encoder that tells how far it is; embeds in pieces long enough to batch well."""
-
-    encoder: Encoder
-    progress: Progress
-
-    @property
-    def spec(self) -> EncoderSpec:
-        """The encoder's own."""
-        return self.encoder.spec
-
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed texts, piece by piece."""
-        parts: list[Encoded] = []
-        for start in range(0, len(texts), _PIECE):
-            parts.append(self.encoder.encode(texts[start : start + _PIECE]))
-            self.progress("embedding", min(start + _PIECE, len(texts)), len(texts))
-        return Encoded(
-            np.concatenate([part.embeddings for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-        )
-
-
-def silent(_stage: str, _done: int, _total: int) -> None:
-    """Report nothing."""
+        return HybridEncoder(encoder) if self.lexical else encoder
 
 
 def fit_router(
     kind: RouterKind, batch: Batch, labels: BoolArray, *, seed: int, progress: Progress = silent
 ) -> Router:
     """Train a router on the rows' embeddings; ``progress`` hears of each epoch of an MLP."""
-    embeddings = batch.encoded.embeddings
-    if kind == "knn":
-        return KnnRouter.fit(embeddings, labels)
-    epochs = 100
-    return MlpRouter.fit(
-        embeddings,
-        labels,
-        seed=seed,
-        epochs=epochs,
-        progress=lambda epoch, loss: progress(f"MLP, loss {loss:.3f}", epoch, epochs),
-    )
+    choice = RouterChoice(kind=kind, seed=seed)
+    return fit_embedded(choice, batch.encoded.embeddings, labels, progress=progress)
 
 
 def check_queries(rows: LabelledRows, source: str) -> None:
@@ -107,47 +83,122 @@ def train(
     folder: Path,
     *,
     encoder: Encoder,
-    kind: RouterKind,
+    kind: str,
+    options: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    resume: bool = False,
     seed: int = 0,
     candidates: Sequence[CandidateSpec] | None = None,
     false_abstain_budget: float = 0.01,
+    equality: Equality = Equality.EXACT,
     progress: Progress = silent,
 ) -> Artifact:
-    """Train, choose tau on the validation rows, and save the artifact.
+    """Train, choose tau and the weights of the patterns on the validation rows, and save.
 
     Args:
         rows: Training rows; their queries may not be used for calibration.
         validation: Rows of their own for tau, the p_null from which the gateway abstains.
         folder: Where the artifact goes.
-        encoder: Opened encoder; its backend and dtype are bound into the artifact.
-        kind: ``knn`` or ``mlp``.
-        seed: Of the MLP's weights and order of rows.
+        encoder: Opened encoder; its backend and dtype are bound into the artifact. RouterDC begins
+            with it and saves its own into the folder.
+        kind: ``knn``, ``mlp``, ``routerdc``, or the name under which a package offers a router.
+        options: The router's own settings; what is not named keeps its default.
+        steps: Of RouterDC, or epochs of an MLP; None takes their default.
+        resume: Go on with a training that stopped in this folder.
+        seed: Of everything random in the training.
         candidates: Models and decoding parameters; None takes the rows' pool as it is.
         false_abstain_budget: Largest share of answerable validation rows that tau may refuse.
+        equality: When two answers are the same, for the stacked vote.
         progress: Hears of each stage.
 
     Raises:
         RowsError: Rows without a query, or two files about different pools.
+        InputError: Options that the router does not have, or a training that diverges.
+        ArtifactError: The folder cannot be written, holds another training that stopped, or a
+            router of somebody's own fails.
     """
+    choice = RouterChoice(kind=kind, options=options or {}, steps=steps, resume=resume, seed=seed)
     specs = tuple(candidates or (CandidateSpec(name=name) for name in rows.pool))
     pool = tuple(spec.name for spec in specs)
     for source, given in (("training rows", rows), ("validation rows", validation)):
         if set(given.pool) != set(pool):
             raise RowsError(source, [f"their pool {list(given.pool)} is not {list(pool)}"])
         check_queries(given, source)
-    encoder = ReportingEncoder(encoder, progress)
-    batch = Batch(rows.queries, encoder)
-    router = fit_router(kind, batch, rows.labels(pool), seed=seed, progress=progress)
-    scores = on_grid(router.predict(Batch(validation.queries, encoder)).scores)
+    labels = rows.labels(pool)
+    fitted = fit(
+        choice,
+        Rows(texts=rows.queries, labels=labels),
+        Rows(texts=validation.queries, labels=validation.labels(pool)),
+        pool=pool,
+        encoder=RememberingEncoder(ReportingEncoder(encoder, progress)),
+        folder=folder,
+        progress=progress,
+    )
+    router = fitted.router
     salt = artifacts.new_salt()
+    output = router.predict(Batch(validation.queries, fitted.encoder))
+    held_out = ScoredRows(
+        pool=pool,
+        fingerprints=tuple(artifacts.fingerprint(salt, query) for query in validation.queries),
+        scores=checked_scores(on_grid(output.scores)),
+        neighbours=output.neighbours,
+        labels=validation.labels(pool),
+    )
+    patterns = choose_patterns(PatternModel.of(labels), held_out)
+    if isinstance(router, KnnRouter):
+        router = router.reaching(patterns.neighbours)
     artifact = Artifact(
         candidates=specs,
-        encoder=encoder.spec,
+        encoder=fitted.encoder.spec,
         router=router,
-        null_threshold=choose_null_threshold(scores, validation.labels(pool), false_abstain_budget),
+        patterns=patterns,
+        stacked=_stacked(choice, fitted, rows, validation, pool, salt, equality),
+        null_threshold=choose_null_threshold(
+            held_out.scores, held_out.labels, false_abstain_budget
+        ),
         salt=salt,
         training_fingerprints=frozenset(
-            artifacts.fingerprint(salt, query) for query in rows.queries + validation.queries
+            {*held_out.fingerprints}
+            | {artifacts.fingerprint(salt, query) for query in rows.queries}
         ),
     )
-    return artifacts.save(artifact, folder)
+    saved = artifacts.save(artifact, folder)
+    if fitted.losses:
+        write_log(folder, fitted.losses, {"router": kind, "seed": seed, **fitted.settings})
+    if fitted.checkpoint:
+        fitted.checkpoint.remove()
+    return saved
+
+
+def _stacked(
+    choice: RouterChoice,
+    fitted: Fitted,
+    rows: LabelledRows,
+    validation: LabelledRows,
+    pool: tuple[str, ...],
+    salt: str,
+    equality: Equality,
+) -> StackedVote | None:
+    """The stacked vote; None where the rows have no answers.
+
+    KNN and MLP are trained anew on each fold of the training rows. RouterDC is too dear for that,
+    and somebody's own router has no training here: theirs is fitted on the validation rows, which
+    they have not learned.
+    """
+    folds = choice.kind in (KnnRouter.kind, MlpRouter.kind)
+    used = rows if folds else validation
+
+    def fit_fold(batch: Batch, labels: BoolArray) -> Router:
+        if folds:
+            return fit_embedded(choice, batch.encoded.embeddings, labels)
+        return fitted.router
+
+    return stack(
+        pool,
+        tuple(artifacts.fingerprint(salt, query) for query in used.queries),
+        Batch(used.queries, fitted.encoder),
+        used.labels(pool),
+        [[row.answers.get(name) for name in pool] for row in used.rows],
+        equality,
+        fit_fold,
+    )

@@ -50,11 +50,12 @@ def parse_row(
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     return LabelledRow(
-        query=_query(fields, max_query_chars, optional=scores is not None),
+        query=row_query(fields, max_query_chars, optional=scores is not None),
         correct=_correct(fields, pool, header=header),
         answers=_answers(fields.get("answers"), pool),
-        reference=_optional_text(fields, "reference"),
-        task=_optional_text(fields, "task"),
+        reference=optional_text(fields, "reference"),
+        task=optional_text(fields, "task"),
+        group=optional_text(fields, "group"),
         scores=scores,
     )
 
@@ -72,7 +73,8 @@ def checked_query(text: object, max_chars: int) -> str:
     return text
 
 
-def _query(row: Mapping[str, Any], max_chars: int, *, optional: bool) -> str:
+def row_query(row: Mapping[str, Any], max_chars: int, *, optional: bool = False) -> str:
+    """The text of ``query``, or of the one user message in ``messages``."""
     if "messages" in row:
         return checked_query(_single_user_message(row["messages"]), max_chars)
     if "query" not in row:
@@ -160,7 +162,8 @@ def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...])
         raise InputError(f"unknown candidate {unknown[0][:80]!r}; the pool is {shown(pool)}")
 
 
-def _optional_text(row: Mapping[str, Any], field: str) -> str | None:
+def optional_text(row: Mapping[str, Any], field: str) -> str | None:
+    """A field as text; numbers become text, null and absent are None."""
     value = row.get(field)
     if value is None or isinstance(value, str):
         return value

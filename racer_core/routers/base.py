@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.encoder.base import Encoded, Encoder
-from racer_core.types import FloatArray
+from racer_core.types import FloatArray, IdArray
 
 SCORE_DECIMALS = 6
 
@@ -31,9 +31,17 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RouterOutput:
-    """scores f: shape (B, K), in [0, 1], the predicted chance that each candidate is right."""
+    """What a router says about a batch.
+
+    Attributes:
+        scores: f, shape (B, K), in [0, 1]: the predicted chance that each candidate is right.
+        neighbours: For routers that find them, the pattern ids of the nearest training rows,
+            nearest first, shape (B, J): ``cover`` then counts their patterns. None lets it tilt
+            the overall frequencies by the scores instead.
+    """
 
     scores: FloatArray
+    neighbours: IdArray | None = None
 
 
 def on_grid(scores: FloatArray) -> FloatArray:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.errors import InputError
 from racer_core.routers.base import Batch, RouterOutput
+from racer_core.routers.logistic import sigmoid
 from racer_core.types import BoolArray
+
+if TYPE_CHECKING:
+    from racer_core.routers.checkpoint import Checkpoint
 
 _WEIGHTS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 
@@ -42,11 +46,18 @@ class MlpRouter:
         epochs: int = 100,
         batch: int = 32,
         learning_rate: float = 1e-4,
+        checkpoint: Checkpoint | None = None,
         progress: Callable[[int, float], None] = lambda _epoch, _loss: None,
     ) -> Self:
-        """Train on rows (n, D) with labels (n, K); the same seed gives the same weights on a CPU.
+        """Train on rows (n, D) with labels (n, K).
 
-        ``progress`` is called after each epoch with its number and mean loss.
+        The same seed gives the same weights on a CPU, interrupted or not: a step of the
+        ``checkpoint`` is an epoch. ``progress`` is called after each epoch, those that an earlier
+        run did too, with its number and mean loss.
+
+        Raises:
+            InputError: No rows.
+            ArtifactError: The checkpoint does not fit or cannot be written.
         """
         import torch
         from torch import nn
@@ -62,7 +73,12 @@ class MlpRouter:
         optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate)
         x = torch.from_numpy(np.ascontiguousarray(embeddings))
         y = torch.from_numpy(labels.astype(np.float32))
-        for epoch in range(epochs):
+        reached = checkpoint.restore(model, optimiser) if checkpoint else None
+        losses = reached.losses if reached else []
+        for epoch, loss in enumerate(losses):
+            torch.randperm(len(x), generator=generator)  # drawn by then, and not to be drawn again
+            progress(epoch + 1, loss)
+        for epoch in range(len(losses), epochs):
             total = 0.0
             order = torch.randperm(len(x), generator=generator)
             for start in range(0, len(x), batch):
@@ -72,7 +88,10 @@ class MlpRouter:
                 loss.backward()  # pyright: ignore[reportUnknownMemberType]
                 optimiser.step()  # pyright: ignore[reportUnknownMemberType]
                 total += float(loss.detach()) * len(rows)
-            progress(epoch + 1, total / len(x))
+            losses.append(total / len(x))
+            if checkpoint and checkpoint.due(epoch + 1, epochs):
+                checkpoint.save(model, optimiser, losses)
+            progress(epoch + 1, losses[-1])
         weights = (first.weight, first.bias, second.weight, second.bias)
         return cls(*(tensor.detach().numpy().copy() for tensor in weights))
 
@@ -85,7 +104,7 @@ class MlpRouter:
         """The predicted chance that each candidate is right."""
         inside = batch.encoded.embeddings @ self.hidden_weight.T + self.hidden_bias
         logits = np.maximum(inside, 0.0) @ self.output_weight.T + self.output_bias
-        return RouterOutput(_sigmoid(logits.astype(np.float64)))
+        return RouterOutput(sigmoid(logits.astype(np.float64)))
 
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
         """The four weights."""
@@ -107,7 +126,3 @@ class MlpRouter:
         ):
             raise InputError(f"the weights {shapes} do not fit")
         return cls(hidden, hidden_bias, output, output_bias)
-
-
-def _sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(-np.logaddexp(0.0, -logits))  # stable at both ends

@@ -1,6 +1,7 @@
 """A pool of scripted candidates on a real socket: what a vLLM server would answer, and its faults.
 
 Each candidate is a model name on one server. ``say`` sets its answer; ``fail`` sets how it breaks.
+``rate`` sets how sure a model is of proposed answers, when it is asked as an evaluator.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +31,21 @@ class Script:
     message: dict[str, Any] | None = None  # instead of a plain text
     fields: dict[str, Any] = field(default_factory=dict)  # of the completion, over the usual ones
     choices: list[dict[str, Any]] | None = None  # of a stream, a chunk each, instead of the text
+
+
+@dataclass
+class Rater:
+    """How sure one model is of proposed answers."""
+
+    chances: dict[str, float] = field(default_factory=dict)  # of "1", by the answer's text
+    spelling: str = "{}"  # of a verdict's token
+    logprobs: bool = True  # whether the server sends them
+    max_logprobs: int = 20
+    max_chars: int = 100_000  # of a prompt
+    delay_s: float = 0.0
+    fault: str | None = None
+    only: str | None = None  # the answer that delay and fault are kept to
+    choice: dict[str, Any] | None = None  # instead of the usual one
 
 
 # Answers with status 200 that are not chat completions.
@@ -61,6 +79,8 @@ class FakePool:
     scripts: dict[str, Script] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)  # of the same requests
+    raters: dict[str, Rater] = field(default_factory=dict)
+    rated: list[dict[str, Any]] = field(default_factory=list)  # every body asked of an evaluator
     cancelled: list[str] = field(default_factory=list)
     trapped: list[str] = field(default_factory=list)  # paths that nobody should have asked for
     running: list[str] = field(default_factory=list)
@@ -74,10 +94,16 @@ class FakePool:
         """Let a candidate break: a status code, or one of the words in ``_reply``."""
         self.scripts[name] = Script(fault=fault)
 
+    def rate(self, name: str, chances: dict[str, float], **behaviour: Any) -> None:
+        """Let a model be so sure of these answers, 0.5 of others; see :class:`Rater`."""
+        self.raters[name] = Rater(chances=chances, **behaviour)
+
     def reset(self) -> None:
         """Forget scripts and requests."""
         for each in (self.scripts, self.requests, self.headers, self.cancelled, self.trapped):
             each.clear()
+        self.raters.clear()
+        self.rated.clear()
         self.peak = 0
 
     def asked(self) -> list[str]:
@@ -99,6 +125,7 @@ class FakePool:
     async def _serve(self, ready: threading.Event) -> None:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
+        app.router.add_post("/v1/completions", self._rate)
         app.router.add_route("*", "/{path:.*}", self._trap)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
@@ -125,6 +152,28 @@ class FakePool:
         try:
             await asyncio.sleep(script.delay_s)
             return await self._reply(request, body, script)
+        except asyncio.CancelledError:
+            self.cancelled.append(body["model"])
+            raise
+        finally:
+            self.running.remove(body["model"])
+
+    async def _rate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.rated.append(body)
+        rater = self.raters.get(body["model"], Rater())
+        self.running.append(body["model"])
+        self.peak = max(self.peak, len(self.running))
+        try:
+            hit = rater.only in (None, proposed(body))
+            await asyncio.sleep(rater.delay_s if hit else 0)
+            if rater.fault is not None and hit:
+                return await self._reply(request, body, Script(fault=rater.fault))
+            refused = body.get("logprobs", 0) > rater.max_logprobs
+            if refused or len(body["prompt"]) > rater.max_chars:
+                return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=400)
+            return _json(json.dumps(rating(body, rater)).encode())
         except asyncio.CancelledError:
             self.cancelled.append(body["model"])
             raise
@@ -224,6 +273,39 @@ def completion(model: str, script: Script) -> dict[str, Any]:
         "a_field_of_tomorrow": {"kept": True},
     }
     return usual | script.fields
+
+
+def proposed(body: dict[str, Any]) -> str:
+    """The answer that an evaluator is asked about."""
+    found = re.search(r"^Proposed Answer: (.*)$", body["prompt"], re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def rating(body: dict[str, Any], rater: Rater) -> dict[str, Any]:
+    """A text completion of one token, as vLLM 0.32 sends it: the likelier of the two verdicts."""
+    chance = rater.chances.get(proposed(body), 0.5)
+    chances = {rater.spelling.format(1): chance, rater.spelling.format(0): 1.0 - chance}
+    # vLLM writes -9999 for an impossible token.
+    top = {token: math.log(p) if p else -9999.0 for token, p in chances.items()}
+    token = max(top, key=top.__getitem__)
+    asked = rater.logprobs and body.get("logprobs") is not None
+    logprobs = {
+        "text_offset": [0],
+        "tokens": [token],
+        "token_logprobs": [top[token]],
+        "top_logprobs": [top],
+    }
+    usual = {"index": 0, "text": token, "finish_reason": "length"}
+    choice = usual | {"logprobs": logprobs if asked else None}
+    return {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "created": 1,
+        "model": f"{body['model']} at its server",
+        "choices": [rater.choice or choice],
+        "usage": {"prompt_tokens": 30, "completion_tokens": 1, "total_tokens": 31},
+    }
 
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> web.Response:

@@ -30,6 +30,7 @@ from racer_core.types import LabelledRows, RiskTarget, Score
 
 from .conftest import (
     ADMIN_KEY,
+    DATA_KEY,
     ENVIRONMENT,
     NOBODY,
     ONE,
@@ -38,6 +39,7 @@ from .conftest import (
     Gateway,
     Serve,
     as_json,
+    candidates,
     configure,
     labelled,
     noisy,
@@ -46,6 +48,8 @@ from .conftest import (
 from .fake_pool import FakePool
 
 ROWS = noisy(20_000, 120)
+PRICES = (4.0, 1.0, 0.5)
+PRICED = {name: {"price": price} for name, price in zip(POOL, PRICES, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +57,9 @@ def unsure(
     tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway whose router and labels are noisy, so that thresholds differ from 0."""
-    path = configure(tmp_path_factory.mktemp("unsure"), noisy_artifact, _pool.url)
+    folder, priced = tmp_path_factory.mktemp("unsure"), candidates(_pool.url, **PRICED)
+    cover = {"score": "cover"}
+    path = configure(folder, noisy_artifact, _pool.url, candidates=priced, routing=cover)
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate(rows=ROWS)
         yield gateway
@@ -62,8 +68,8 @@ def unsure(
 def oracle(artifact: Path, rows: LabelledRows, **options: Any) -> tuple[Racer, Calibration]:
     """The core's own calibration of the same rows, with nothing of the gateway in between."""
     racer = Racer.load(artifact)
-    tau = racer.artifact.null_threshold
-    return racer, racer.calibrate(rows, options=CalibrationOptions(null_threshold=tau, **options))
+    options = {"score": Score.COVER, "null_threshold": racer.artifact.null_threshold, **options}
+    return racer, racer.calibrate(rows, options=CalibrationOptions(**options), prices=PRICES)
 
 
 def upload(gateway: Gateway, content: bytes | str, name: str = "", **query: Any) -> httpx2.Response:
@@ -151,16 +157,17 @@ def test_rows_of_scores_alone_can_calibrate(unsure: Gateway) -> None:
         for _ in range(100)
     ]
     evidence = upload(unsure, jsonl(rows), dry_run=True).json()["evidence"]
-    calibration = Calibration(
+    artifact = Racer.load(unsure.settings.artifact).artifact
+    calibration = Calibration(  # no neighbours: patterns are tilted by the rows' scores
         pool=POOL,
         fingerprints=tuple(bytes([i]) for i in range(100)),
         scores=np.array([[row["scores"][m] for m in POOL] for row in rows]),
         labels=np.array([[row["correct"][m] for m in POOL] for row in rows]),
-        options=CalibrationOptions(
-            null_threshold=Racer.load(unsure.settings.artifact).artifact.null_threshold
-        ),
+        options=CalibrationOptions(null_threshold=artifact.null_threshold),
+        patterns=artifact.patterns,
     )
-    assert evidence["lambda_hat"] == calibration.lambda_hat(0.1, Score.GAP) > 0
+    assert evidence["score"] == "cover"
+    assert evidence["lambda_hat"] == calibration.lambda_hat(0.1, Score.COVER) > 0
     assert evidence["n"] == calibration.n
 
 
@@ -214,6 +221,18 @@ def test_the_threshold_is_the_cores(
     assert evidence["n"] == core.n
 
 
+@pytest.mark.parametrize("path", ["/route", "/calibrate"])
+def test_a_score_that_needs_prices_is_refused_without_them(gateway: Gateway, path: str) -> None:
+    """This gateway's candidates have none, so ``cover_cost`` means nothing; others are asked."""
+    body = {"query": ONE} if path == "/route" else {"rows": as_json(ROWS), "dry_run": True}
+    key = DATA_KEY if path == "/route" else ADMIN_KEY
+    for score in set(Score) - {Score.COVER_COST}:
+        assert gateway.post(path, key, json=body | {"score": score}).status_code == 200
+    response = gateway.post(path, key, json=body | {"score": "cover_cost"})
+    assert 400 <= response.status_code < 500, response.text
+    assert "cover_cost" in response.json()["error"]["message"]
+
+
 def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) -> None:
     """Every field of the evidence, against the core."""
     racer, core = oracle(noisy_artifact, ROWS)
@@ -222,12 +241,12 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
     assert evidence == {
         "alpha": 0.1,
         "delta": None,
-        "score": "gap",
+        "score": "cover",
         "risk_target": "answerable",
         "r": 1,
         "n": sum(1 for row in ROWS.rows if row.correct),
         "rows": 120,
-        "lambda_hat": core.lambda_hat(0.1, Score.GAP),
+        "lambda_hat": core.lambda_hat(0.1, Score.COVER),
         "feasible": True,
         "min_n": 9,
         "risk_q95": pytest.approx(core.risk_q95(0.1)),
@@ -244,7 +263,7 @@ def test_delta_asks_for_more_than_the_mean(unsure: Gateway, noisy_artifact: Path
     _, core = oracle(noisy_artifact, ROWS, delta=0.05)
     evidence = unsure.calibrate(rows=ROWS, delta=0.05, dry_run=True)["evidence"]
     marginal = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
-    assert evidence["lambda_hat"] == core.lambda_hat(0.1, Score.GAP) >= marginal["lambda_hat"]
+    assert evidence["lambda_hat"] == core.lambda_hat(0.1, Score.COVER) >= marginal["lambda_hat"]
     assert evidence["risk_q95"] <= 0.1 < marginal["risk_q95"]
     assert evidence["min_n"] == 29
 
@@ -695,11 +714,15 @@ def test_alpha_and_score_of_a_request_are_the_cores_decision(
 ) -> None:
     """From the stored record: the same set, threshold and order as the core's own."""
     racer, core = oracle(noisy_artifact, ROWS)
-    scores = racer.score(QUERIES).scores.tolist()
+    scored = racer.score(QUERIES)
+    assert scored.neighbours is not None
+    given = zip(QUERIES, scored.scores.tolist(), scored.neighbours, strict=True)
     thresholds = set()
-    for query, given in zip(QUERIES, scores, strict=True):
+    for query, scores, near in given:
         for alpha in (0.03, 0.1, 0.3, 0.6):
-            expected = core.decide(racer.fingerprint(query), given, alpha=alpha, score=score)
+            expected = core.decide(
+                racer.fingerprint(query), scores, neighbours=near, alpha=alpha, score=score
+            )
             decision = unsure.route(query, alpha=alpha, score=score)
             certificate = decision["certificate"]
             assert decision["selected"] == list(expected.selected)
@@ -728,8 +751,12 @@ def test_a_sub_pool_is_recalibrated(unsure: Gateway, noisy_artifact: Path) -> No
     names = ("adder", "poet")
     restricted = core.restrict(names)
     for query in QUERIES[:8]:
-        scores = [racer.score([query]).scores[0][racer.pool.index(name)] for name in names]
-        expected = restricted.decide(racer.fingerprint(query), scores)
+        scored = racer.score([query])
+        assert scored.neighbours is not None
+        scores = [scored.scores[0][racer.pool.index(name)] for name in names]
+        expected = restricted.decide(
+            racer.fingerprint(query), scores, neighbours=scored.neighbours[0]
+        )
         decision = unsure.route(query, candidates=["poet", "adder", "poet"])
         certificate = decision["certificate"]
         assert decision["selected"] == list(expected.selected)

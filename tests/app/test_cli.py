@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app import cli
+from app.client import GatewayClient
 from racer_core import __version__, artifacts
 from racer_core.types import LabelledRow, LabelledRows
 
@@ -169,14 +170,14 @@ def test_evaluate_reports_risk_and_size(racer: Command, tmp_path: Path) -> None:
               "--alpha", 0.1, "--alpha", 0.3, "--json")
     )  # fmt: skip
     assert result["pool"] == list(POOL)
-    counts = [result[name] for name in ("n_train", "n_calibration", "n_validation", "n_test")]
-    assert sum(counts) == 200
+    assert result["rows"] == {"rows": [60, 12, 48]}
+    assert result["n_train"] == 80
     assert result["protocol"]["alphas"] == [0.1, 0.3]
     assert {cell["alpha"] for cell in result["cells"]} == {0.1, 0.3}
     assert {cell["risk_target"] for cell in result["cells"]} == {"paper", "answerable"}
     assert all(0 <= cell["mean"]["miss_given_answerable"] <= 1 for cell in result["cells"])
-    assert result["controls"]["answerable"] == pytest.approx(0.75, abs=0.05)
-    assert 0 <= result["controls"]["full_vote"] <= 1
+    assert result["controls"]["rows"]["mean"]["answerable"] == pytest.approx(0.75, abs=0.05)
+    assert 0 <= result["controls"]["rows"]["mean"]["full pool majority"] <= 1
 
 
 def test_evaluate_is_the_same_twice_and_a_table_for_people(racer: Command, tmp_path: Path) -> None:
@@ -189,6 +190,144 @@ def test_evaluate_is_the_same_twice_and_a_table_for_people(racer: Command, tmp_p
     assert code == 0
     assert "risk target: answerable" in out
     assert "calls saved" in out
+    assert "not measured: accuracy" in out
+    assert "static" in out
+    assert "…" not in out
+
+
+def test_evaluate_measures_the_paper_s_alphas_and_shows_a_few(
+    racer: Command, tmp_path: Path
+) -> None:
+    """All 18 in the JSON; four in the table, or those that were asked for."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 120))
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
+                 "--score", "cover", "--risk-target", "answerable"]  # fmt: skip
+    result = parsed(racer(*arguments, "--json"))
+    assert len({cell["alpha"] for cell in result["cells"]}) == len(result["cells"]) == 18
+    assert shown_alphas(racer(*arguments)[1]) == ["0.01", "0.05", "0.1", "0.2"]
+    assert shown_alphas(racer(*arguments, "--alpha", 0.07)[1]) == ["0.07"]
+
+
+def shown_alphas(out: str) -> list[str]:
+    """The alphas of the rows of ``cover``."""
+    return [line.split()[2] for line in out.splitlines() if line.split()[1:2] == ["cover"]]
+
+
+def test_evaluate_takes_several_benchmarks(racer: Command, tmp_path: Path) -> None:
+    """Named after their files or by the user; each with its shares; averaged, or merged."""
+    first = write(tmp_path / "first.v2.jsonl", labelled(0, 100))
+    second = write(tmp_path / "second.jsonl", labelled(5_000, 100))
+    arguments = ["evaluate", "--data", first, "--data", f"other={second}", "--encoder",
+                 "char-ngrams", "--splits", 2, "--alpha", 0.2, "--json"]  # fmt: skip
+    shares = ["--share", "other=0.5,0.4,0.2", "--share", "all=0.2,0.5,0.1"]
+    result = parsed(racer(*arguments, *shares))
+    assert result["rows"] == {"first.v2": [40, 8, 32], "other": [20, 10, 20]}
+    assert result["n_train"] == 20 + 50
+    assert {cell["scope"] for cell in result["cells"]} == {"first.v2", "other", "average"}
+    merged = parsed(racer(*arguments, *shares, "--calibrated", "merged"))
+    assert merged["rows"] == {"merged": [60, 18, 52]}
+
+
+def test_evaluate_passes_the_protocol_on(racer: Command, tmp_path: Path) -> None:
+    """Every option is in the protocol that was measured."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 100), answers=True)
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
+                 "--alpha", 0.2, "--json"]  # fmt: skip
+    prices = [f"--price={name}={2**place}" for place, name in enumerate(POOL[::-1])]
+    result = parsed(
+        racer(*arguments, *prices, "--false-abstain-budget", "off", "--smoothing", "--seed", 7,
+              "--equality", "choice", "--risk-target", "paper")
+    )  # fmt: skip
+    protocol = result["protocol"]
+    assert protocol["prices"] == [4.0, 2.0, 1.0]
+    assert protocol["false_abstain_budget"] is None
+    assert (protocol["smoothing"], protocol["seed"], protocol["equality"]) == (True, 7, "choice")
+    assert protocol["risk_targets"] == ["paper"]
+    assert "cover_cost" in {cell["score"] for cell in result["cells"]}
+    assert all(cell["mean"]["cost"] > 0 for cell in result["cells"])
+    assert "cover_cost" not in parsed(racer(*arguments))["protocol"]["scores"]
+
+
+def test_evaluate_measures_an_mlp_too(racer: Command, tmp_path: Path) -> None:
+    """The other router has no neighbours; its sets are measured all the same."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    result = parsed(
+        racer("evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1, "--alpha", 0.2,
+              "--router", "mlp", "--score", "cover", "--json")
+    )  # fmt: skip
+    assert result["router"] == "mlp"
+    assert len(result["cells"]) == 2
+
+
+def test_evaluate_keeps_embeddings(racer: Command, tmp_path: Path) -> None:
+    """In the file that is named; `off` keeps none; a damaged one is one sentence."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    file = tmp_path / "cache.sqlite"
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
+                 "--alpha", 0.2, "--json"]  # fmt: skip
+    without = parsed(racer(*arguments, "--cache", "off"))
+    assert not file.exists()
+    for _ in range(2):
+        assert parsed(racer(*arguments, "--cache", file)) == without
+    assert file.stat().st_size > 60 * 1_000
+    file.write_text("no embeddings")
+    failed(racer(*arguments, "--cache", file), 1, str(file), "delete the file")
+
+
+def test_evaluate_writes_a_report(racer: Command, tmp_path: Path) -> None:
+    """A page, figures, tables and numbers; the command is in it and the page's place is told."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 100))
+    folder = tmp_path / "a report"
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 2,
+                 "--alpha", 0.2, "--report", folder]  # fmt: skip
+    code, out, _ = racer(*arguments)
+    assert code == 0
+    assert f"report: {folder / 'index.html'}" in out
+    results = json.loads((folder / "results.json").read_text())
+    assert results["command"] == shlex.join(["racer", *map(str, arguments)])
+    assert results["rows"] == {"rows": [30, 6, 24]}
+    assert parsed(racer(*arguments, "--json"))["cells"] == results["cells"]
+    assert "<img" in (folder / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--share", "x=0.4,0.5,0.1"], ["'x' is none of rows"]),
+        (["--share", "rows=0.4,0.5"], ["NAME=train,calibration,validation"]),
+        (["--share", "rows"], ["NAME=train,calibration,validation"]),
+        (["--share", "rows=0.4,0.5,much"], ["'much' is no number"]),
+        (["--share", "rows=0.4,0.5,0.5"], ["shares"]),
+        (["--share", "rows=nan,0.5,0.1"], ["no number"]),
+        (["--price", "gpt=1"], ["'gpt' is none of adder"]),
+        (["--price", "adder=1"], ["give all candidates one"]),
+        (["--price", "adder=0"], ["above 0"]),
+        (["--price", "adder=inf"], ["above 0"]),
+        (["--price", "adder"], ["CANDIDATE=NUMBER"]),
+        (["--score", "cover_cost"], ["--price"]),
+        (["--false-abstain-budget", "2"], ["0 to 1", "off"]),
+        (["--false-abstain-budget", "nan"], ["no number"]),
+        (["--false-abstain-budget", "some"], ["no number"]),
+        (["--data", "rows=elsewhere.jsonl"], ["two files are called 'rows'"]),
+        (["--data", "average=elsewhere.jsonl"], ["'average' cannot name a benchmark"]),
+    ],
+    ids=" ".join,
+)
+def test_evaluate_says_what_is_wrong_with_an_argument(
+    racer: Command, tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    """One sentence each, before anything is embedded."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    result = racer("evaluate", "--data", data, "--encoder", "char-ngrams", *arguments)
+    failed(result, 1, *words)
+
+
+def test_evaluate_refuses_a_report_that_it_could_not_write(racer: Command, tmp_path: Path) -> None:
+    """Before the rows are read, and so before an hour of work."""
+    file = tmp_path / "file"
+    file.write_text("")
+    result = racer("evaluate", "--data", tmp_path / "none", "--report", file)
+    failed(result, 1, str(file), "cannot be written")
 
 
 @pytest.mark.parametrize("alpha", ["0", "1", "nan", "-1"])
@@ -344,7 +483,7 @@ def test_an_interrupt_is_130(racer: Command, monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.GatewayClient, "route", interrupted)
+    monkeypatch.setattr(GatewayClient, "route", interrupted)
     code, _, said = racer("route", ONE)
     assert code == 130
     assert "Traceback" not in said

@@ -16,6 +16,7 @@ from app.errors import SettingsError
 from racer_core.artifacts import CandidateSpec
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
+from racer_core.types import Score
 
 from .conftest import POOL, Command, candidates, configure, labelled
 
@@ -83,6 +84,15 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "timeout_0": (
         {"candidates": [{"name": "a", "base_url": URL, "timeout_s": 0}]},
         ("candidates.0.timeout_s",),
+    ),
+    "price_0": ({"candidates": candidates(URL, price=0)}, ("candidates.0.price",)),
+    "price_nan": ({"candidates": candidates(URL, price=float("nan"))}, ("candidates.0.price",)),
+    "one_price_missing": (
+        {"candidates": candidates(URL, adder={"price": 1}, poet={"price": 2})},
+        ("'speller' has no price",),
+    ),
+    "cover_cost_without_prices": (
+        {"routing": {"score": "cover_cost"}}, ("routing.score", "price for every candidate")
     ),
     "key_in_the_file": (
         {"candidates": [{"name": "a", "base_url": URL, "api_key": "sk-1"}]},
@@ -306,6 +316,8 @@ def test_the_documented_defaults(tmp_path: Path, artifact: Path) -> None:
     configured, secrets = settings.load(path, {})
     assert (configured.host, configured.port) == ("127.0.0.1", 8080)
     assert (configured.routing.alpha, configured.routing.on_abstain) == (0.1, "refuse")
+    assert configured.routing.score is Score.COVER
+    assert configured.prices is None
     assert secrets.data_key is None
     assert secrets.admin_key is None
 

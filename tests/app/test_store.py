@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from app.errors import Conflict, NotFound, SettingsError
 from app.store import Record, Store, StoreError, now
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
@@ -21,8 +24,10 @@ from .conftest import ADMIN_KEY, ONE, TWO, Gateway, Serve, as_json, candidates, 
 from .fake_pool import FakePool
 
 
-def record(name: str, seed: int = 0, **options: object) -> Record:
-    """A record of 40 random rows."""
+def record(
+    name: str, seed: int = 0, parts: dict[str, Any] | None = None, **options: object
+) -> Record:
+    """A record of 40 random rows; ``parts`` are neighbours, patterns, prices and groups."""
     rng = np.random.default_rng(seed)
     scores = rng.random((40, 3))
     return Record(
@@ -35,6 +40,7 @@ def record(name: str, seed: int = 0, **options: object) -> Record:
             scores=scores,
             labels=rng.random((40, 3)) < scores,
             options=CalibrationOptions(**options),  # type: ignore[arg-type]
+            **(parts or {}),
         ),
         evidence={"alpha": 0.1, "lambda_hat": None, "text": "é😀"},
         void_reasons=("training_overlap",),
@@ -58,10 +64,73 @@ def same(one: Record, other: Record) -> None:
     """Every field, and every bit of every array."""
     for field in ("id", "created_at", "artifact", "evidence", "void_reasons"):
         assert getattr(one, field) == getattr(other, field)
-    for field in ("pool", "fingerprints", "options"):
+    for field in ("pool", "fingerprints", "options", "prices", "groups"):
         assert getattr(one.calibration, field) == getattr(other.calibration, field)
     assert one.calibration.scores.tobytes() == other.calibration.scores.tobytes()
     assert one.calibration.labels.tobytes() == other.calibration.labels.tobytes()
+    same_array(one.calibration.neighbours, other.calibration.neighbours)
+    same_patterns(one.calibration.patterns, other.calibration.patterns)
+
+
+def same_array(one: np.ndarray | None, other: np.ndarray | None) -> None:
+    """Both are missing, or of one type and the same values."""
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def same_patterns(one: PatternModel | None, other: PatternModel | None) -> None:
+    """Both are missing, or weigh alike."""
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        same_array(one.patterns, other.patterns)
+        same_array(one.frequencies, other.frequencies)
+        for field in ("neighbours", "prior", "temperature"):
+            assert getattr(one, field) == getattr(other, field)
+
+
+PATTERNS = replace(
+    PatternModel.of(np.random.default_rng(9).random((70, 3)) < 0.5),
+    neighbours=4,
+    prior=0.1 + 0.2,
+    temperature=1 / 3,
+)
+NEAR = np.random.default_rng(10).integers(0, len(PATTERNS.frequencies), (40, 6))
+PARTS: dict[str, dict[str, Any]] = {
+    "patterns": {"patterns": PATTERNS},
+    "neighbours": {"patterns": PATTERNS, "neighbours": NEAR.astype(np.uint8)},
+    "many patterns": {"patterns": PATTERNS, "neighbours": NEAR.astype(np.uint16)},
+    "prices": {"patterns": PATTERNS, "prices": (0.1 + 0.2, 1.0, 1e-9)},
+    "prices alone": {"prices": (3.0, 2.0, 1.0)},
+    "groups": {"groups": ("tenant ü", *[None] * 38, "")},
+    "everything": {
+        "patterns": PATTERNS,
+        "neighbours": NEAR.astype(np.uint8),
+        "prices": (3.0, 2.0, 1.0),
+        "groups": ("a", "b") * 20,
+    },
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_what_the_cover_scores_read_comes_back_exactly(
+    store: Store, path: Path, parts: str
+) -> None:
+    """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
+    kept = record("cal-1", parts=PARTS[parts])
+    store.add(kept, activate=True)
+    with Store(f"sqlite:///{path}") as another:
+        found = another.active()
+    assert found is not None
+    same(found, kept)
+    assert found.calibration.offered == kept.calibration.offered
+    for score in kept.calibration.offered:
+        for alpha in (0.05, 0.1, 0.5):
+            thresholds = [c.lambda_hat(alpha, score) for c in (found.calibration, kept.calibration)]
+            assert thresholds[0] == thresholds[1]
+    for calibration in (found.calibration, kept.calibration):
+        assert calibration.for_group("a", 0.1)[1] == ("a" if parts == "everything" else None)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +151,7 @@ def test_a_record_comes_back_exactly(store: Store, path: Path, options: dict[str
         found = another.active()
     assert found is not None
     same(found, kept)
-    for score in Score:
+    for score in kept.calibration.offered:
         thresholds = [c.lambda_hat(0.1, score) for c in (found.calibration, kept.calibration)]
         assert thresholds[0] == thresholds[1]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "transformers", "aiohttp", "fastapi", "scipy", "safetensors")
+HEAVY = ("torch", "transformers", "aiohttp", "fastapi", "scipy", "safetensors", "matplotlib")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What was saved and does not fit any more is refused at start, in one line."""
 
+import hashlib
 import json
 import shutil
 
@@ -38,13 +39,13 @@ def refusal(folder):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None])
 def test_other_schema_version_says_what_to_do(copy, version):
     """Both versions and the command."""
     edit(copy, lambda manifest: manifest.update(schema_version=version))
     message = refusal(copy)
     assert repr(version) in message
-    assert "reads 1" in message
+    assert "reads 2" in message
     assert "racer train" in message
 
 
@@ -106,6 +107,17 @@ DAMAGE = {
     "k is 0": put("router", "k", 0),
     "k is negative": put("router", "k", -1),
     "k is above the number of rows": put("router", "k", 301),
+    "reach is a text": put("router", "reach", "far"),
+    "reach is below k": put("router", "reach", 39),
+    "reach is above the number of rows": put("router", "reach", 301),
+    "no reach": lambda manifest: manifest["router"].pop("reach"),
+    "no patterns": drop("patterns"),
+    "patterns are a list": put("patterns", []),
+    "neighbours of the patterns are 0": put("patterns", "neighbours", 0),
+    "neighbours of the patterns are no whole number": put("patterns", "neighbours", 2.5),
+    "neighbours of the patterns are a text": put("patterns", "neighbours", "many"),
+    "no votes for the prior": put("patterns", "prior", 0),
+    "temperature is negative": put("patterns", "temperature", -1.0),
     "tau is a text": put("null_threshold", "high"),
     "salt is a number": put("salt", 5),
     "salt is too long for a key": put("salt", "x" * 65),
@@ -135,15 +147,33 @@ def test_unknown_encoder_is_named(copy):
         {"labels": np.ones((299, 3), np.uint8)},
         {"labels": np.ones((300, 4), np.uint8)},
         {"embeddings": np.ones((300, 5), np.float32)},
+        {"patterns": None},
+        {"pattern_frequencies": None},
+        {"patterns": np.ones((8, 4), np.uint8)},
+        {"patterns": np.ones(8, np.uint8)},
+        {"pattern_frequencies": np.full(3, 1 / 3)},
     ],
-    ids=["no labels", "no vectors", "no prints", "1-D", "rows", "columns", "width"],
+    ids=[
+        *("no labels", "no vectors", "no prints", "1-D", "rows", "columns", "width"),
+        *("no patterns", "no frequencies", "pattern columns", "1-D patterns", "pattern rows"),
+    ],
 )
 def test_tensors_that_do_not_fit_are_refused_at_start(copy, tensors):
     """Missing, or of a shape that the pool, the rows or the encoder do not have."""
     path = copy / "router.safetensors"
     changed = {**load_file(path), **tensors}
     save_file({name: value for name, value in changed.items() if value is not None}, path)
+    edit(copy, put("weights_sha256", hashlib.sha256(path.read_bytes()).hexdigest()))
     refusal(copy)
+
+
+def test_weights_of_another_training_are_refused(copy):
+    """Half of an artifact was copied over another: the two files do not belong together."""
+    path = copy / "router.safetensors"
+    save_file({**load_file(path), "labels": np.zeros((300, 3), np.uint8)}, path)
+    message = refusal(copy)
+    assert "not the file that manifest.json was written for" in message
+    assert "racer train" in message
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "router.safetensors"])

@@ -7,6 +7,7 @@ import pytest
 
 from racer_core import artifacts
 from racer_core.artifacts import Artifact, CandidateSpec
+from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
@@ -22,6 +23,8 @@ def artifact_of(router, **changes):
         "candidates": tuple(CandidateSpec(name=name) for name in POOL),
         "encoder": SPEC,
         "router": router,
+        "patterns": PatternModel.of(synthetic_rows(60, seed=3).labels(POOL)),
+        "stacked": None,
         "null_threshold": 0.75,
         "salt": "salt",
         "training_fingerprints": frozenset({artifacts.fingerprint("salt", "seen")}),
@@ -44,13 +47,21 @@ def test_saving_and_loading_gives_the_same_artifact(kind, tmp_path):
     candidates = tuple(
         CandidateSpec(name=name, parameters={"temperature": 0.5, "stop": "ü"}) for name in POOL
     )
-    saved = artifacts.save(artifact_of(fitted(kind), candidates=candidates), tmp_path / "a" / "b")
+    patterns = replace(artifact_of(None).patterns, neighbours=7, prior=0.1 + 0.2, temperature=1.5)
+    fresh = artifact_of(fitted(kind), candidates=candidates, patterns=patterns)
+    saved = artifacts.save(fresh, tmp_path / "a" / "b")
     loaded = artifacts.load(tmp_path / "a" / "b", POOL)
-    assert replace(loaded, router=saved.router) == saved
+    assert replace(loaded, router=saved.router, patterns=saved.patterns) == saved
+    for name in ("patterns", "frequencies"):
+        before, after = (getattr(each.patterns, name) for each in (saved, loaded))
+        assert (before.dtype, before.tolist()) == (after.dtype, after.tolist())
+    for name in ("neighbours", "prior", "temperature"):
+        assert getattr(loaded.patterns, name) == getattr(patterns, name)
     assert len(saved.digest) == 64
     batch = Batch(synthetic_rows(20, seed=4).queries, CharNgramEncoder())
-    before, after = saved.router.predict(batch).scores, loaded.router.predict(batch).scores
-    np.testing.assert_array_equal(before, after)
+    before, after = saved.router.predict(batch), loaded.router.predict(batch)
+    np.testing.assert_array_equal(before.scores, after.scores)
+    np.testing.assert_array_equal(before.neighbours, after.neighbours)
 
 
 def test_folder_holds_two_files_and_no_query(router_folder):
@@ -73,14 +84,16 @@ def test_artifact_without_training_rows_or_tau_is_saved_too(tmp_path):
 
 
 def test_any_change_changes_the_digest(tmp_path):
-    """The digest names what a calibration was made for: manifest and weights."""
+    """The digest names what a calibration was made for: manifest, weights and patterns."""
     first = artifacts.save(artifact_of(fitted("knn")), tmp_path / "1")
     assert artifacts.load(tmp_path / "1").digest == first.digest
     tau = artifacts.save(artifact_of(fitted("knn"), null_threshold=0.5), tmp_path / "2")
     weights = artifacts.save(
         artifact_of(replace(fitted("knn"), labels=~fitted("knn").labels)), tmp_path / "3"
     )
-    assert len({first.digest, tau.digest, weights.digest}) == 3
+    fewer = replace(artifact_of(None).patterns, neighbours=7)
+    patterns = artifacts.save(artifact_of(fitted("knn"), patterns=fewer), tmp_path / "4")
+    assert len({first.digest, tau.digest, weights.digest, patterns.digest}) == 4
 
 
 def test_fingerprint_looks_through_case_space_and_unicode_form():

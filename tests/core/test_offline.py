@@ -11,7 +11,10 @@ from scipy import stats
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import CalibrationError, InputError, RowsError
-from racer_core.offline.evaluate import Protocol, evaluate, merge
+from racer_core.offline.evaluate import Setting, evaluate
+from racer_core.offline.protocol import Protocol, Shares
+from racer_core.offline.reporting import silent
+from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice, train
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
@@ -21,6 +24,8 @@ from tests.synthetic import POOL, synthetic_rows
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "routerdc" / "arc_c.jsonl.gz"
 FALSE_ALARM = 1e-6
+NAME = "synthetic"
+PRICES = (1.0, 2.0, 4.0)  # so that every score takes part
 
 
 class Recorder:
@@ -37,10 +42,17 @@ class Recorder:
         return self.inside.encode(texts)
 
 
-def cell(evaluation, target, score, alpha):
-    """The one cell of a setting."""
-    wanted = (target, score, alpha)
-    return next(c for c in evaluation.cells if (c.risk_target, c.score, c.alpha) == wanted)
+def table_of(rows, protocol, encoder=None):
+    """The rows as one benchmark, scored by a KNN."""
+    encoder = encoder or CharNgramEncoder()
+    return build_table({NAME: rows}, encoder=encoder, router="knn", protocol=protocol)
+
+
+def evaluated(rows, protocol, progress=silent):
+    """The whole protocol on one benchmark."""
+    return evaluate(
+        table_of(rows, protocol), encoder="char-ngrams", router="knn", progress=progress
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,30 +64,34 @@ def rows():
 @pytest.fixture(scope="module")
 def evaluation(rows):
     """Ten smoothed splits, so that realised risk follows its law exactly."""
-    return evaluate(
-        rows, encoder=CharNgramEncoder(), protocol=Protocol(splits=10, smoothing=True, seed=1)
+    protocol = Protocol(
+        splits=10,
+        alphas=(0.05, 0.1, 0.2),
+        scores=tuple(Score),
+        prices=PRICES,
+        smoothing=True,
+        seed=1,
     )
+    return evaluated(rows, protocol)
 
 
 def test_shares_of_the_protocol(evaluation):
     """40 % train; of the other 240 half calibrate, a tenth validates, the rest is tested."""
-    sizes = [evaluation.n_train, evaluation.n_calibration, evaluation.n_validation]
-    assert [*sizes, evaluation.n_test] == [160, 120, 24, 96]
+    assert evaluation.n_train == 160
+    assert evaluation.rows == {NAME: (120, 24, 96)}
 
 
 def test_training_rows_are_used_for_nothing_else(rows):
     """Every row is embedded once: first the training rows, then all others."""
     recorder = Recorder()
-    evaluation = evaluate(rows, encoder=recorder, protocol=Protocol(splits=1))
+    table = table_of(rows, Protocol(splits=1), recorder)
     asked = [text for call in recorder.calls for text in call]
     assert sorted(asked) == sorted(rows.queries)
-    rest = set(asked[evaluation.n_train :])
-    scored = [row for row in rows.rows if row.query in rest]
-    for name in POOL:
-        share = np.mean([name in row.correct for row in scored])
-        assert evaluation.controls.accuracy[name] == pytest.approx(share)
-    answerable = np.mean([bool(row.correct) for row in scored])
-    assert evaluation.controls.answerable == pytest.approx(answerable)
+    rest = asked[table.n_train :]
+    assert len(table.rows.fingerprints) == len(rest)
+    correct = {row.query: row.correct for row in rows.rows}
+    expected = [[name in correct[query] for name in POOL] for query in rest]
+    np.testing.assert_array_equal(table.rows.labels, expected)
 
 
 @pytest.mark.parametrize("score", list(Score))
@@ -85,9 +101,9 @@ def test_mean_risk_over_splits_follows_its_exact_law(evaluation, score, alpha):
 
     Smoothing the test rows alone (``gap``, alpha 0.2: risk above 0.5) leaves the band for sure.
     """
-    measured = cell(evaluation, RiskTarget.PAPER, score, alpha)
-    sizes = {"n": evaluation.n_calibration, "n_test": evaluation.n_test}
-    risk = measured.mean["risk"]
+    n, _, n_test = evaluation.rows[NAME]
+    sizes = {"n": n, "n_test": n_test}
+    risk = evaluation.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "risk")
     assert_split_risk(risk, splits=10, alpha=alpha, false_alarm=FALSE_ALARM, **sizes)
 
 
@@ -98,61 +114,71 @@ def test_risk_varies_over_splits_as_it_does_on_rows_of_its_own(rows):
     a test on calibration rows lies above with probability below 1e-5.
     """
     alone = {"alphas": (0.1,), "scores": (Score.PROB,), "risk_targets": (RiskTarget.PAPER,)}
-    evaluation = evaluate(
-        replace(rows, rows=tuple(replace(row, answers={}) for row in rows.rows)),
-        encoder=CharNgramEncoder(),
-        protocol=Protocol(splits=40, smoothing=True, **alone),
-    )
-    n, n_test = evaluation.n_calibration, evaluation.n_test
+    evaluation = evaluated(bare(rows), Protocol(splits=40, smoothing=True, **alone))
+    n, _, n_test = evaluation.rows[NAME]
     m = int(0.1 * (n + 1))
     law = stats.betabinom(n_test, m, n + 1 - m).std() / n_test
-    assert evaluation.cells[0].sd["risk"] > law / 2
+    (setting,) = evaluation.cells
+    assert evaluation.sd(setting, "risk") > law / 2
 
 
 def test_numbers_of_a_cell_fit_together(evaluation):
-    """Every field of SetMetrics, calls saved, and the accuracy of the vote."""
-    names = {field.name for field in fields(SetMetrics)} | {"calls_saved", "accuracy"}
-    assert len(evaluation.cells) == 2 * 2 * 3
-    for each in evaluation.cells:
-        assert set(each.mean) == set(each.sd) == names
-        assert each.mean["calls_saved"] == pytest.approx(1 - each.mean["size"] / len(POOL))
-        assert each.mean["accuracy"] <= 1 - each.mean["served_error"] - each.mean["abstain"] + 1e-9
+    """Every field of SetMetrics, calls saved, what it costs, and the accuracy of each vote."""
+    votes = {f"accuracy_{rule}" for rule in ("majority", "weighted", "log_odds", "stacked")}
+    names = {field.name for field in fields(SetMetrics)} | votes
+    names |= {"null", "calls_saved", "cost", "random_miss", "random_majority"}
+    assert len(evaluation.cells) == 2 * 5 * 3
+    for runs in evaluation.cells.values():
+        assert set(runs) == names
+        of = {name: np.array(values) for name, values in runs.items()}
+        np.testing.assert_allclose(of["calls_saved"], 1 - of["size"] / len(POOL))
+        assert np.all(of["size"] <= of["cost"])
+        assert np.all(of["cost"] <= of["size"] * max(PRICES))
+        for name in votes:
+            assert np.all(of[name] <= 1 - of["served_error"] - of["abstain"] + 1e-9)
     for score in Score:
         sizes = [
-            cell(evaluation, RiskTarget.PAPER, score, a).mean["size"] for a in (0.05, 0.1, 0.2)
+            evaluation.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "size")
+            for alpha in (0.05, 0.1, 0.2)
         ]
         assert sizes == sorted(sizes, reverse=True)
 
 
 def test_controls_say_what_sets_must_be_compared_with(evaluation):
     """Routing by the best score beats any single candidate here, and nothing beats the pool."""
-    controls = evaluation.controls
-    assert controls.best_single == max(controls.accuracy, key=controls.accuracy.get)
-    assert controls.accuracy[controls.best_single] < controls.router_top1 < controls.answerable
-    assert 0.0 < controls.full_vote <= controls.answerable
+    mean = {name: np.mean(runs) for name, runs in evaluation.controls[NAME].items()}
+    singles = [mean[f"candidate {name}"] for name in POOL]
+    assert mean["best single"] == mean["best single here"]
+    assert mean["best single"] in singles
+    assert max(singles) < mean["router top-1"] < mean["answerable"]
+    for rule in ("majority", "weighted", "log_odds", "stacked"):
+        assert 0.0 < mean[f"full pool {rule}"] <= mean["answerable"]
 
 
 def test_evaluation_is_a_function_of_its_seed(rows, evaluation):
     """The same report again, and plain JSON of it."""
-    again = evaluate(rows, encoder=CharNgramEncoder(), protocol=evaluation.protocol)
+    again = evaluated(rows, evaluation.protocol)
     assert again == evaluation
     other = replace(evaluation.protocol, seed=2)
-    assert evaluate(rows, encoder=CharNgramEncoder(), protocol=other) != evaluation
-    assert json.loads(json.dumps(evaluation.as_json()))["n_test"] == 96
+    assert evaluated(rows, other) != evaluation
+    plain = json.loads(json.dumps(evaluation.as_json(), allow_nan=False))
+    assert plain["rows"] == {NAME: [120, 24, 96]}
+
+
+def bare(rows):
+    """The rows without their answers."""
+    return replace(rows, rows=tuple(replace(row, answers={}) for row in rows.rows))
 
 
 def test_rows_without_answers_are_measured_without_accuracy(rows):
     """Progress is told split by split."""
     heard = []
-    bare = replace(rows, rows=tuple(replace(row, answers={}) for row in rows.rows[:100]))
-    evaluation = evaluate(
-        bare,
-        encoder=CharNgramEncoder(),
-        protocol=Protocol(splits=3),
-        progress=lambda *step: heard.append(step),
-    )
-    assert evaluation.controls.full_vote is None
-    assert all("accuracy" not in each.mean for each in evaluation.cells)
+    few = replace(rows, rows=rows.rows[:100])
+    evaluation = evaluated(bare(few), Protocol(splits=3), lambda *step: heard.append(step))
+    assert not evaluation.answered
+    assert not evaluation.choices
+    named = [*evaluation.controls.values(), *evaluation.cells.values()]
+    assert not [name for runs in named for name in runs if "accuracy" in name or "pool" in name]
     assert [step for step in heard if step[0] == "splits"] == [("splits", i, 3) for i in (1, 2, 3)]
 
 
@@ -160,24 +186,38 @@ def test_rows_without_answers_are_measured_without_accuracy(rows):
     "changes",
     [
         {"splits": 0},
-        {"train_share": 0.0},
-        {"train_share": 1.0},
-        {"calibration_share": 0.0},
-        {"validation_share": 0.5},
-        {"validation_share": -0.1},
         {"alphas": (0.1, 1.0)},
+        {"alphas": ()},
+        {"scores": ()},
+        {"risk_targets": ()},
     ],
 )
-def test_protocol_that_leaves_nothing_is_refused(changes):
-    """Shares above 0 with rows left to test on, one split at least, and alphas in (0, 1)."""
+def test_protocol_that_measures_nothing_is_refused(changes):
+    """One split at least, alphas in (0, 1), and something to measure."""
     with pytest.raises(InputError):
         Protocol(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train": 0.0},
+        {"train": 1.0},
+        {"calibration": 0.0},
+        {"validation": 0.5},
+        {"validation": -0.1},
+    ],
+)
+def test_shares_that_leave_nothing_are_refused(changes):
+    """Shares above 0 with rows left to test on."""
+    with pytest.raises(InputError):
+        Shares(**changes)
 
 
 def test_too_few_rows_are_refused():
     """Three rows cannot train, calibrate, validate and test."""
     with pytest.raises(CalibrationError, match="3 rows are too few"):
-        evaluate(synthetic_rows(3, seed=1), encoder=CharNgramEncoder(), protocol=Protocol(splits=1))
+        table_of(synthetic_rows(3, seed=1), Protocol(splits=1))
 
 
 def score_rows():
@@ -193,27 +233,21 @@ def test_rows_of_router_scores_alone_cannot_be_trained_or_evaluated_on(tmp_path)
         with pytest.raises(RowsError, match="rows of router scores"):
             train(rows, validation, tmp_path, encoder=CharNgramEncoder(), kind="knn")
     with pytest.raises(RowsError):
-        evaluate(score_rows(), encoder=CharNgramEncoder(), protocol=Protocol(splits=1))
+        table_of(score_rows(), Protocol(splits=1))
 
 
 def test_rows_of_several_files_share_a_pool():
     """Another order is the same pool; copies are dropped and counted, across files too."""
-    first, second = synthetic_rows(3, seed=1), synthetic_rows(2, seed=2)
-    second = replace(second, pool=POOL[::-1], rows=second.rows + first.rows[:1], duplicates=2)
-    merged = merge([replace(first, duplicates=1), second])
-    assert (merged.pool, len(merged), merged.duplicates) == (POOL, 5, 4)
-    assert merged.rows == first.rows + second.rows[:2]
-    assert len(merge([score_rows(), score_rows()])) == 80  # no query, so nothing to compare
-    with pytest.raises(RowsError, match="file 2"):
-        merge([first, replace(second, pool=POOL[:2])])
-
-
-def test_files_that_disagree_about_a_query_are_refused():
-    """One of the two labels is wrong, and nobody can tell which."""
-    first = synthetic_rows(3, seed=1)
-    other = replace(first.rows[2], correct=frozenset(POOL) - first.rows[2].correct)
-    with pytest.raises(RowsError, match="file 2"):
-        merge([first, replace(first, rows=(other,))])
+    first, second = synthetic_rows(40, seed=1), synthetic_rows(30, seed=2)
+    copy = replace(first.rows[0], query=f"  {first.rows[0].query.upper()}")
+    second = replace(second, pool=POOL[::-1], rows=(*second.rows, copy), duplicates=2)
+    files = {"first": replace(first, duplicates=1), "second": second}
+    options = {"encoder": CharNgramEncoder(), "router": "knn", "protocol": Protocol()}
+    table = build_table(files, **options)
+    assert (table.pool, table.copies) == (POOL, 4)
+    assert table.n_train + len(table.rows.labels) == 70
+    with pytest.raises(RowsError, match="second"):
+        build_table({"first": first, "second": replace(second, pool=POOL[:2])}, **options)
 
 
 def test_training_for_another_pool_is_refused(tmp_path):
@@ -240,25 +274,33 @@ def test_mlp_can_be_trained_saved_and_served(tmp_path):
     assert racer.score(["What is 1 plus 2?"]).scores.shape == (1, 3)
 
 
-@pytest.mark.skipif(not RECORDS.exists(), reason=f"{RECORDS} is not on this machine")
-@pytest.mark.parametrize("score", list(Score))
-def test_real_records_keep_the_law(score):
-    """ARC-C records of seven LLMs: the paper's risk at alpha 0.1 and 0.2; false alarm 1e-6 each."""
+@pytest.fixture(scope="module")
+def arc_c():
+    """ARC-C records of seven LLMs, every score, twenty splits."""
+    if not RECORDS.exists():
+        pytest.skip(f"{RECORDS} is not on this machine")
     protocol = Protocol(
         splits=20,
         alphas=(0.1, 0.2),
-        scores=(score,),
+        scores=tuple(Score),
         risk_targets=(RiskTarget.PAPER,),
+        prices=(1.0,) * 7,
         smoothing=True,
     )
-    evaluation = evaluate(read_rows(RECORDS), encoder=CharNgramEncoder(), protocol=protocol)
-    assert (evaluation.n_train, evaluation.n_calibration) == (468, 351)
-    for each in evaluation.cells:
-        assert_split_risk(
-            each.mean["risk"],
-            splits=20,
-            n=evaluation.n_calibration,
-            n_test=evaluation.n_test,
-            alpha=each.alpha,
-            false_alarm=FALSE_ALARM,
-        )
+    return evaluated(read_rows(RECORDS), protocol)
+
+
+@pytest.mark.parametrize("score", list(Score))
+@pytest.mark.parametrize("alpha", [0.1, 0.2])
+def test_real_records_keep_the_law(arc_c, score, alpha):
+    """The paper's risk; false alarm 1e-6 each."""
+    n, _, n_test = arc_c.rows[NAME]
+    assert (arc_c.n_train, n) == (468, 351)
+    assert_split_risk(
+        arc_c.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "risk"),
+        splits=20,
+        n=n,
+        n_test=n_test,
+        alpha=alpha,
+        false_alarm=FALSE_ALARM,
+    )

@@ -56,7 +56,8 @@ def test_default_options_abstain_by_the_artifacts_tau(racer, rows):
     """Tau was chosen on validation rows when training; options given in full replace it."""
     assert racer.artifact.null_threshold is not None
     options = racer.calibrate(rows, alpha=0.2).options
-    assert options == CalibrationOptions(alpha=0.2, null_threshold=racer.artifact.null_threshold)
+    tau = racer.artifact.null_threshold
+    assert options == CalibrationOptions(alpha=0.2, score=Score.COVER, null_threshold=tau)
     full = CalibrationOptions(alpha=0.3, score=Score.PROB, risk_target=RiskTarget.PAPER)
     assert racer.calibrate(rows, options=full).options == full
 

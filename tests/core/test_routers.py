@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.encoder.base import Encoded, unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
@@ -153,8 +154,83 @@ def test_no_training_rows_is_an_input_error(router):
 def test_what_a_router_learned_is_all_it_needs(separable):
     """tensors() and settings() rebuild it; both count their candidates."""
     batch, labels = separable
-    knn = KnnRouter.fit(batch.encoded.embeddings, labels, k=9)
+    knn = KnnRouter.fit(batch.encoded.embeddings, labels, k=9, reach=30)
     for router in (knn, fit(separable, epochs=1)):
         again = type(router).load(router.tensors(), router.settings())
         assert again.columns == router.columns == 2
-        np.testing.assert_array_equal(again.predict(batch).scores, router.predict(batch).scores)
+        before, after = router.predict(batch), again.predict(batch)
+        np.testing.assert_array_equal(after.scores, before.scores)
+        np.testing.assert_array_equal(after.neighbours, before.neighbours)
+
+
+def test_knn_tells_the_patterns_of_a_wider_circle_nearest_first():
+    """By hand: ids name the distinct rows of labels; k rows vote for the scores all the same."""
+    labels = np.vstack([LABELS, LABELS[:1]])
+    around = np.vstack([EAST_NORTH_WEST, [[0, -1]]]).astype(np.float32)
+    router = KnnRouter.fit(around, labels, k=1, reach=4)
+    patterns = PatternModel.of(labels)
+    output = router.predict(Batch(["3 1", "-3 -1"], Coordinates()))
+    expected = [labels[[0, 1, 3, 2]], labels[[2, 3, 1, 0]]]
+    np.testing.assert_array_equal(patterns.patterns[output.neighbours], expected)
+    assert output.scores.tolist() == [[1, 1], [0, 0]]
+
+
+def test_knn_neighbours_are_those_of_a_plain_sort():
+    """1,100 queries, in chunks; ties of the grid to the earlier row; the k nearest vote alike."""
+    train, queries = random_batch(1, 200, 6), random_batch(2, 1_100, 6)
+    labels = np.random.default_rng(3).random((200, 3)) < 0.5
+    vectors = (each.encoded.embeddings.astype(np.float64) for each in (queries, train))
+    similarity = np.round(np.matmul(next(vectors), next(vectors).T), 6)
+    order = np.argsort(-similarity, axis=1, kind="stable")
+    near = KnnRouter.fit(train.encoded.embeddings, labels, k=7, reach=7)
+    for reach in (7, 60, 200):
+        router = near.reaching(reach)
+        output = router.predict(queries)
+        np.testing.assert_array_equal(output.neighbours, pattern_ids(labels)[order[:, :reach]])
+        np.testing.assert_array_equal(output.scores, near.predict(queries).scores)
+
+
+def test_knn_neighbours_do_not_depend_on_the_batch():
+    """Ties among templates go to the earlier training row, alone and in a batch."""
+    texts = [f"What is {a} plus {b}?" for a in range(10, 25) for b in range(10, 25)]
+    encoder = CharNgramEncoder()
+    labels = np.random.default_rng(4).random((len(texts), 3)) < 0.5
+    router = KnnRouter.fit(encoder.encode(texts).embeddings, labels)
+    queries = [f"What is {a} times {b}?" for a in range(10, 16) for b in range(10, 16)]
+    together = router.predict(Batch(queries, encoder)).neighbours
+    alone = np.vstack([router.predict(Batch([query], encoder)).neighbours for query in queries])
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    ("k", "reach", "rows", "found"),
+    [
+        (40, 200, 500, (40, 200)),
+        (40, 10, 500, (40, 40)),
+        (40, 200, 60, (40, 60)),
+        (9, 9, 5, (5, 5)),
+    ],
+)
+def test_knn_reaches_at_least_as_far_as_it_votes(k, reach, rows, found):
+    """And no farther than there are rows."""
+    vectors = random_batch(1, rows, 3).encoded.embeddings
+    router = KnnRouter.fit(vectors, np.ones((rows, 2), bool), k=k, reach=reach)
+    assert (router.k, router.reach) == found
+
+
+@pytest.mark.parametrize(("patterns", "bytes_each"), [(2, 1), (256, 1), (257, 2)])
+def test_knn_ids_take_as_little_memory_as_they_can(patterns, bytes_each):
+    """A calibration keeps 200 of them a row: one byte up to 256 patterns."""
+    labels = (np.arange(patterns)[:, None] >> np.arange(9)) & 1 == 1
+    vectors = random_batch(1, patterns, 5).encoded.embeddings
+    router = KnnRouter.fit(vectors, labels, k=1, reach=patterns)
+    neighbours = router.predict(random_batch(2, 3, 5)).neighbours
+    assert neighbours.dtype.itemsize == bytes_each
+    assert neighbours.dtype.kind == "u"
+    assert set(neighbours[0].tolist()) == set(range(patterns))
+
+
+def test_mlp_has_no_neighbours(separable):
+    """``cover`` then tilts the frequencies by its scores."""
+    batch, _ = separable
+    assert fit(separable, epochs=1).predict(batch).neighbours is None

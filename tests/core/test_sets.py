@@ -8,7 +8,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from racer_core.calibration.augmentation import augment_scores, augment_truth, checked_scores
-from racer_core.calibration.nonconformity import nonconformity, smoothing_noise
+from racer_core.calibration.nonconformity import (
+    inverse_probability,
+    score_gap,
+    smoothing_noise,
+)
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import critical_scores
 from racer_core.errors import InputError
@@ -42,7 +46,7 @@ def test_sets_are_closed_and_infinity_takes_everyone():
 def test_loss_never_rises_with_the_threshold(table, kind, pair, r):
     """Lemma 4.2, for every r: more candidates never turn a hit into a miss."""
     low, high = sorted(pair)
-    fit, truth = nonconformity(kind, augment_scores(table.scores)), augment_truth(table.labels)
+    fit, truth = table.nonconformity(kind), augment_truth(table.labels)
     at_low, at_high = (losses(prediction_sets(fit, each), truth, r) for each in (low, high))
     assert not np.any(at_high & ~at_low)
 
@@ -50,7 +54,7 @@ def test_loss_never_rises_with_the_threshold(table, kind, pair, r):
 @given(table=tables(), kind=scores_kinds, threshold=thresholds, r=st.integers(1, 4))
 def test_critical_score_is_where_the_loss_ends(table, kind, threshold, r):
     """A row is missed exactly while lambda is below its critical score, for every r."""
-    fit, truth = nonconformity(kind, augment_scores(table.scores)), augment_truth(table.labels)
+    fit, truth = table.nonconformity(kind), augment_truth(table.labels)
     critical = critical_scores(fit, truth, r)
     for each in (threshold, *critical):
         missed = losses(prediction_sets(fit, each), truth, r)
@@ -60,7 +64,7 @@ def test_critical_score_is_where_the_loss_ends(table, kind, threshold, r):
 @given(table=tables(), kind=scores_kinds, threshold=st.floats(0, 1, exclude_max=True))
 def test_empirical_risk_is_right_continuous(table, kind, threshold):
     """It drops at a score, not after it: between two neighbouring values nothing changes."""
-    fit, truth = nonconformity(kind, augment_scores(table.scores)), augment_truth(table.labels)
+    fit, truth = table.nonconformity(kind), augment_truth(table.labels)
     jumps = np.append(critical_scores(fit, truth), threshold)
     for at in jumps:
         above = min((jump for jump in np.unique(jumps) if jump > at), default=math.inf)
@@ -75,10 +79,7 @@ def test_empirical_risk_is_right_continuous(table, kind, threshold):
 @given(table=tables(), r=st.integers(1, 4), threshold=thresholds)
 def test_asking_for_more_right_candidates_never_lowers_the_loss(table, r, threshold):
     """r-coverage: what fails for r fails for r + 1."""
-    fit, truth = (
-        nonconformity(Score.PROB, augment_scores(table.scores)),
-        augment_truth(table.labels),
-    )
+    fit, truth = table.nonconformity(Score.PROB), augment_truth(table.labels)
     sets = prediction_sets(fit, threshold)
     assert not np.any(losses(sets, truth, r) & ~losses(sets, truth, r + 1))
     assert np.all(critical_scores(fit, truth, r) <= critical_scores(fit, truth, r + 1))
@@ -94,7 +95,7 @@ def test_critical_score_is_the_rth_smallest_right_one():
 @given(table=tables())
 def test_best_column_of_the_gap_is_zero(table):
     """So at lambda >= 0 the argmax of M' is always in the set; no gap is negative."""
-    fit = nonconformity(Score.GAP, augment_scores(table.scores))
+    fit = table.nonconformity(Score.GAP)
     assert np.all(fit.min(axis=1) == 0.0)
     np.testing.assert_array_equal(fit.argmin(axis=1), augment_scores(table.scores).argmax(axis=1))
 
@@ -112,13 +113,13 @@ def test_scores_by_hand():
     """Eq. (2) and App. B: the null model is the last column, with 1 - max f."""
     r = augment_scores(np.array([[0.75, 0.5], [0.25, 0.125]]))
     assert r.tolist() == [[0.75, 0.5, 0.25], [0.25, 0.125, 0.75]]
-    assert nonconformity(Score.GAP, r).tolist() == [[0.0, 0.25, 0.5], [0.5, 0.625, 0.0]]
-    assert nonconformity(Score.PROB, r).tolist() == [[0.25, 0.5, 0.75], [0.75, 0.875, 0.25]]
+    assert score_gap(r).tolist() == [[0.0, 0.25, 0.5], [0.5, 0.625, 0.0]]
+    assert inverse_probability(r).tolist() == [[0.25, 0.5, 0.75], [0.75, 0.875, 0.25]]
 
 
 def test_best_candidate_and_null_model_may_tie():
     """At max f = 0.5 both have gap 0, and both are in the set."""
-    fit = nonconformity(Score.GAP, augment_scores(np.array([[0.5, 0.2]])))
+    fit = score_gap(augment_scores(np.array([[0.5, 0.2]])))
     assert prediction_sets(fit, 0.0).tolist() == [[True, False, True]]
 
 

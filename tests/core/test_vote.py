@@ -1,13 +1,17 @@
-"""Majority and weighted votes. Paper, Sec. 3.3."""
+"""Majority, weighted and log-odds votes. Paper, Sec. 3.3."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from racer_core.aggregation.answers import Equality, normalise
-from racer_core.aggregation.vote import Method, aggregate, softmax
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Method, Weight, aggregate, log_odds, softmax
 from racer_core.errors import InputError
 from racer_core.types import CandidateAnswer
 from tests.strategies import probabilities
@@ -15,6 +19,17 @@ from tests.strategies import probabilities
 UNREADABLE = "."  # ``exact`` reads no answer in it
 temperatures = st.sampled_from([1e-3, 0.01, 0.1, 1.0, 100.0])
 methods = st.sampled_from(list(Method))
+kinds = st.sampled_from(list(Weight))
+# The properties hold for every rule; this one needs numbers, and any will do.
+merge = partial(
+    aggregate,
+    stacked=StackedVote(
+        pool=tuple(f"m{i}" for i in range(6)),
+        skill=np.array([0.5, -0.25, 0.0, 1.0, 0.5, 0.125]),
+        trust=np.array([1.0, 0.5, 0.0, 0.25, 1.0, 2.0]),
+    ),
+)
+TEXTS = ["Paris", "paris.", "Rome", "Oslo", UNREADABLE]
 
 
 def answers(*texts_and_scores):
@@ -28,9 +43,26 @@ def answers(*texts_and_scores):
 
 def arrivals(scores=probabilities):
     """One to six answers of a few texts, some of them equal, some unreadable."""
-    texts = st.sampled_from(["Paris", "paris.", "Rome", "Oslo", UNREADABLE])
-    return st.lists(st.tuples(texts, scores), min_size=1, max_size=6).map(
+    return st.lists(st.tuples(st.sampled_from(TEXTS), scores), min_size=1, max_size=6).map(
         lambda pairs: answers(*(part for pair in pairs for part in pair))
+    )
+
+
+def weighed(*texts_scores_and_weights):
+    """Answers with what an evaluator gave them, in threes."""
+    parts = texts_scores_and_weights
+    arrived = answers(*(part for i in range(0, len(parts), 3) for part in parts[i : i + 2]))
+    return [replace(each, weight=weight) for each, weight in zip(arrived, parts[2::3], strict=True)]
+
+
+ratings = st.none() | probabilities
+
+
+def rated_arrivals(weights=ratings):
+    """The same as ``arrivals``, rated by an evaluator that fails now and then."""
+    rated = st.tuples(st.sampled_from(TEXTS), probabilities, weights)
+    return st.lists(rated, min_size=1, max_size=6).map(
+        lambda rows: weighed(*(part for row in rows for part in row))
     )
 
 
@@ -76,19 +108,152 @@ def test_cold_weighted_vote_takes_the_best_score(arrived):
     assert best == next(each.score for each in arrived if each.candidate == merged.winner)
 
 
-@given(arrived=arrivals())
-def test_hot_weighted_vote_is_the_majority(arrived):
+@given(arrived=rated_arrivals(), weight=kinds)
+def test_hot_weighted_vote_is_the_majority(arrived, weight):
     """T -> infinity: all weights are equal, ties included."""
-    hot = aggregate(arrived, method=Method.WEIGHTED, temperature=1e18)
+    hot = aggregate(arrived, method=Method.WEIGHTED, weight=weight, temperature=1e18)
     assert hot.winner == aggregate(arrived).winner
 
 
-@given(arrived=arrivals(), method=methods, temperature=temperatures)
+@given(arrived=rated_arrivals(), method=methods, weight=kinds, temperature=temperatures)
+def test_one_candidate_is_returned_whatever_it_weighs(arrived, method, weight, temperature):
+    """A vote of one has one outcome."""
+    alone = arrived[:1]
+    merged = merge(alone, method=method, weight=weight, temperature=temperature)
+    assert (merged.winner, merged.text) == (alone[0].candidate, alone[0].text)
+
+
+@pytest.mark.parametrize("weight", [Weight.VERBAL, Weight.P_TRUE])
+def test_the_evaluators_weight_counts_instead_of_the_router_score(weight):
+    """By hand at T = 0.5; the text still comes from the better router score of the class."""
+    arrived = weighed("Rome", 0.9, 0.0, "Paris", 0.2, 1.0, "paris", 0.3, 0.2)
+    merged = aggregate(arrived, method=Method.WEIGHTED, weight=weight, temperature=0.5)
+    rome, paris = 1.0, math.exp(2.0) + math.exp(0.4)
+    expected = {"rome": rome / (rome + paris), "paris": paris / (rome + paris)}
+    assert merged.votes == pytest.approx(expected)
+    assert merged.winner == "m2"
+    by_score = aggregate(arrived, method=Method.WEIGHTED, temperature=0.1)
+    assert by_score.text == "Rome"
+
+
+@given(arrived=rated_arrivals(), temperature=temperatures)
+def test_an_unknown_weight_counts_as_the_mean_of_the_known(arrived, temperature):
+    """Of the readable answers alone: what is no vote has no part in the mean."""
+    known = [
+        each.weight
+        for each in arrived
+        if each.weight is not None and normalise(Equality.EXACT, each.text)
+    ]
+    mean = math.fsum(known) / len(known) if known else 0.7  # any constant: the votes are then equal
+    filled = [replace(each, weight=mean) if each.weight is None else each for each in arrived]
+    options = {"method": Method.WEIGHTED, "weight": Weight.P_TRUE, "temperature": temperature}
+    assert aggregate(arrived, **options) == aggregate(filled, **options)
+
+
+@given(arrived=rated_arrivals(weights=st.none()), temperature=temperatures)
+def test_an_evaluator_that_gave_nothing_leaves_the_majority(arrived, temperature):
+    """Its outage is no opinion about anybody."""
+    options = {"method": Method.WEIGHTED, "weight": Weight.VERBAL, "temperature": temperature}
+    assert aggregate(arrived, **options).winner == aggregate(arrived).winner
+
+
+def test_a_failed_rating_is_not_a_rating_of_zero():
+    """Two ratings time out: with 0 in their place Rome would win, though nobody doubts Paris."""
+    arrived = weighed("Paris", 0.5, None, "Paris", 0.5, None, "Rome", 0.5, 0.6)
+    options = {"method": Method.WEIGHTED, "weight": Weight.P_TRUE, "temperature": 0.2}
+    assert aggregate(arrived, **options).text == "Paris"
+    as_zero = [each if each.weight is not None else replace(each, weight=0.0) for each in arrived]
+    assert aggregate(as_zero, **options).text == "Rome"
+
+
+def posterior(arrived, possible, clip=0.01):
+    """Naive Bayes by definition: the likelihood of all answers under each of C truths.
+
+    Truths that nobody named are one entry, "", for they are alike.
+    """
+    forms = {each.candidate: normalise(Equality.EXACT, each.text) for each in arrived}
+    readable = [each for each in arrived if forms[each.candidate]]
+    truths = [*dict.fromkeys(forms[each.candidate] for each in readable), ""]
+
+    def likelihood(truth):
+        chances = [min(max(each.score, clip), 1 - clip) for each in readable]
+        return math.prod(
+            chance if forms[each.candidate] == truth else (1 - chance) / (possible - 1)
+            for each, chance in zip(readable, chances, strict=True)
+        )
+
+    return {truth: likelihood(truth) for truth in truths}
+
+
+@given(arrived=arrivals(), possible=st.integers(4, 50))
+def test_log_odds_are_the_posterior_of_naive_bayes(arrived, possible):
+    """Votes are log-posteriors against an answer nobody gave, and the winner's is the largest."""
+    merged = aggregate(arrived, method=Method.LOG_ODDS, options=possible)
+    likelihoods = posterior(arrived, possible)
+    for form, votes in merged.votes.items():
+        assert votes == pytest.approx(math.log(likelihoods[form] / likelihoods[""]), abs=1e-9)
+    if merged.votes:
+        winning = merged.votes[normalise(Equality.EXACT, merged.text)]
+        assert winning == max(merged.votes.values())
+
+
+def test_log_odds_of_two_options_are_the_logit():
+    """One vote of 0.9 beats two of 0.7, and not three: log 9 = 2.20, log 7/3 = 0.85."""
+    one, two = ("yes", 0.9), ("no", 0.7) * 2
+    vote = {"method": Method.LOG_ODDS, "options": 2}
+    assert aggregate(answers(*one, *two), **vote).votes == pytest.approx(
+        {"yes": math.log(9), "no": 2 * math.log(7 / 3)}
+    )
+    assert aggregate(answers(*one, *two), **vote).text == "yes"
+    assert aggregate(answers(*one, *two, "no", 0.7), **vote).text == "no"
+
+
+def test_a_poor_candidate_speaks_for_its_answer_where_many_are_wrong():
+    """A score of 0.3 is against it of two options and for it of ten; the sign turns at f = 1/C."""
+    assert log_odds(0.3, 2) < 0.0 < log_odds(0.3, 10)
+    for possible in (2, 4, 10):
+        assert log_odds(1 / possible, possible) == pytest.approx(0.0)
+
+
+def test_two_weak_votes_agree_more_tellingly_the_more_answers_there_are():
+    """Of two options 0.6 beats two of 0.5; of ten, agreement by chance is unlikely."""
+    arrived = answers("7", 0.6, "5", 0.5, "5", 0.5)
+    assert aggregate(arrived, method=Method.LOG_ODDS, options=2).text == "7"
+    assert aggregate(arrived, method=Method.LOG_ODDS, options=10).text == "5"
+
+
+def test_options_that_the_answers_refute_give_way_to_them():
+    """Three answers to a question of two: there are three at least."""
+    three = answers("7", 0.6, "5", 0.5, "3", 0.4)
+    assert aggregate(three, method=Method.LOG_ODDS, options=2).votes["7"] == pytest.approx(
+        log_odds(0.6, 3)
+    )
+
+
+@given(arrived=arrivals(), more=arrivals())
+def test_what_others_say_does_not_change_what_a_vote_counts(arrived, more):
+    """C belongs to the question: were it the answers given, agreeing would weaken each vote."""
+    apart = [replace(each, candidate=f"n{i}", text=f"{i}") for i, each in enumerate(more[:3])]
+    alone = aggregate(arrived, method=Method.LOG_ODDS).votes
+    together = aggregate([*arrived, *apart], method=Method.LOG_ODDS).votes
+    assert {form: together[form] for form in alone} == alone
+
+
+@pytest.mark.parametrize("possible", [2, 10, 1_000_000])
+def test_sure_scores_stay_finite_and_can_be_outvoted(possible):
+    """0 and 1 are clipped: one sure vote against two of 0.95 loses."""
+    assert log_odds(1.0, possible) == pytest.approx(math.log(99 * (possible - 1)))
+    assert log_odds(0.0, possible) == pytest.approx(math.log((possible - 1) / 99))
+    arrived = answers("7", 1.0, "5", 0.95, "5", 0.95)
+    assert aggregate(arrived, method=Method.LOG_ODDS, options=possible).text == "5"
+
+
+@given(arrived=rated_arrivals(), method=methods, weight=kinds, temperature=temperatures)
 def test_text_is_that_of_the_best_scored_candidate_of_the_winning_class(
-    arrived, method, temperature
+    arrived, method, weight, temperature
 ):
     """Never a merged text, and never one that lost the vote."""
-    merged = aggregate(arrived, method=method, temperature=temperature)
+    merged = merge(arrived, method=method, weight=weight, temperature=temperature)
     winner = next(each for each in arrived if each.candidate == merged.winner)
     assert winner.text == merged.text
     form = normalise(Equality.EXACT, merged.text)
@@ -99,34 +264,44 @@ def test_text_is_that_of_the_best_scored_candidate_of_the_winning_class(
         assert merged.votes[form] == max(merged.votes.values())
 
 
-@example(arrived=DROWNED, method=Method.WEIGHTED, temperature=1e-3)
-@given(arrived=arrivals(), method=methods, temperature=temperatures)
-def test_unreadable_answers_never_change_who_wins(arrived, method, temperature):
+@example(arrived=DROWNED, method=Method.WEIGHTED, weight=Weight.ROUTER, temperature=1e-3)
+@given(arrived=rated_arrivals(), method=methods, weight=kinds, temperature=temperatures)
+def test_unreadable_answers_never_change_who_wins(arrived, method, weight, temperature):
     """They are no votes; with small T their weight must not drown the readable ones."""
     readable = [each for each in arrived if normalise(Equality.EXACT, each.text)]
     if readable:
-        options = {"method": method, "temperature": temperature}
-        assert aggregate(arrived, **options).winner == aggregate(readable, **options).winner
+        options = {"method": method, "weight": weight, "temperature": temperature}
+        assert merge(arrived, **options).winner == merge(readable, **options).winner
 
 
-def test_without_readable_answers_the_best_scored_text_comes_back_without_votes():
+@pytest.mark.parametrize("weight", list(Weight))
+@pytest.mark.parametrize("method", list(Method))
+def test_without_readable_answers_the_best_scored_text_comes_back_without_votes(method, weight):
     """The caller can see that nobody was counted."""
-    merged = aggregate(answers(UNREADABLE, 0.2, "", 0.7))
+    arrived = weighed(UNREADABLE, 0.2, 0.9, "", 0.7, None)
+    merged = merge(arrived, method=method, weight=weight)
     assert (merged.winner, merged.votes) == ("m1", {})
 
 
-@given(arrived=arrivals(), method=methods, temperature=temperatures, data=st.data())
+@given(
+    arrived=rated_arrivals(),
+    method=methods,
+    weight=kinds,
+    temperature=temperatures,
+    data=st.data(),
+)
 @example(
     arrived=answers("Paris", 0.5, "Rome", 0.5, "paris.", 0.5, "Rome", 0.5),
     method=Method.MAJORITY,
+    weight=Weight.ROUTER,
     temperature=1.0,
     data=None,
 )
-def test_order_of_arrival_does_not_matter(arrived, method, temperature, data):
+def test_order_of_arrival_does_not_matter(arrived, method, weight, temperature, data):
     """Not even where votes, means and best scores tie: the first name wins."""
     shuffled = data.draw(st.permutations(arrived)) if data else arrived[::-1]
-    options = {"method": method, "temperature": temperature}
-    assert aggregate(arrived, **options) == aggregate(shuffled, **options)
+    options = {"method": method, "weight": weight, "temperature": temperature}
+    assert merge(arrived, **options) == merge(shuffled, **options)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1.0, 1e300, math.inf])
@@ -142,6 +317,13 @@ def test_temperature_must_be_above_zero(temperature):
     """The limit T -> 0 is the best score; 0 itself divides by zero."""
     with pytest.raises(InputError, match="temperature"):
         aggregate(answers("a", 0.5), method=Method.WEIGHTED, temperature=temperature)
+
+
+@pytest.mark.parametrize("options", [1, 0, -1])
+def test_a_question_has_two_options_at_least(options):
+    """With one there is nothing to vote about, and C - 1 is no number of wrong answers."""
+    with pytest.raises(InputError, match="options"):
+        aggregate(answers("a", 0.5), method=Method.LOG_ODDS, options=options)
 
 
 def test_nothing_to_merge_is_an_error():

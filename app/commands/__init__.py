@@ -1,0 +1,1 @@
+"""The commands of ``racer``: each reads arguments, calls, prints; no logic."""

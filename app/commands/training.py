@@ -1,0 +1,173 @@
+"""``train`` and ``tune``: what becomes an artifact and its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app import report, settings
+from app.console import FILE, JSON, out, print_json, progress_bars
+from racer_core import artifacts, strict_json
+from racer_core.aggregation.answers import Equality
+from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.errors import InputError
+from racer_core.records.reader import read_rows
+from racer_core.routers import registry
+
+
+def _known_router(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    if name not in registry.names():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(registry.names())}.")
+    return name
+
+
+def _router_options(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any]:
+    """JSON values as what they say, everything else as text."""
+    options: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{each!r} is not key=value.")
+        try:
+            options[name] = strict_json.loads(value)
+        except InputError:
+            options[name] = value
+    return options
+
+
+@click.command()
+@click.option("--data", type=FILE, required=True, help="Training rows.")
+@click.option("--validation", type=FILE, required=True, help="Rows to choose tau on.")
+@click.option("--out", "folder", type=FILE, required=True, help="Where the artifact goes.")
+@click.option(
+    "--router",
+    callback=_known_router,
+    default="knn",
+    show_default=True,
+    help="knn, mlp, routerdc, or one that an installed package offers (docs/routers.md).",
+)
+@click.option(
+    "--router-option",
+    "options",
+    multiple=True,
+    callback=_router_options,
+    help="key=value for the router; repeatable.",
+)
+@click.option("--steps", type=click.IntRange(1), help="Steps of RouterDC, epochs of an MLP.")
+@click.option("--resume", is_flag=True, help="Go on with a training that stopped.")
+@click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
+@click.option("--pooling", type=click.Choice(["mean", "cls"]), default="mean", show_default=True)
+@click.option("--max-tokens", type=click.IntRange(8), default=512, show_default=True)
+@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="A GPU if there is one.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="What runs natively.")
+@click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
+@click.option(
+    "--false-abstain-budget",
+    "budget",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.01,
+    show_default=True,
+    help="Share of answerable queries that may be refused; well below the smallest alpha.",
+)
+@click.option("--config", type=FILE, help="Take candidates and their parameters from here.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@JSON
+def train(
+    data: Path,
+    validation: Path,
+    folder: Path,
+    router: str,
+    options: dict[str, Any],
+    steps: int | None,
+    resume: bool,
+    encoder: str | None,
+    pooling: Any,
+    max_tokens: int,
+    backend: str | None,
+    dtype: str | None,
+    lexical: bool,
+    budget: float,
+    config: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Train a router on labelled rows and save it as an artifact."""
+    from racer_core.offline import train as training
+
+    configured = settings.load(config)[0] if config else None
+    specs = _candidates(configured) if configured else None
+    pool = configured.pool if configured else None
+    rows, held_out = read_rows(data, pool), read_rows(validation, pool)
+    choice = training.EncoderChoice(
+        name=encoder or DEFAULT_ENCODER,
+        pooling=pooling,
+        max_tokens=max_tokens,
+        backend=backend,
+        dtype=dtype,
+        lexical=lexical,
+    )
+    with progress_bars(as_json) as progress:
+        artifact = training.train(
+            rows,
+            held_out,
+            folder,
+            encoder=choice.open(),
+            kind=router,
+            options=options,
+            steps=steps,
+            resume=resume,
+            seed=seed,
+            candidates=specs,
+            false_abstain_budget=budget,
+            equality=configured.aggregation.equality if configured else Equality.EXACT,
+            progress=progress,
+        )
+    result = report.artifact_summary(artifact, folder, len(rows))
+    print_json(result) if as_json else out.print(report.fields(result))
+
+
+@click.command()
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
+@click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
+@JSON
+def tune(config: Path, validation: Path, write: bool, as_json: bool) -> None:
+    """Choose score, alpha and vote on validation rows; show the change as a diff."""
+    from app import tuning
+    from app.lifespan import open_racer
+    from racer_core.offline import tune as search
+
+    configured, _ = settings.load(config)
+    rows = read_rows(validation, configured.pool)
+    with progress_bars(as_json) as progress:
+        tuned = search.tune(
+            open_racer(configured),
+            rows,
+            equality=configured.aggregation.equality,
+            risk_target=configured.routing.risk_target,
+            alpha=configured.routing.alpha,
+            prices=configured.prices,
+            progress=progress,
+        )
+    change = tuning.change(config, tuned)
+    if write:
+        change.write()
+    if as_json:
+        print_json(asdict(tuned) | {"diff": change.diff, "written": write})
+        return
+    out.print(tuning.table(tuned))
+    out.print(change.diff or "nothing to change", markup=False, highlight=False)
+
+
+def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:
+    return [
+        artifacts.CandidateSpec(
+            name=each.name, model=each.model or each.name, parameters=each.parameters
+        )
+        for each in configured.candidates
+    ]

@@ -1,0 +1,231 @@
+"""What ``racer label`` has on disk: the finished rows, and beside them what is not finished yet.
+
+``rows.jsonl`` gets a line when a question is labelled. ``rows.jsonl.partial`` begins with the
+conditions and gets a line when a candidate has answered, so that an interruption costs no answer.
+Every line is one write: a killed process leaves whole lines, and a full disk at worst a torn last
+one, which is mended when the files are opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self, cast
+
+from racer_core import strict_json
+from racer_core.errors import InputError
+from racer_core.records import formats
+from racer_core.records.checks import check_rows
+from racer_core.records.questions import Question
+from racer_core.records.writer import row_line
+from racer_core.types import LabelledRow
+
+_BEGINNINGS = (b'{"query": "', b'{"conditions": {')  # of every line that is written here
+
+
+class LabelFiles:
+    """Both files, opened for one run; a second run at the same time is refused."""
+
+    def __init__(
+        self,
+        out: Path,
+        pool: tuple[str, ...],
+        conditions: Mapping[str, Any],
+        max_query_chars: int,
+    ) -> None:
+        if out.suffix not in (".jsonl", ".ndjson"):
+            raise InputError(f"{out}: rows are written as JSON lines; name it .jsonl")
+        self.out = out
+        self._partial = out.with_name(out.name + ".partial")
+        self._pool = pool
+        self._max_query_chars = max_query_chars
+        self._conditions = json.loads(json.dumps(conditions))  # tuples become lists, as on disk
+        self._answers: dict[str, dict[str, str | None]] = {}
+        self._verdicts: dict[tuple[str, str], bool] = {}
+        self._references: dict[str, str | None] = {}  # of the finished rows
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            rows = self._opened(stack, self.out)
+            try:
+                fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                raise InputError(f"{self.out}: another `racer label` is writing to it") from exc
+            self._rows = rows
+            tail = self._read_rows()
+            self._answered = self._opened(stack, self._partial)
+            partial_tail = self._read_partial()
+            # Nothing is changed before both files are known to be ours.
+            _mend(self._rows, tail)
+            _mend(self._answered, partial_tail)
+            if self._answered.seek(0, os.SEEK_END) == 0:
+                self._write(self._answered, {"conditions": self._conditions})
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack, suppress(OSError):  # a full disk: the file is whole as it is
+            self._compact()
+
+    def is_labelled(self, question: Question) -> bool:
+        """Whether the question's row is finished.
+
+        Raises:
+            InputError: It is, with another reference.
+        """
+        if (key := _digest(question.query)) not in self._references:
+            return False
+        if self._references[key] != question.reference:
+            raise InputError(
+                f"the question of line {question.place} is labelled in {self.out} with another "
+                "reference: write to a new file"
+            )
+        return True
+
+    def answers(self, question: Question) -> Mapping[str, str | None]:
+        """What candidates have answered to an unfinished question."""
+        return self._answers.get(_digest(question.query), {})
+
+    def verdict(self, question: Question, answer: str) -> bool | None:
+        """What the judge has said about an answer; None when it has not."""
+        return self._verdicts.get((_digest(question.query), _digest(answer)))
+
+    def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
+        """Keep a candidate's answer."""
+        key = _digest(question.query)
+        self._answers.setdefault(key, {})[candidate] = answer
+        self._write(self._answered, {"query": key, "candidate": candidate, "answer": answer})
+
+    def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
+        """Keep what a judge has said."""
+        key = _digest(question.query), _digest(answer)
+        self._verdicts[key] = correct
+        self._write(self._answered, {"query": key[0], "judged": key[1], "correct": correct})
+
+    def add_row(self, question: Question, correct: Iterable[str]) -> None:
+        """Finish a question."""
+        key = _digest(question.query)
+        row = LabelledRow(
+            query=question.query,
+            correct=frozenset(correct),
+            answers={name: self._answers[key][name] for name in self._pool},
+            reference=question.reference,
+            task=question.task,
+            group=question.group,
+        )
+        _append(self._rows, row_line(row, self._pool), self.out)
+        self._references[key] = question.reference
+        del self._answers[key]
+
+    def _opened(self, stack: ExitStack, path: Path) -> FileIO:
+        if path.exists() and not path.is_file():  # a device may have no end
+            raise InputError(f"{path}: cannot be written (not a file)")
+        try:
+            return stack.enter_context(path.open("a+b", buffering=0))
+        except OSError as exc:
+            raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
+
+    def _read_rows(self) -> bytes:
+        data, tail = _whole_lines(self._rows, self.out)
+        if data.strip():
+            rows = check_rows(
+                formats.json_lines(data),
+                self.out.name,
+                self._pool,
+                max_query_chars=self._max_query_chars,
+            )
+            self._references = {_digest(row.query): row.reference for row in rows.rows}
+        return tail
+
+    def _read_partial(self) -> bytes:
+        data, tail = _whole_lines(self._answered, self._partial)
+        lines = [value for _, value in formats.json_lines(data)]
+        try:
+            for line in lines[1:]:
+                self._remember(cast("dict[str, Any]", line))
+            begun = cast("dict[str, Any]", lines[0])["conditions"] if lines else None
+        except (KeyError, TypeError) as exc:
+            raise InputError(
+                f"{self._partial}: not of `racer label`, or damaged; without it, unfinished "
+                "questions are asked again"
+            ) from exc
+        if lines and begun != self._conditions:
+            if self._answers or self._references:
+                raise InputError(
+                    f"{self.out} was begun with other candidates, parameters or grading: go on "
+                    "with those, or write to a new file"
+                )
+            self._answered.truncate(0)
+            return b""
+        return tail
+
+    def _remember(self, line: Mapping[str, Any]) -> None:
+        if "judged" in line:
+            self._verdicts[line["query"], line["judged"]] = line["correct"]
+        elif line["query"] not in self._references:
+            self._answers.setdefault(line["query"], {})[line["candidate"]] = line["answer"]
+
+    def _compact(self) -> None:
+        """Leave out what finished rows hold; the conditions stay, so that rows can be added."""
+        lines: list[dict[str, Any]] = [{"conditions": self._conditions}]
+        for key, answers in self._answers.items():
+            lines += [{"query": key, "candidate": n, "answer": a} for n, a in answers.items()]
+        for (key, judged), correct in self._verdicts.items():
+            if key in self._answers:
+                lines.append({"query": key, "judged": judged, "correct": correct})
+        new = self._partial.with_name(self._partial.name + ".new")
+        try:
+            new.write_text("".join(map(_line, lines)), encoding="utf-8")
+            new.replace(self._partial)
+        finally:
+            new.unlink(missing_ok=True)
+
+    def _write(self, file: FileIO, line: Mapping[str, Any]) -> None:
+        _append(file, _line(line), self._partial)
+
+
+def _append(file: FileIO, line: str, path: Path) -> None:
+    data = line.encode()
+    try:
+        whole = file.write(data) == len(data)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
+    if not whole:
+        raise InputError(f"{path}: cannot be written (no space left)")
+
+
+def _whole_lines(file: FileIO, path: Path) -> tuple[bytes, bytes]:
+    """A file's lines, and what follows the last line end; a whole object there counts as a line."""
+    file.seek(0)
+    data = file.readall()
+    lines, end, tail = data.rpartition(b"\n")
+    try:
+        strict_json.load_object(tail)
+    except InputError as exc:
+        if not any(begin.startswith(tail[: len(begin)]) for begin in _BEGINNINGS):
+            raise InputError(f"{path}: not of `racer label`; write to a new file") from exc
+        return lines + end, tail
+    return data, b"\n"
+
+
+def _mend(file: FileIO, tail: bytes) -> None:
+    """Cut a torn line off; end a whole one."""
+    if tail == b"\n":
+        file.write(tail)
+    elif tail:
+        file.truncate(file.seek(0, os.SEEK_END) - len(tail))
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

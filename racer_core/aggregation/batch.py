@@ -1,0 +1,73 @@
+"""The votes of :mod:`racer_core.aggregation.vote` for many queries at once, on arrays.
+
+For measuring: the same winner as ``aggregate`` in every row, thousands of rows in a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.aggregation.answers import Equality, normalise
+from racer_core.types import BoolArray, FloatArray
+
+ClassArray = NDArray[np.int16]
+_TIE = 1e-12  # sums of floats that differ by less are the same vote
+
+
+def answer_classes(answers: Sequence[Sequence[str | None]], equality: Equality) -> ClassArray:
+    """Number the distinct answers of each row; -1 where none can be read. Shape (n, K)."""
+    classes = np.full((len(answers), len(answers[0]) if answers else 0), -1, dtype=np.int16)
+    for row, given in zip(classes, answers, strict=True):
+        numbers: dict[str, int] = {}
+        for column, text in enumerate(given):
+            form = None if text is None else normalise(equality, text)
+            if form is not None:
+                row[column] = numbers.setdefault(form, len(numbers))
+    return classes
+
+
+def one_hot(classes: ClassArray) -> BoolArray:
+    """Who gave which answer: shape (n, K) to (n, C, K), with C = K answers at most."""
+    numbers = np.arange(classes.shape[1], dtype=np.int16)[:, None]
+    return np.asarray(classes[:, None, :] == numbers, dtype=bool)
+
+
+def agreement(classes: ClassArray) -> FloatArray:
+    """1 where two candidates gave the same readable answer, else 0. Shape (n, K, K)."""
+    same = (classes[:, :, None] == classes[:, None, :]) & (classes >= 0)[:, :, None]
+    return same.astype(np.float64)
+
+
+def winners(
+    same: FloatArray,
+    selected: BoolArray,
+    counts: FloatArray,
+    scores: FloatArray,
+    by_name: Sequence[int],
+) -> NDArray[np.intp]:
+    """The candidate whose answer is returned in each row, shape (n,).
+
+    Args:
+        same: :func:`agreement` of the rows, shape (n, K, K).
+        selected: The sets, shape (n, K); a row of an empty set has no meaning.
+        counts: What each candidate's vote counts, shape (n, K).
+        scores: Router scores, for ties, shape (n, K).
+        by_name: The columns in the order of the candidates' names, for the last ties.
+    """
+    inside = selected.astype(np.float64)
+    voters = same * inside[:, None, :]
+    votes = np.einsum("nab,nb->na", voters, counts)
+    size = voters.sum(axis=2)
+    mean = np.einsum("nab,nb->na", voters, scores) / np.maximum(size, 1.0)
+    best = np.where(voters > 0.0, scores[:, None, :], -np.inf).max(axis=2)
+    readable = selected & (size > 0.0)
+    # Nobody readable: the best score among all that answered.
+    alive = np.where(readable.any(axis=1, keepdims=True), readable, selected)
+    for strength in (votes, mean, best, scores):
+        strength = np.where(alive, strength, -np.inf)
+        alive = alive & (strength >= strength.max(axis=1, keepdims=True) - _TIE)
+    order = list(by_name)
+    return np.array(order)[alive[:, order].argmax(axis=1)]

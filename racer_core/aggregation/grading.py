@@ -1,0 +1,104 @@
+"""Whether an answer is right, given the reference. Pure text: no model, no HTTP, no clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+from racer_core.aggregation.answers import Equality, normalise
+from racer_core.errors import InputError
+
+MAX_MATH_CHARS = 20_000  # of an answer, from its end, where results stand
+MAX_BARE_CHARS = 200  # of an answer that is nothing but a formula
+
+
+class Grade(StrEnum):
+    """What counts as right. The first three compare the normal forms that votes count by."""
+
+    CHOICE = "choice"
+    NUMBER = "number"
+    EXACT = "exact"
+    MATH = "math"  # the same mathematical object, however it is written
+
+
+def grade(answer: str | None, reference: str, kind: Grade) -> bool:
+    """Whether ``answer`` gives ``reference``; an answer that cannot be read is wrong.
+
+    ``math`` may take for ever: simplifying is undecidable, and ``9^{9^{9^9}}`` alone keeps it busy.
+    Grade what strangers wrote in a process that can be ended.
+
+    Raises:
+        InputError: The reference cannot be read (nobody could be right), or ``math`` lacks its
+            library.
+    """
+    if kind is Grade.MATH:
+        return _math_equal(answer, reference)
+    form = _form(reference, kind)
+    return answer is not None and normalise(Equality(kind.value), answer) == form
+
+
+def check_reference(reference: str, kind: Grade) -> None:
+    """Find out before anyone is asked whether a reference can be compared with.
+
+    Raises:
+        InputError: It cannot be read, or ``math`` lacks its library.
+    """
+    if kind is Grade.MATH:
+        _parsed_reference(reference)
+    else:
+        _form(reference, kind)
+
+
+def _form(reference: str, kind: Grade) -> str:
+    form = normalise(Equality(kind.value), reference)
+    if form is None:
+        raise InputError(f"the reference cannot be read as {_CALLED[kind]}")
+    return form
+
+
+_CALLED = {
+    Grade.CHOICE: "a choice such as C",
+    Grade.NUMBER: "a number",
+    Grade.EXACT: "a text",
+    Grade.MATH: "mathematics such as \\frac{1}{2}",
+}
+
+
+def _math_equal(answer: str | None, reference: str) -> bool:
+    gold = _parsed_reference(reference)
+    if answer is None:
+        return False
+    tail = answer[-MAX_MATH_CHARS:]
+    # A bare `x^2 + 1` is a whole answer; prose without formulas or numbers is none.
+    bare = len(tail) <= MAX_BARE_CHARS and "\n" not in tail
+    given = _parsed(tail) or (_parsed(f"${tail.strip()}$") if bare else [])
+    return bool(given) and bool(_library().verify(gold, given, timeout_seconds=None))
+
+
+def _parsed_reference(reference: str) -> list[Any]:
+    """The reference as the library's objects; without dollar signs it is LaTeX all the same."""
+    marked = "$" in reference or "\\boxed" in reference or "\\(" in reference
+    bare = [] if marked else _parsed(f"${reference}$")
+    parsed = bare or _parsed(reference)
+    if not parsed:
+        raise InputError(f"the reference cannot be read as {_CALLED[Grade.MATH]}")
+    return parsed
+
+
+def _parsed(text: str) -> list[Any]:
+    """What is mathematics in a text; empty when nothing is."""
+    # No timeout of the library's own, here and in `verify`: it rings with SIGALRM, which only a
+    # main thread can receive, and elsewhere every answer would come out as wrong.
+    parsed: list[Any] = _library().parse(text, parsing_timeout=None)
+    # A plain text among the results is what was found and could not be parsed.
+    return parsed if any(not isinstance(each, str) for each in parsed) else []
+
+
+def _library() -> Any:
+    try:
+        return import_module("math_verify")
+    except ImportError as exc:
+        raise InputError(
+            "grading mathematics needs math-verify: pip install 'racer-gateway[label]'"
+        ) from exc

@@ -1,0 +1,43 @@
+"""The contrastive loss that RouterDC uses twice: between queries and candidates, and queries.
+
+Chen et al. 2024, Eq. (3) and (5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from racer_core.types import BoolArray
+
+
+def pick(eligible: BoolArray, most: int, rng: np.random.Generator) -> BoolArray:
+    """At most ``most`` eligible columns of each row of (B, C), drawn at random."""
+    priority = np.where(eligible, rng.random(eligible.shape), -1.0)
+    rank = np.argsort(np.argsort(-priority, axis=1), axis=1)
+    return eligible & (rank < most)
+
+
+def contrast(
+    similarity: torch.Tensor, positive: BoolArray, negative: BoolArray
+) -> torch.Tensor | None:
+    """Mean over rows of the sum over positives t of -log(e^s_t / (e^s_t + sum_negatives e^s)).
+
+    Args:
+        similarity: Shape (B, C), cosines over the temperature.
+        positive: Which columns are pulled to each row.
+        negative: Which columns each positive is held against.
+
+    Returns:
+        The loss; None when no row has both. A row without both adds nothing to the sum.
+    """
+    counted = positive.any(axis=1) & negative.any(axis=1)
+    if not counted.any():
+        return None
+    device = similarity.device
+    chosen = similarity[torch.from_numpy(counted).to(device)]
+    pulled, pushed = (torch.from_numpy(mask[counted]).to(device) for mask in (positive, negative))
+    against = torch.logsumexp(chosen.masked_fill(~pushed, -torch.inf), dim=1, keepdim=True)
+    terms = nn.functional.softplus(against - chosen)
+    return terms[pulled].sum() / len(similarity)

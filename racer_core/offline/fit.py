@@ -1,0 +1,258 @@
+"""Train one router of any kind: built in, or somebody's own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.encoder.base import Encoder, EncoderSpec
+from racer_core.errors import InputError
+from racer_core.offline.options import check_names, check_number
+from racer_core.offline.reporting import Progress, ReportingEncoder, silent
+from racer_core.offline.selection import NEIGHBOURS
+from racer_core.routers import registry
+from racer_core.routers.base import Router
+from racer_core.routers.checkpoint import Checkpoint
+from racer_core.routers.knn import KnnRouter
+from racer_core.routers.mlp import MlpRouter
+from racer_core.routers.router_dc import RouterDcRouter
+from racer_core.types import BoolArray
+
+_DEFAULTS: Final[Mapping[str, Mapping[str, float]]] = {
+    KnnRouter.kind: {"k": 40},
+    MlpRouter.kind: {"hidden": 256, "epochs": 100, "batch": 32, "learning_rate": 1e-4},
+}
+_STEPS: Final[Mapping[str, str]] = {RouterDcRouter.kind: "steps", MlpRouter.kind: "epochs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterChoice:
+    """Which router to train and how.
+
+    Attributes:
+        kind: A built-in router, or the name under which a package offers one.
+        options: Its own settings; what is not named keeps its default.
+        seed: Of everything random.
+        steps: Steps of RouterDC or epochs of an MLP; None takes their default.
+        resume: Go on with a training that stopped.
+        checkpoint_every: Steps or epochs between two saves of its state.
+    """
+
+    kind: str = KnnRouter.kind
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seed: int = 0
+    steps: int | None = None
+    resume: bool = False
+    checkpoint_every: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse steps of a router that has none, and a seed below 0."""
+        if self.seed < 0:
+            raise InputError(f"the seed is {self.seed}; it must be 0 or more", param="seed")
+        if self.steps is not None and self.kind not in _STEPS:
+            raise InputError(f"router {self.kind} is not trained in steps", param="steps")
+
+    def settings(self, defaults: Mapping[str, float]) -> dict[str, Any]:
+        """The defaults with the options and steps in their places. Raises InputError."""
+        check_names(self.kind, self.options, defaults)
+        steps = {} if self.steps is None else {_STEPS[self.kind]: self.steps}
+        return {**defaults, **self.options, **steps}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Queries and who is right on them, shape (n, K)."""
+
+    texts: Sequence[str]
+    labels: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A trained router.
+
+    Attributes:
+        router: Scores queries that ``encoder`` embeds.
+        encoder: The one that was given, or the fine-tuned one.
+        losses: One a step or an epoch; empty where there is no such training.
+        settings: What was chosen, for the log.
+        checkpoint: To be removed once the artifact is saved.
+    """
+
+    router: Router
+    encoder: Encoder
+    losses: Sequence[float] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    checkpoint: Checkpoint | None = None
+
+
+def fit(
+    choice: RouterChoice,
+    rows: Rows,
+    validation: Rows,
+    *,
+    pool: Sequence[str],
+    encoder: Encoder,
+    folder: Path,
+    progress: Progress = silent,
+) -> Fitted:
+    """Train what was chosen.
+
+    Args:
+        choice: The router.
+        rows: To train on.
+        validation: For RouterDC, to map its cosines to chances.
+        pool: The candidates' names, in the order of the labels.
+        encoder: Embeds the rows; RouterDC begins with it.
+        folder: The artifact's: a checkpoint goes there, and RouterDC's encoder.
+        progress: Hears of each stage.
+
+    Raises:
+        InputError: Options that the router does not have, no rows, or a training that diverges.
+        ArtifactError: A checkpoint that does not fit, or a router of somebody's own that fails.
+    """
+    if choice.kind == RouterDcRouter.kind:
+        return _fit_router_dc(choice, rows, validation, pool, encoder, folder, progress)
+    if choice.kind not in registry.BUILT_IN:
+        router = registry.create(choice.kind, pool, choice.options)
+        return Fitted(router=router, encoder=encoder)
+    settings = _checked(choice)
+    checkpoint = None
+    if choice.kind == MlpRouter.kind:
+        checkpoint = _checkpoint(choice, settings, rows, pool, encoder.spec, folder)
+    losses: list[float] = []
+    embeddings = encoder.encode(rows.texts).embeddings
+    return Fitted(
+        router=fit_embedded(
+            choice,
+            embeddings,
+            rows.labels,
+            checkpoint=checkpoint,
+            losses=losses,
+            progress=progress,
+        ),
+        encoder=encoder,
+        losses=losses,
+        settings=settings,
+        checkpoint=checkpoint,
+    )
+
+
+def fit_embedded(
+    choice: RouterChoice,
+    embeddings: NDArray[np.float32],
+    labels: BoolArray,
+    *,
+    checkpoint: Checkpoint | None = None,
+    losses: list[float] | None = None,
+    progress: Progress = silent,
+) -> Router:
+    """Train KNN or an MLP on rows that are embedded already; ``losses`` gets one an epoch."""
+    settings = _checked(choice)
+    if choice.kind == KnnRouter.kind:
+        return KnnRouter.fit(embeddings, labels, reach=max(NEIGHBOURS), **settings)
+    heard = [] if losses is None else losses
+    return MlpRouter.fit(
+        embeddings,
+        labels,
+        seed=choice.seed,
+        checkpoint=checkpoint,
+        progress=_listener("MLP", settings["epochs"], heard, progress),
+        **settings,
+    )
+
+
+def _checked(choice: RouterChoice) -> dict[str, Any]:
+    """The settings of KNN or an MLP. Raises InputError."""
+    defaults = _DEFAULTS[choice.kind]
+    settings = choice.settings(defaults)
+    for name, default in defaults.items():
+        check_number(name, settings[name], like=default)
+    return settings
+
+
+def _fit_router_dc(
+    choice: RouterChoice,
+    rows: Rows,
+    validation: Rows,
+    pool: Sequence[str],
+    encoder: Encoder,
+    folder: Path,
+    progress: Progress,
+) -> Fitted:
+    from racer_core.offline.router_dc import RouterDcSettings, fine_tune  # needs torch
+
+    settings = choice.settings(asdict(RouterDcSettings()))
+    checked = RouterDcSettings(**settings)
+    checkpoint = _checkpoint(choice, settings, rows, pool, encoder.spec, folder)
+    losses: list[float] = []
+    tuned = fine_tune(
+        rows.texts,
+        rows.labels,
+        encoder=encoder,
+        folder=folder / "encoder",
+        settings=checked,
+        seed=choice.seed,
+        checkpoint=checkpoint,
+        progress=_listener("RouterDC", checked.steps, losses, progress),
+    )
+    embeddings = ReportingEncoder(tuned.encoder, progress).encode(validation.texts).embeddings
+    return Fitted(
+        router=RouterDcRouter.fit(tuned.keys, embeddings, validation.labels),
+        encoder=tuned.encoder,
+        losses=losses,
+        settings=settings,
+        checkpoint=checkpoint,
+    )
+
+
+def _listener(
+    stage: str, steps: int, losses: list[float], progress: Progress
+) -> Callable[[int, float], None]:
+    """Keeps the losses and passes the steps on."""
+
+    def heard(step: int, loss: float) -> None:
+        losses.append(loss)
+        progress(f"{stage}, loss {loss:.3f}", step, steps)
+
+    return heard
+
+
+def _checkpoint(
+    choice: RouterChoice,
+    settings: Mapping[str, Any],
+    rows: Rows,
+    pool: Sequence[str],
+    spec: EncoderSpec,
+    folder: Path,
+) -> Checkpoint:
+    """Where the training is kept, and everything that its result follows from."""
+    encoder = {f"encoder_{name}": value for name, value in asdict(spec).items() if name != "name"}
+    identity = {
+        "router": choice.kind,
+        "seed": choice.seed,
+        "pool": list(pool),
+        "data": _digest(rows),
+        **settings,
+        **encoder,
+    }
+    return Checkpoint(
+        folder=folder / "checkpoint",
+        identity=identity,
+        every=choice.checkpoint_every,
+        resume=choice.resume,
+    )
+
+
+def _digest(rows: Rows) -> str:
+    """sha256 of the rows in their order."""
+    digest = hashlib.sha256(f"{rows.labels.shape}".encode() + rows.labels.tobytes())
+    for text in rows.texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    return digest.hexdigest()

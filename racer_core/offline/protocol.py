@@ -1,0 +1,123 @@
+"""How labelled rows are split and what is asked of the sets. Paper, Sec. 4.1.
+
+A share of each benchmark's rows trains the router once, all benchmarks together; the rest is split
+at random into calibration, validation and test, many times over. Nothing is chosen on test rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.aggregation.answers import Equality
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import RiskTarget, Score, checked_alpha
+
+PAPER_ALPHAS = (
+    *(i / 100 for i in range(1, 11)),
+    *(i / 100 for i in range(15, 51, 5)),
+)
+COMPARED_AT = 0.1  # the level at which settings are compared on validation rows
+
+
+class Calibrated(StrEnum):
+    """On which rows thresholds are set."""
+
+    EACH = "each"  # every benchmark on its own, as in the paper
+    MERGED = "merged"  # all benchmarks together, as a gateway sees its traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """``train`` of all rows; ``calibration`` and ``validation`` of what training leaves."""
+
+    train: float = 0.4
+    calibration: float = 0.5
+    validation: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse shares that leave no test rows."""
+        shares = (self.train, self.calibration, self.validation)
+        if not all(0.0 < each < 1.0 for each in shares) or self.calibration + self.validation >= 1:
+            raise InputError("shares must be above 0 and leave rows to test on", param="shares")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """The experiment."""
+
+    splits: int = 100
+    shares: Shares = Shares()
+    shares_of: Mapping[str, Shares] = field(default_factory=dict[str, Shares])  # by benchmark
+    calibrated: Calibrated = Calibrated.EACH
+    alphas: tuple[float, ...] = PAPER_ALPHAS
+    scores: tuple[Score, ...] = (Score.GAP, Score.PROB, Score.COVER, Score.STATIC)
+    risk_targets: tuple[RiskTarget, ...] = tuple(RiskTarget)
+    smoothing: bool = False
+    false_abstain_budget: float | None = 0.01  # None: never abstain because of p_null
+    equality: Equality = Equality.EXACT
+    prices: tuple[float, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be run."""
+        for alpha in self.alphas:
+            checked_alpha(alpha)
+        if self.splits < 1:
+            raise InputError("at least one split is needed", param="splits")
+        if not self.alphas or not self.scores or not self.risk_targets:
+            raise InputError("at least one alpha, score and risk target is needed")
+
+    def of(self, benchmark: str) -> Shares:
+        """The shares of one benchmark."""
+        return self.shares_of.get(benchmark, self.shares)
+
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Rows of one benchmark in one repetition."""
+
+    calibration: Rows
+    validation: Rows
+    test: Rows
+
+
+def training_rows(benchmark: str, count: int, shares: Shares, seed: int) -> tuple[Rows, Rows]:
+    """Which of a benchmark's rows train the router, and the rest; the same for every repetition.
+
+    Raises:
+        CalibrationError: Too few rows.
+    """
+    order = np.random.default_rng([seed, *benchmark.encode()]).permutation(count)
+    cut = round(shares.train * count)
+    training, rest = order[:cut], order[cut:]
+    sizes = _sizes(len(rest), shares)
+    if min(len(training), *sizes) < 1:
+        raise CalibrationError(
+            f"{benchmark}: {count} rows are too few to train, calibrate, validate and test on"
+        )
+    return training, rest
+
+
+def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:
+    """One random split of the rows that did not train the router."""
+    shuffled = rng.permutation(rest)
+    calibration, validation, _ = _sizes(len(rest), shares)
+    return Split(
+        calibration=shuffled[:calibration],
+        validation=shuffled[calibration : calibration + validation],
+        test=shuffled[calibration + validation :],
+    )
+
+
+def _sizes(count: int, shares: Shares) -> tuple[int, int, int]:
+    calibration = round(shares.calibration * count)
+    validation = round(shares.validation * count)
+    return calibration, validation, count - calibration - validation

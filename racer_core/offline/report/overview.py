@@ -1,0 +1,110 @@
+"""What fits on a screen: the main measures at a few alphas, and the controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from racer_core.offline.evaluate import AVERAGE, Evaluation
+from racer_core.offline.report.grid import Grid, number, spread
+from racer_core.offline.report.view import ANSWERABLE, View, described, views
+from racer_core.types import RiskTarget, Score
+
+SHOWN = (0.01, 0.05, 0.1, 0.2)
+LEGEND = (
+    "saved: calls saved, of those that the full pool takes; random miss: what random sets of the "
+    "same sizes miss, given answerable; an abstention is no right answer"
+)
+_SPREAD = {"risk": "risk", "miss_given_answerable": "miss|answerable", "size": "size"}
+_PLAIN = {
+    "served_error": "served error",
+    "false_abstain": "false abstain",
+    "abstain": "abstain",
+    "calls_saved": "saved",
+    "random_miss": "random miss",
+}
+
+
+def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
+    """The sets and their votes under each risk target; ± is the standard deviation over splits."""
+    return [
+        grid
+        for target in evaluation.protocol.risk_targets
+        for grid in (
+            _sets(evaluation, target, alphas),
+            *((_votes(evaluation, target, alphas),) if evaluation.answered else ()),
+        )
+    ]
+
+
+def _sets(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
+    return Grid(
+        title=f"risk target: {target} (mean ± standard deviation over splits)",
+        measured_on=described(evaluation),
+        head=("scope", "score", "alpha", *_SPREAD.values(), *_PLAIN.values()),
+        rows=tuple(
+            (
+                *(view.scope, score.value, f"{alpha:g}"),
+                *(spread(view.runs(score, alpha, name)) for name in _SPREAD),
+                *(number(float(view.runs(score, alpha, name).mean())) for name in _PLAIN),
+            )
+            for view, score, alpha in _shown(evaluation, target, alphas)
+        ),
+    )
+
+
+def _votes(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
+    rules = next(views(evaluation, target)).rules
+    measures = (*(f"accuracy_{rule}" for rule in rules), "random_majority")
+    return Grid(
+        title=f"accuracy by vote, risk target: {target}",
+        measured_on=described(evaluation),
+        head=("scope", "score", "alpha", *rules, "random, majority"),
+        rows=tuple(
+            (
+                *(view.scope, score.value, f"{alpha:g}"),
+                *(spread(view.runs(score, alpha, name)) for name in measures),
+            )
+            for view, score, alpha in _shown(evaluation, target, alphas)
+        ),
+    )
+
+
+def _shown(
+    evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]
+) -> Iterator[tuple[View, Score, float]]:
+    for view in views(evaluation, target):
+        for score in view.scores:
+            for alpha in view.alphas:
+                if alpha in alphas:
+                    yield view, score, alpha
+
+
+def controls(evaluation: Evaluation) -> Grid:
+    """Accuracy of what every set must be compared with, on the same test rows."""
+    target = evaluation.protocol.risk_targets[0]
+    shown = list(views(evaluation, target))
+    names = (*shown[0].fixed, ANSWERABLE)
+    titles = {ANSWERABLE: "some candidate right"}
+    return Grid(
+        title="controls: accuracy on the test rows",
+        measured_on=described(evaluation),
+        head=("", *(view.scope for view in shown)),
+        rows=tuple(
+            (titles.get(name, name), *(spread(view.accuracy(name)) for view in shown))
+            for name in names
+        ),
+    )
+
+
+def rows(evaluation: Evaluation) -> Grid:
+    """How many rows each scope has in every split."""
+    return Grid(
+        title="rows of a split",
+        measured_on=described(evaluation),
+        head=("scope", "calibration", "validation", "test"),
+        rows=tuple(
+            (scope, *map(str, evaluation.rows[scope]))
+            for scope in evaluation.scopes
+            if scope != AVERAGE
+        ),
+    )

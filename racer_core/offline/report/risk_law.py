@@ -1,0 +1,88 @@
+"""What risk over random splits must look like, whatever the rows are.
+
+With distinct critical scores the misses of one split are beta-binomial, and splits of the same
+rows are independent given the rows, so that the law of their mean is known too. Ties and
+abstention make risk smaller. Thresholds on benchmarks merged keep each benchmark's share in every
+split, which makes the spread a little smaller than the law's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from racer_core.calibration.laws import beta_binomial_interval
+from racer_core.calibration.threshold import allowed_misses
+from racer_core.offline.report.view import ANSWERABLE, View
+from racer_core.types import FloatArray, RiskTarget
+
+_NORMAL = 1.96  # 95 % of a normal law
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskLaw:
+    """The law of the realised risk at one alpha."""
+
+    mean: float
+    variance: float  # of one split
+    interval: tuple[float, float]  # 95 % of splits
+    splits: int
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Where the mean over all splits lies with 95 %."""
+        reach = _NORMAL * math.sqrt(self.variance / self.splits)
+        return max(0.0, self.mean - reach), self.mean + reach
+
+    def verdict(self, risks: FloatArray) -> str:
+        """Where the mean of the realised risks lies."""
+        low, high = self.band
+        mean = float(np.mean(risks))
+        if math.isnan(mean):
+            return "-"
+        return "below" if mean < low else "above" if mean > high else "inside"
+
+
+def risk_law(view: View, alpha: float) -> RiskLaw | None:
+    """The law of one scope, or of the mean over benchmarks (interval then by the normal law).
+
+    ``answerable`` counts answerable rows alone; how many of them a split has varies, and the law
+    is taken at their mean. None where no test row counts.
+    """
+    laws = [law for part in view.parts if (law := _own(part, alpha)) is not None]
+    if len(laws) < len(view.parts):
+        return None
+    if len(laws) == 1:
+        return laws[0]
+    mean = sum(law.mean for law in laws) / len(laws)
+    variance = sum(law.variance for law in laws) / len(laws) ** 2
+    reach = _NORMAL * math.sqrt(variance)
+    return RiskLaw(
+        mean=mean,
+        variance=variance,
+        interval=(max(0.0, mean - reach), mean + reach),
+        splits=laws[0].splits,
+    )
+
+
+def _own(view: View, alpha: float) -> RiskLaw | None:
+    n, _, trials = view.evaluation.rows[view.scope]
+    if view.target is RiskTarget.ANSWERABLE:
+        share = float(np.mean(view.accuracy(ANSWERABLE)))
+        n, trials = round(share * n), round(share * trials)
+    splits = view.evaluation.protocol.splits
+    if not trials:
+        return None
+    missed = allowed_misses(n, alpha) + 1
+    if not missed:  # everyone is called
+        return RiskLaw(mean=0.0, variance=0.0, interval=(0.0, 0.0), splits=splits)
+    a, b = missed, n + 1 - missed
+    low, high = beta_binomial_interval(trials, a, b)
+    return RiskLaw(
+        mean=a / (a + b),
+        variance=a * b * (a + b + trials) / (trials * (a + b) ** 2 * (a + b + 1)),
+        interval=(low / trials, high / trials),
+        splits=splits,
+    )

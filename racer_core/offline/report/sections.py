@@ -1,0 +1,143 @@
+"""The order of a report, and what it says in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from racer_core.offline.evaluate import AVERAGE, Evaluation
+from racer_core.offline.protocol import Calibrated
+from racer_core.offline.report import differences, figures, overview, tables
+from racer_core.offline.report.differences import Difference
+from racer_core.offline.report.figures import Picture
+from racer_core.offline.report.grid import Grid
+from racer_core.offline.report.view import FULL_POOL, View, described, left_out, views
+from racer_core.offline.votes import Rule
+from racer_core.types import RiskTarget, Score
+
+_CALIBRATED = {
+    Calibrated.EACH: "each benchmark's own rows",
+    Calibrated.MERGED: "the rows of all benchmarks together",
+}
+_UNSMOOTHED = (
+    "Without smoothing, scores that tie leave part of alpha unspent, `static` most of all: compare "
+    "sizes at the risk that was realised, or with --smoothing."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading, sentences, tables and figures."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+
+
+def sections(
+    evaluation: Evaluation, command: str, found: tuple[Difference, ...]
+) -> Iterator[Section]:
+    """The whole report."""
+    yield _protocol(evaluation, command)
+    yield Section(
+        title="Overview",
+        text=(f"{overview.LEGEND}.",),
+        grids=(
+            *overview.overview(evaluation, overview.SHOWN),
+            overview.controls(evaluation),
+        ),
+    )
+    for target in evaluation.protocol.risk_targets:
+        yield from _of_target(evaluation, target)
+    yield Section(
+        title="Paired differences",
+        text=(differences.REMARK + ".",),
+        grids=tuple(differences.grids(evaluation, found)),
+    )
+
+
+def _of_target(evaluation: Evaluation, target: RiskTarget) -> Iterator[Section]:
+    def of_scopes(*kinds: Callable[[View], Grid]) -> tuple[Grid, ...]:
+        return tuple(kind(view) for kind in kinds for view in views(evaluation, target))
+
+    yield Section(
+        title=f"Risk, {target}",
+        text=(
+            "With distinct critical scores risk follows an exact law. Below its band: ties, or "
+            "rows that abstain; above: one cell in forty by luck, more is a fault.",
+        ),
+        grids=of_scopes(tables.law_check, tables.risks),
+        pictures=(figures.risk_spread(evaluation, target),),
+    )
+    yield Section(
+        title=f"Size, {target}",
+        grids=of_scopes(tables.sizes),
+        pictures=(
+            figures.size_spread(evaluation, target),
+            figures.curves(evaluation, target),
+        ),
+    )
+    if evaluation.answered:
+        yield Section(
+            title=f"Accuracy, {target}",
+            grids=of_scopes(tables.accuracies, tables.gains, tables.choices),
+            pictures=(
+                figures.efficiency(evaluation, target),
+                figures.chosen(evaluation, target),
+            ),
+        )
+    if evaluation.protocol.prices is not None:
+        yield Section(
+            title=f"Money, {target}",
+            grids=of_scopes(tables.costs),
+            pictures=(figures.frontier(evaluation, target),),
+        )
+
+
+def _protocol(evaluation: Evaluation, command: str) -> Section:
+    protocol = evaluation.protocol
+    budget = protocol.false_abstain_budget
+    return Section(
+        title="What was measured",
+        text=(
+            f"{described(evaluation)}; pool of {len(evaluation.pool)}: "
+            f"{', '.join(evaluation.pool)}.",
+            f"Made by: {command}",
+            f"Thresholds are set on {_CALIBRATED[protocol.calibrated]}; equality of answers "
+            f"{protocol.equality}; smoothing {'in both phases' if protocol.smoothing else 'none'}; "
+            f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'};"
+            f" seed {protocol.seed}. Training rows are never tested; of queries asked twice, "
+            f"{left_out(evaluation)}.",
+            "± is the standard deviation over splits, which re-split one pool of rows.",
+            *(() if protocol.smoothing else (_UNSMOOTHED,)),
+            *(f"Not measured: {each}." for each in unmeasured(evaluation)),
+        ),
+        grids=(overview.rows(evaluation),),
+    )
+
+
+def unmeasured(evaluation: Evaluation) -> Iterator[str]:
+    """What the rows or the command do not allow, and why."""
+    protocol = evaluation.protocol
+    if not evaluation.answered:
+        yield "accuracy, votes and the choice of alpha and vote, as the rows have no answers"
+    elif f"{FULL_POOL}{Rule.STACKED}" not in next(iter(evaluation.controls.values())):
+        yield (
+            "the stacked vote, as too few training rows have both a right and a wrong answer "
+            "to fit it on"
+        )
+    if evaluation.answered:
+        yield "votes weighted by an evaluator model, as nobody asked one"
+    if protocol.prices is None:
+        yield "money, as no prices were given"
+    if Score.STATIC not in protocol.scores:
+        yield "the fixed order that never sees a query (`static`), as it was left out"
+    for scope in evaluation.scopes:
+        n = 0 if scope == AVERAGE else evaluation.rows[scope][0]
+        if n and (small := [f"{a:g}" for a in sorted(protocol.alphas) if a < 1 / (n + 1)]):
+            yield (
+                f"alpha {', '.join(small)} on {scope}, as {n} calibration rows are too few: "
+                "everyone is called there"
+            )
+    yield "latency and tokens, as the rows hold labels and not calls"

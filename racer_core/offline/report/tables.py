@@ -1,0 +1,178 @@
+"""The tables of one scope: a row for every score, vote and control, a column for every alpha."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from racer_core.offline.report.grid import Grid, number, spread
+from racer_core.offline.report.risk_law import risk_law
+from racer_core.offline.report.view import BEST, BEST_HERE, View
+from racer_core.types import FloatArray, RiskTarget, Score
+
+_AtAlpha = Callable[[float], FloatArray]  # what a row holds in every split
+_RISK = {
+    RiskTarget.PAPER: "Risk P(C misses G')",
+    RiskTarget.ANSWERABLE: "Risk P(C misses G | some candidate is right)",
+}
+
+
+def risks(view: View) -> Grid:
+    """Realised risk. Random sets draw candidates only: theirs is always that of ``answerable``."""
+    rows = [(score.value, _risk(view, score)) for score in view.scores]
+    rows += [
+        (
+            f"random sets as large as {score}: miss given answerable",
+            _runs(view, score, "random_miss"),
+        )
+        for score in view.scores
+    ]
+    rows += [(name, _always(view.fixed_risk(name))) for name in view.fixed]
+    return _by_alpha(view, _RISK[view.target], rows)
+
+
+def sizes(view: View) -> Grid:
+    """Mean candidates called; random sets have the sizes of the sets that they stand beside."""
+    rows = [(score.value, _runs(view, score, "size")) for score in view.scores]
+    rows += [(name, _always(view.fixed_size(name))) for name in view.fixed]
+    return _by_alpha(view, f"Mean size (of {len(view.evaluation.pool)})", rows)
+
+
+def accuracies(view: View) -> Grid:
+    """Share of right answers by rule; an abstention is not one."""
+    rows = [
+        (f"{score}, {rule}", _runs(view, score, f"accuracy_{rule}"))
+        for score in view.scores
+        for rule in view.rules
+    ]
+    rows += [
+        (f"random sets as large as {score}, majority", _runs(view, score, "random_majority"))
+        for score in view.scores
+    ]
+    rows += [(name, _always(view.accuracy(name))) for name in view.fixed]
+    return _by_alpha(view, "Accuracy", rows)
+
+
+def gains(view: View) -> Grid:
+    """Calls saved, and what is gained by it over the two best single candidates."""
+    rows: list[tuple[str, _AtAlpha]] = []
+    for score in view.scores:
+        rows.append((f"{score}: calls saved", _runs(view, score, "calls_saved")))
+        for rule in view.rules:
+            accuracy = _runs(view, score, f"accuracy_{rule}")
+            for base in (BEST, BEST_HERE):
+                rows.append((f"{score}, {rule}: over {base}", _above(accuracy, view, base)))
+    best = view.accuracy(BEST)
+    rows += [(f"{name}: over {BEST}", _always(view.accuracy(name) - best)) for name in view.fixed]
+    return _by_alpha(view, "Calls saved, and accuracy gained", rows)
+
+
+def costs(view: View) -> Grid:
+    """Mean money a query, in the unit of the prices."""
+    prices = view.evaluation.protocol.prices
+    assert prices is not None
+    rows = [(score.value, _runs(view, score, "cost")) for score in view.scores]
+    everyone = np.full(view.evaluation.protocol.splits, sum(prices))
+    rows += [("full pool", _always(everyone))]
+    return _by_alpha(view, "Mean money a query", rows)
+
+
+def law_check(view: View) -> Grid:
+    """Realised risk beside its exact law: 5 % of the means lie outside the band by luck."""
+    laws = {alpha: risk_law(view, alpha) for alpha in view.alphas}
+    rows = [
+        ("exact mean", *(number(law.mean) if law else "-" for law in laws.values())),
+        ("95 % of splits", *(_range(law.interval) if law else "-" for law in laws.values())),
+        ("95 % of means", *(_range(law.band) if law else "-" for law in laws.values())),
+    ]
+    for score in view.scores:
+        realised = {alpha: view.risk(score, alpha) for alpha in view.alphas}
+        cells = (
+            f"{number(float(np.mean(runs)))} {law.verdict(runs)}" if law else "-"
+            for runs, law in zip(realised.values(), laws.values(), strict=True)
+        )
+        rows.append((score.value, *cells))
+    return Grid(
+        title=f"Realised risk against its law, {view.target}, {view.scope}",
+        measured_on=view.measured_on,
+        head=("", *(f"{alpha:g}" for alpha in view.alphas)),
+        rows=tuple(rows),
+    )
+
+
+def chosen(view: View, score: Score) -> Grid:
+    """How often validation rows chose each alpha and vote; a benchmark's splits, or all of them."""
+    counts = choice_counts(view, score)
+    rows = tuple(
+        (rule.value, *(str(counts[alpha, rule.value]) for alpha in view.alphas))
+        for rule in view.rules
+    )
+    return Grid(
+        title=f"Times chosen, {score}, {view.target}, {view.scope}",
+        measured_on=view.measured_on,
+        head=("", *(f"{alpha:g}" for alpha in view.alphas)),
+        rows=rows,
+    )
+
+
+def choice_counts(view: View, score: Score) -> Counter[tuple[float, str]]:
+    """How often each alpha and vote was chosen."""
+    scopes = {part.scope for part in view.parts}
+    return Counter(
+        (choice.alpha, choice.rule.value)
+        for choice in view.evaluation.choices
+        if (choice.risk_target, choice.score) == (view.target, score) and choice.scope in scopes
+    )
+
+
+def choices(view: View) -> Grid:
+    """What the chosen settings did on test rows, beside the best single candidates."""
+    rows: list[tuple[str, ...]] = []
+    scopes = {part.scope for part in view.parts}
+    for score in view.scores:
+        own = [
+            (each.accuracy, each.size, each.risk)
+            for each in view.evaluation.choices
+            if (each.risk_target, each.score) == (view.target, score) and each.scope in scopes
+        ]
+        rows.append((score.value, *(spread(column) for column in np.array(own).T)))
+    for name in view.fixed:
+        values = (view.accuracy(name), view.fixed_size(name), view.fixed_risk(name))
+        rows.append((name, *map(spread, values)))
+    return Grid(
+        title=f"Alpha and vote chosen on validation rows, {view.target}, {view.scope}",
+        measured_on=view.measured_on,
+        head=("", "accuracy", "size", "risk"),
+        rows=tuple(rows),
+    )
+
+
+def _by_alpha(view: View, title: str, rows: list[tuple[str, _AtAlpha]]) -> Grid:
+    return Grid(
+        title=f"{title}, {view.target}, {view.scope}",
+        measured_on=view.measured_on,
+        head=("", *(f"{alpha:g}" for alpha in view.alphas)),
+        rows=tuple((name, *(spread(at(alpha)) for alpha in view.alphas)) for name, at in rows),
+    )
+
+
+def _risk(view: View, score: Score) -> _AtAlpha:
+    return lambda alpha: view.risk(score, alpha)
+
+
+def _runs(view: View, score: Score, measure: str) -> _AtAlpha:
+    return lambda alpha: view.runs(score, alpha, measure)
+
+
+def _above(accuracy: _AtAlpha, view: View, base: str) -> _AtAlpha:
+    return lambda alpha: accuracy(alpha) - view.accuracy(base)
+
+
+def _always(runs: FloatArray) -> _AtAlpha:
+    return lambda _: runs
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3f} to {interval[1]:.3f}"

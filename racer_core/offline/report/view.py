@@ -1,0 +1,120 @@
+"""One scope of an evaluation under one risk target: its numbers, split by split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from racer_core.offline.evaluate import AVERAGE, Evaluation, Setting
+from racer_core.offline.votes import Rule
+from racer_core.types import FloatArray, RiskTarget, Score
+
+FULL_POOL = "full pool "
+BEST = "best single"
+BEST_HERE = "best single here"
+ANSWERABLE = "answerable"
+# What alpha bounds under each target.
+RISK = {RiskTarget.PAPER: "risk", RiskTarget.ANSWERABLE: "miss_given_answerable"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Reads an evaluation; every array has one number per split, shape (splits,)."""
+
+    evaluation: Evaluation
+    scope: str
+    target: RiskTarget
+
+    @property
+    def alphas(self) -> list[float]:
+        """Ascending."""
+        return sorted(set(self.evaluation.protocol.alphas))
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """As the protocol names them."""
+        return tuple(dict.fromkeys(self.evaluation.protocol.scores))
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The votes that could be measured; none without recorded answers."""
+        known = self.evaluation.controls[self.scope]
+        return tuple(rule for rule in Rule if f"{FULL_POOL}{rule}" in known)
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        """Controls that do not depend on alpha: candidates, the best of them, full pools."""
+        return tuple(name for name in self.evaluation.controls[self.scope] if name != ANSWERABLE)
+
+    @property
+    def parts(self) -> tuple[View, ...]:
+        """The benchmarks of an average; itself otherwise."""
+        if self.scope != AVERAGE:
+            return (self,)
+        names = [scope for scope in self.evaluation.scopes if scope != AVERAGE]
+        return tuple(replace(self, scope=name) for name in names)
+
+    @property
+    def measured_on(self) -> str:
+        """Encoder, router, rows and splits, as every table says."""
+        return f"{described(self.evaluation)}; {self.scope}: {self._rows}"
+
+    @property
+    def _rows(self) -> str:
+        if self.scope == AVERAGE:
+            return f"mean over {len(self.parts)} benchmarks"
+        n, validation, test = self.evaluation.rows[self.scope]
+        return f"{n} calibration, {validation} validation, {test} test rows"
+
+    def runs(self, score: Score, alpha: float, measure: str) -> FloatArray:
+        """A measure of the sets."""
+        setting = Setting(self.scope, self.target, score, alpha)
+        return np.array(self.evaluation.cells[setting][measure])
+
+    def risk(self, score: Score, alpha: float) -> FloatArray:
+        """The risk that alpha bounds under this target."""
+        return self.runs(score, alpha, RISK[self.target])
+
+    def accuracy(self, control: str) -> FloatArray:
+        """Share of test rows that a fixed control answers right."""
+        return np.array(self.evaluation.controls[self.scope][control])
+
+    def fixed_size(self, control: str) -> FloatArray:
+        """Candidates that a fixed control calls."""
+        size = len(self.evaluation.pool) if control.startswith(FULL_POOL) else 1
+        return np.full(self.evaluation.protocol.splits, float(size))
+
+    def fixed_risk(self, control: str) -> FloatArray:
+        """The risk of a fixed control's set, which never holds the null model."""
+        return np.mean([part.own_fixed_risk(control) for part in self.parts], axis=0)
+
+    def own_fixed_risk(self, control: str) -> FloatArray:
+        """The same for a scope that has test rows of its own; NaN where none is answerable."""
+        answerable = self.accuracy(ANSWERABLE)
+        hit = answerable if control.startswith(FULL_POOL) else self.accuracy(control)
+        if self.target is RiskTarget.PAPER:
+            return 1.0 - hit
+        return np.where(
+            answerable > 0.0, 1.0 - hit / np.where(answerable > 0.0, answerable, 1), np.nan
+        )
+
+
+def views(evaluation: Evaluation, target: RiskTarget) -> Iterator[View]:
+    """Every scope."""
+    for scope in evaluation.scopes:
+        yield View(evaluation, scope, target)
+
+
+def left_out(evaluation: Evaluation) -> str:
+    """How many rows asked what an earlier one asks."""
+    return f"{evaluation.copies} {'copy' if evaluation.copies == 1 else 'copies'} left out"
+
+
+def described(evaluation: Evaluation) -> str:
+    """Encoder, router and splits."""
+    return (
+        f"encoder {evaluation.encoder}, router {evaluation.router} "
+        f"({evaluation.n_train} training rows), {evaluation.protocol.splits} splits"
+    )

@@ -1,0 +1,61 @@
+"""What a long run says while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
+
+_PIECE = 256
+Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
+
+
+def silent(_stage: str, _done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportingEncoder:
+    """An encoder that tells how far it is; embeds in pieces long enough to batch well."""
+
+    encoder: Encoder
+    progress: Progress
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """The encoder's own."""
+        return self.encoder.spec
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Embed texts, piece by piece."""
+        parts: list[Encoded] = []
+        for start in range(0, len(texts), _PIECE):
+            parts.append(self.encoder.encode(texts[start : start + _PIECE]))
+            self.progress("embedding", min(start + _PIECE, len(texts)), len(texts))
+        return Encoded(
+            np.concatenate([part.embeddings for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RememberingEncoder:
+    """An encoder that embeds a list of texts once, however many steps of a training need it."""
+
+    encoder: Encoder
+    _known: dict[tuple[str, ...], Encoded] = field(default_factory=dict[tuple[str, ...], Encoded])
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """The encoder's own."""
+        return self.encoder.spec
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Embed texts, or remember them."""
+        key = tuple(texts)
+        if key not in self._known:
+            self._known[key] = self.encoder.encode(texts)
+        return self._known[key]

@@ -1,0 +1,269 @@
+"""Fine-tune an encoder and one embedding per candidate by two contrastive losses.
+
+Chen et al. 2024, "RouterDC: Query-Based Router by Dual Contrastive Learning" (NeurIPS), Sec. 3.
+Two things differ: a batch's positives and negatives are drawn anew at each step, since labels of
+right and wrong do not say who is best; and queries are clustered by their embeddings themselves,
+without t-SNE before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from racer_core.encoder.base import Encoder, EncoderSpec
+from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from racer_core.errors import InputError
+from racer_core.offline.clusters import cluster
+from racer_core.offline.contrastive import contrast, pick
+from racer_core.offline.options import check_number
+from racer_core.routers.checkpoint import Checkpoint
+from racer_core.types import BoolArray
+
+# Names of independent streams of random numbers; each step has its own, so a training that goes
+# on draws what it would have drawn.
+_ORDER, _CHOICES, _DROPOUT, _KEYS, _CLUSTERS = range(5)
+_KEY_SCALE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterDcSettings:
+    """The paper's values; counts are upper limits where fewer candidates or rows are there."""
+
+    steps: int = 1000
+    batch: int = 32
+    learning_rate: float = 5e-5  # of AdamW, constant
+    weight_decay: float = 0.01
+    positives: int = 3  # K+, right candidates a query is pulled to
+    negatives: int = 3  # K-, wrong candidates each of them is held against
+    strangers: int = 3  # H, queries of other clusters
+    cluster_weight: float = 1.0  # lambda, of the loss between queries
+    clusters: int = 5
+    temperature: float = 1.0  # cosines are divided by it
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a positive number; the two weights may be 0."""
+        for each in fields(self):
+            zero = each.name in ("weight_decay", "cluster_weight")
+            like = cast(float, each.default)
+            check_number(each.name, getattr(self, each.name), like=like, zero=zero)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuned:
+    """What training gives: candidate embeddings (K, D), the encoder, one loss a step."""
+
+    keys: NDArray[np.float32]
+    encoder: HuggingFaceEncoder
+    losses: list[float]
+
+
+class _DualModel(nn.Module):
+    """The encoder E(x; w) in float32, and the candidate embeddings k."""
+
+    def __init__(self, spec: EncoderSpec, candidates: int, seed: int) -> None:
+        super().__init__()
+        from transformers import AutoModel
+
+        self._spec = spec
+        self._tokenizer = _tokenizer(spec)
+        self.encoder: Any = cast(Any, AutoModel).from_pretrained(
+            spec.name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+        keys = _stream(seed, _KEYS).standard_normal((candidates, self.encoder.config.hidden_size))
+        self.keys = nn.Parameter(torch.from_numpy(keys).float() * _KEY_SCALE)
+        self.to(spec.backend).train()  # dropout, which a model that was loaded leaves out
+
+    def forward(self, texts: Sequence[str]) -> torch.Tensor:
+        """Embeddings of length 1, shape (B, D)."""
+        limit = self._spec.max_tokens
+        inputs = self._tokenizer(
+            list(texts), padding=True, truncation=True, max_length=limit, return_tensors="pt"
+        ).to(self._spec.backend)
+        hidden = self.encoder(**inputs).last_hidden_state
+        return nn.functional.normalize(
+            pool(hidden, inputs["attention_mask"], self._spec.pooling), dim=1
+        )
+
+    def save(self, folder: Path) -> None:
+        """An ordinary Hugging Face folder."""
+        self.encoder.save_pretrained(folder)
+        # A fresh one: a tokenizer in use remembers how the last batch was padded and cut.
+        _tokenizer(self._spec).save_pretrained(folder)
+        for weights in folder.glob("*.safetensors"):
+            weights.chmod(0o644)  # the gateway may run as another user than the training
+
+
+def _tokenizer(spec: EncoderSpec) -> Any:
+    from transformers import AutoTokenizer
+
+    return cast(Any, AutoTokenizer).from_pretrained(spec.name)
+
+
+def fine_tune(
+    texts: Sequence[str],
+    labels: BoolArray,
+    *,
+    encoder: Encoder,
+    folder: Path,
+    settings: RouterDcSettings,
+    seed: int = 0,
+    checkpoint: Checkpoint | None = None,
+    progress: Callable[[int, float], None] = lambda _step, _loss: None,
+) -> FineTuned:
+    """Train, and save the encoder into a folder of its own.
+
+    On a CPU the same seed and number of threads give the same weights, interrupted or not.
+
+    Args:
+        texts: Training queries, n of them.
+        labels: Their correctness, shape (n, K).
+        encoder: Where training begins; its device, pooling and token limit stay. Where n-grams
+            stand beside its embedding they help to cluster the queries, and are left out after.
+        folder: Where the fine-tuned encoder goes.
+        settings: Numbers of steps, rates and counts.
+        seed: Of batches, choices, dropout, clusters and the first candidate embeddings.
+        checkpoint: Where the state is kept against interruptions; None keeps none.
+        progress: Called after each step, those that an earlier run did too, with its number from
+            1 and its loss.
+
+    Raises:
+        InputError: No rows, an encoder without weights, or a loss that is no number any more.
+        ArtifactError: The checkpoint does not fit, or the encoder cannot be loaded or saved.
+    """
+    spec = encoder.spec
+    if not texts:
+        raise InputError("no training rows")
+    if spec.kind != "huggingface":
+        raise InputError(
+            f"RouterDC fine-tunes an encoder, and {spec.name} has no weights: pass --encoder with "
+            "the folder or hub name of a Hugging Face model"
+        )
+    if Path(spec.name).resolve() == folder.resolve():
+        raise InputError(f"{folder} is where the trained encoder goes: begin with another one")
+    model = _DualModel(spec, labels.shape[1], seed)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+    )
+    reached = checkpoint.restore(model, optimiser) if checkpoint else None
+    if reached:
+        losses, clusters = reached.losses, reached.kept["clusters"].numpy()
+    else:
+        losses, clusters = [], _clusters(texts, encoder, settings, seed)
+    for step, loss in enumerate(losses):
+        progress(step + 1, loss)
+    data = _Rows(texts, labels, clusters)
+    for step in range(len(losses), settings.steps):
+        batch = data.take(_batch(len(texts), settings.batch, step, seed))
+        with _own_generator(spec.backend, seed, step):
+            loss = _loss(model, batch, settings, _stream(seed, _CHOICES, step))
+            losses.append(_descend(optimiser, loss))
+        if checkpoint and checkpoint.due(step + 1, settings.steps):
+            checkpoint.save(model, optimiser, losses, {"clusters": torch.from_numpy(clusters)})
+        progress(step + 1, losses[-1])
+    model.save(folder)
+    return FineTuned(
+        keys=model.keys.detach().cpu().numpy().copy(),
+        encoder=HuggingFaceEncoder(
+            str(folder),
+            pooling=spec.pooling,
+            max_tokens=spec.max_tokens,
+            backend=spec.backend,
+            dtype=spec.dtype,
+        ),
+        losses=losses,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Queries, who is right on them (n, K), and their clusters (n,)."""
+
+    texts: Sequence[str]
+    labels: BoolArray
+    clusters: NDArray[np.int64]
+
+    def take(self, rows: Sequence[int]) -> _Rows:
+        return _Rows([self.texts[i] for i in rows], self.labels[rows], self.clusters[rows])
+
+
+def _loss(
+    model: _DualModel, batch: _Rows, settings: RouterDcSettings, rng: np.random.Generator
+) -> torch.Tensor | None:
+    """L_sample-LLM + lambda L_sample-sample of one batch; None when it has nothing to tell."""
+    embeddings = model(batch.texts)
+    keys = nn.functional.normalize(model.keys, dim=1)
+    parts = [
+        contrast(
+            embeddings @ keys.T / settings.temperature,
+            pick(batch.labels, settings.positives, rng),
+            pick(~batch.labels, settings.negatives, rng),
+        )
+    ]
+    if settings.cluster_weight:
+        same = batch.clusters[:, None] == batch.clusters[None, :]
+        others = ~np.eye(len(same), dtype=bool)
+        between = contrast(
+            embeddings @ embeddings.T / settings.temperature,
+            pick(same & others, 1, rng),
+            pick(~same, settings.strangers, rng),
+        )
+        parts.append(None if between is None else settings.cluster_weight * between)
+    told = [part for part in parts if part is not None]
+    return torch.stack(told).sum() if told else None
+
+
+def _descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor | None) -> float:
+    """One step of the optimiser; a batch without a loss leaves everything as it is."""
+    if loss is None:
+        return 0.0
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise InputError(
+            "the loss is no number any more; train with a smaller learning_rate, or a higher "
+            "temperature"
+        )
+    optimiser.zero_grad()
+    loss.backward()  # pyright: ignore[reportUnknownMemberType]
+    optimiser.step()  # pyright: ignore[reportUnknownMemberType]
+    return value
+
+
+def _clusters(
+    texts: Sequence[str], encoder: Encoder, settings: RouterDcSettings, seed: int
+) -> NDArray[np.int64]:
+    """Cluster ids of the queries by the encoder as it was before training, shape (n,)."""
+    own_seed = int(_stream(seed, _CLUSTERS).integers(2**63))
+    return cluster(encoder.encode(texts).embeddings, settings.clusters, own_seed)
+
+
+def _batch(count: int, size: int, step: int, seed: int) -> list[int]:
+    """The rows of a step: one random order of all rows after the other, cut into batches."""
+    size = min(size, count)
+    places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+    epochs = {epoch for epoch, _ in places}
+    orders = {epoch: _stream(seed, _ORDER, epoch).permutation(count) for epoch in epochs}
+    return [int(orders[epoch][place]) for epoch, place in places]
+
+
+def _stream(seed: int, *key: int) -> np.random.Generator:
+    """A generator of its own for each purpose and step."""
+    return np.random.default_rng([seed, *key])
+
+
+@contextmanager
+def _own_generator(backend: str, seed: int, step: int) -> Generator[None]:
+    """Dropout of one step, seeded; the process's own generators are left as they were."""
+    devices = [torch.cuda.current_device()] if backend == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(_stream(seed, _DROPOUT, step).integers(2**63)))
+        yield

@@ -1,0 +1,229 @@
+"""Fits the stacked vote on training rows, with candidates masked as serving masks them.
+
+Fitted on full sets and used on small ones it would lose to the majority. Its router scores are
+out-of-fold: a row's own label must not have taught the router that scores it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import ClassArray, answer_classes, one_hot
+from racer_core.aggregation.stacked import StackedVote, clipped_logit
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
+from racer_core.encoder.base import Encoded, EncoderSpec
+from racer_core.errors import InputError
+from racer_core.offline.selection import ScoredRows
+from racer_core.routers.base import Batch, Router, on_grid
+from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
+
+_FOLDS = 5
+_ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4)  # sets of these levels are the masks, beside the full pool
+_RIDGE = 10.0
+_SLIGHT = 1e-3  # keeps the mean skill finite where every contested row agrees
+_STEPS = 50
+_DONE = 1e-8
+_CELLS = 1 << 21  # numbers held at once
+MIN_ROWS = 50
+
+Fit = Callable[[Batch, BoolArray], Router]
+
+
+def out_of_fold(
+    pool: tuple[str, ...],
+    fingerprints: tuple[bytes, ...],
+    batch: Batch,
+    labels: BoolArray,
+    fit: Fit,
+) -> ScoredRows:
+    """Training rows, each scored by a router that was trained on the other folds."""
+    count = len(labels)
+    fold = np.arange(count) % min(_FOLDS, count)
+    scores = np.empty(labels.shape)
+    for each in range(int(fold.max()) + 1):
+        inside, outside = np.flatnonzero(fold == each), np.flatnonzero(fold != each)
+        router = fit(_part(batch, outside), labels[outside])
+        scores[inside] = router.predict(_part(batch, inside)).scores
+    # The neighbours' pattern ids of different folds mean different patterns: the tilt is enough.
+    return ScoredRows(
+        pool=pool,
+        fingerprints=fingerprints,
+        scores=on_grid(scores),
+        neighbours=None,
+        labels=labels,
+    )
+
+
+def stack(
+    pool: tuple[str, ...],
+    fingerprints: tuple[bytes, ...],
+    batch: Batch,
+    labels: BoolArray,
+    answers: Sequence[Sequence[str | None]],
+    equality: Equality,
+    fit: Fit,
+) -> StackedVote | None:
+    """:func:`fit_stacked` on rows scored :func:`out_of_fold`; None where rows have no answers."""
+    classes = answer_classes(answers, equality)
+    if not (classes >= 0).any():
+        return None
+    return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit), classes)
+
+
+def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
+    """Maximise the conditional likelihood of the right answer, drawn towards equal votes.
+
+    The penalty is on what tells candidates apart: with few rows the majority remains.
+
+    Args:
+        rows: Training rows scored out of fold.
+        classes: The rows' answers, shape (n, K), -1 where none can be read.
+
+    Returns:
+        None where fewer than 50 rows have both a right and a wrong answer to choose between.
+    """
+    masks = [np.ones_like(rows.labels), *_served_masks(rows)]
+    masked = [np.where(mask, classes, -1) for mask in masks]
+    contested = [_contested(each, rows.labels) for each in masked]
+    if np.count_nonzero(contested[0]) < MIN_ROWS:
+        return None
+    votes = _Votes(
+        classes=np.concatenate([c[keep] for c, keep in zip(masked, contested, strict=True)]),
+        right=np.concatenate([rows.labels[keep] for keep in contested]),
+        logits=np.concatenate([clipped_logit(rows.scores)[keep] for keep in contested]),
+    )
+    # Each mask shows the same rows again: the penalty grows with their number.
+    weights = _maximise(votes, _penalty(len(rows.pool), _RIDGE * len(masks)))
+    return StackedVote(rows.pool, *np.split(weights, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Votes:
+    """Rows in which the vote matters: answers, labels and router logits, all (n, K)."""
+
+    classes: ClassArray
+    right: BoolArray
+    logits: FloatArray
+
+    def chunks(self) -> Iterator[tuple[FloatArray, BoolArray, BoolArray]]:
+        """What every answer stands on (n, C, 2K), which answers exist, which are right (n, C)."""
+        count = self.classes.shape[1]
+        step = max(1, _CELLS // (2 * count * count))
+        for start in range(0, len(self.classes), step):
+            part = slice(start, start + step)
+            gave = one_hot(self.classes[part])
+            logits = self.logits[part, None, :]
+            features = np.concatenate(
+                [gave.astype(np.float64), np.where(gave, logits, 0.0)], axis=2
+            )
+            right = np.asarray((gave & self.right[part, None, :]).any(axis=2), dtype=bool)
+            yield features, np.asarray(gave.any(axis=2), dtype=bool), right
+
+
+def _served_masks(rows: ScoredRows) -> list[BoolArray]:
+    """The cover sets of the rows themselves at several levels, shape (n, K) each."""
+    options = CalibrationOptions(score=Score.COVER, risk_target=RiskTarget.ANSWERABLE)
+    calibration = rows.calibration(options, PatternModel.of(rows.labels))
+    return [
+        calibration.sets(
+            rows.scores,
+            rows.fingerprints,
+            calibration.lambda_hat(alpha, Score.COVER),
+            Score.COVER,
+        ).selected
+        for alpha in _ALPHAS
+    ]
+
+
+def _contested(classes: ClassArray, labels: BoolArray) -> BoolArray:
+    """Rows with both a right and a wrong answer among those given, shape (n,)."""
+    given = classes >= 0
+    return any_column(given & labels) & any_column(given & ~labels)
+
+
+def _penalty(count: int, ridge: float) -> FloatArray:
+    """Quadratic form over (skill, trust): the spread of skills, and every trust."""
+    form = ridge * np.eye(2 * count)
+    form[:count, :count] -= (ridge - _SLIGHT) / count  # the mean skill is next to free
+    return form
+
+
+def _maximise(votes: _Votes, penalty: FloatArray) -> FloatArray:
+    """Newton's method from the majority on, halving steps that go too far."""
+    count = votes.classes.shape[1]
+    weights: FloatArray = np.repeat([1.0, 0.0], count)
+    value = _likelihood(votes, weights, penalty)
+    for _ in range(_STEPS):
+        gradient, curvature = _derivatives(votes, weights, penalty)
+        step: FloatArray = np.linalg.solve(curvature, gradient).astype(np.float64)
+        while (better := _likelihood(votes, weights + step, penalty)) < value:
+            step = step / 2.0
+            if _size(step) <= _DONE:
+                return weights
+        weights, value = weights + step, better
+        if _size(step) <= _DONE:
+            break
+    return weights
+
+
+def _likelihood(votes: _Votes, weights: FloatArray, penalty: FloatArray) -> float:
+    total = -0.5 * float(weights @ penalty @ weights)
+    for features, exists, right in votes.chunks():
+        strength = np.where(exists, features @ weights, -np.inf)
+        total += float((_log_sum(strength, right) - _log_sum(strength, exists)).sum())
+    return total
+
+
+def _derivatives(
+    votes: _Votes, weights: FloatArray, penalty: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Gradient of the penalised likelihood, and its curvature as of the softmax alone."""
+    gradient = -penalty @ weights
+    curvature = penalty.copy()
+    for features, exists, right in votes.chunks():
+        strength = np.where(exists, features @ weights, -np.inf)
+        model = np.exp(strength - _log_sum(strength, exists)[:, None])
+        truth = np.where(right, model, 0.0)
+        truth /= truth.sum(axis=1, keepdims=True)
+        mean = np.einsum("nc,ncd->nd", model, features)
+        gradient += np.einsum("nc,ncd->d", truth - model, features)
+        flat = (features * np.sqrt(model)[:, :, None]).reshape(-1, len(weights))
+        curvature += flat.T @ flat - mean.T @ mean
+    return gradient, curvature
+
+
+def _log_sum(strength: FloatArray, among: BoolArray) -> FloatArray:
+    """Log of the sum of exp(strength) over some answers, shape (n,); each row has one."""
+    return np.logaddexp.reduce(np.where(among, strength, -np.inf), axis=1)
+
+
+def _size(step: NDArray[np.floating[Any]]) -> float:
+    return float(np.abs(step).max())
+
+
+def _part(batch: Batch, rows: NDArray[np.intp]) -> Batch:
+    """Some rows of a batch that is embedded already."""
+    texts = [batch.texts[int(i)] for i in rows]
+    encoded = Encoded(batch.encoded.embeddings[rows], batch.encoded.truncated[rows])
+    return Batch(texts, Embedded(batch.encoder.spec, encoded))
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """An encoder for exactly the texts that it was made for."""
+
+    spec: EncoderSpec
+    encoded: Encoded
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """What is known already."""
+        if len(texts) != len(self.encoded.embeddings):
+            raise InputError("these texts were not embedded")
+        return self.encoded

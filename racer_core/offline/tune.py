@@ -1,0 +1,174 @@
+"""Grid search over alpha and the vote on validation rows alone. Paper, Sec. 4.1.
+
+The paper takes the thresholds of the search from the calibration rows; alpha would then depend,
+a little, on the very rows that must not have chosen it. Here the validation rows serve both ends:
+one half sets the thresholds at which the other half is voted on, and the other way round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.errors import RowsError
+from racer_core.offline.protocol import PAPER_ALPHAS, Rows
+from racer_core.offline.reporting import Progress, silent
+from racer_core.offline.selection import ScoredRows, choose_score
+from racer_core.offline.votes import TEMPERATURES, Rule, Votes
+from racer_core.racer import Racer
+from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score, any_column
+
+MIN_ROWS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One setting, measured on validation rows that did not set its threshold."""
+
+    alpha: float
+    rule: Rule
+    temperature: float | None  # of `weighted`
+    accuracy: float  # of the voted answer; an abstention is not right
+    size: float
+    cost: float  # mean price of a query; the size where there are no prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What the validation rows suggest."""
+
+    score: Score
+    trials: tuple[Trial, ...]
+    chosen: Trial
+    slack: float  # one standard error of the best accuracy: differences below it are noise
+    rows: int
+
+
+def tune(
+    racer: Racer,
+    rows: LabelledRows,
+    *,
+    equality: Equality,
+    risk_target: RiskTarget,
+    alpha: float,
+    prices: tuple[float, ...] | None = None,
+    alphas: Sequence[float] = PAPER_ALPHAS,
+    progress: Progress = silent,
+) -> Tuning:
+    """Choose score, alpha and vote.
+
+    First the score with the least cost at ``alpha``; then, among all settings whose accuracy is
+    within one standard error of the best, the cheapest.
+
+    Args:
+        racer: Loaded artifact.
+        rows: Validation rows with answers; neither training nor calibration rows.
+        equality: When two answers are the same.
+        risk_target: What alpha bounds.
+        alpha: The level at which scores are compared.
+        prices: Price per call of each candidate, in the order of the pool; None counts calls.
+        alphas: The grid.
+        progress: Hears of each alpha.
+
+    Raises:
+        RowsError: Fewer than 100 answerable rows, or rows without answers.
+    """
+    if not all(row.answers for row in rows.rows):
+        raise RowsError("validation rows", ["votes can only be tuned on rows with answers"])
+    answerable = int(np.count_nonzero(any_column(rows.labels(rows.pool))))
+    if answerable < MIN_ROWS:
+        raise RowsError(
+            "validation rows",
+            [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
+        )
+    scored = _scored(racer, rows)
+    patterns = racer.artifact.patterns
+    score = choose_score(scored, patterns, alpha=alpha, risk_target=risk_target, prices=prices)
+    options = CalibrationOptions(
+        alpha=alpha,
+        score=score,
+        risk_target=risk_target,
+        null_threshold=racer.artifact.null_threshold,
+    )
+    answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
+    votes = Votes(
+        pool=racer.pool,
+        labels=scored.labels,
+        scores=scored.scores,
+        same=agreement(answer_classes(answers, equality)),
+        stacked=racer.artifact.stacked,
+    )
+    per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
+    trials: list[Trial] = []
+    for number, level in enumerate(alphas, 1):
+        sets = _cross_fitted(scored, options, racer, prices, level)
+        trials += _trials(level, votes, sets, per_call)
+        progress("alphas", number, len(alphas))
+    best = max(trial.accuracy for trial in trials)
+    slack = math.sqrt(best * (1.0 - best) / len(rows))
+    good = [trial for trial in trials if trial.accuracy >= best - slack]
+    chosen = min(good, key=lambda trial: (trial.cost, -trial.accuracy))
+    return Tuning(score=score, trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
+
+
+def _scored(racer: Racer, rows: LabelledRows) -> ScoredRows:
+    output = racer.score(rows.queries)
+    return ScoredRows(
+        pool=racer.pool,
+        fingerprints=tuple(racer.fingerprint(query) for query in rows.queries),
+        scores=output.scores,
+        neighbours=output.neighbours,
+        labels=rows.labels(racer.pool),
+    )
+
+
+def _cross_fitted(
+    scored: ScoredRows,
+    options: CalibrationOptions,
+    racer: Racer,
+    prices: tuple[float, ...] | None,
+    alpha: float,
+) -> BoolArray:
+    """The set of each row at the threshold of the half that it is not in, shape (n, K)."""
+    selected = np.zeros_like(scored.labels)
+    for own, other in _halves(len(scored.labels)):
+        calibration = scored.at(other).calibration(options, racer.artifact.patterns, prices)
+        rows = scored.at(own)
+        selected[own] = calibration.sets(
+            rows.scores,
+            rows.fingerprints,
+            calibration.lambda_hat(alpha, options.score),
+            options.score,
+            rows.neighbours,
+        ).selected
+    return selected
+
+
+def _halves(count: int) -> Iterator[tuple[Rows, Rows]]:
+    """Every second row: files sorted by task then have all tasks in both."""
+    even, odd = np.arange(0, count, 2), np.arange(1, count, 2)
+    yield even, odd
+    yield odd, even
+
+
+def _trials(
+    alpha: float, votes: Votes, selected: BoolArray, per_call: FloatArray
+) -> Iterator[Trial]:
+    size = float(selected.sum(axis=1).mean())
+    cost = float((selected @ per_call).mean())
+    for rule in votes.rules:
+        for temperature in TEMPERATURES if rule is Rule.WEIGHTED else (None,):
+            yield Trial(
+                alpha=alpha,
+                rule=rule,
+                temperature=temperature,
+                accuracy=votes.accuracy(rule, selected, temperature or 1.0),
+                size=size,
+                cost=cost,
+            )

@@ -1,0 +1,99 @@
+"""Every rule of voting over recorded answers, vectorised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from racer_core.aggregation.batch import winners
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import OPTIONS, SURE
+from racer_core.offline.protocol import Rows
+from racer_core.types import BoolArray, FloatArray
+
+TEMPERATURES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+
+
+class Rule(StrEnum):
+    """How votes are counted; ``weighted`` by the router's score."""
+
+    MAJORITY = "majority"
+    WEIGHTED = "weighted"
+    LOG_ODDS = "log_odds"
+    STACKED = "stacked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Votes:
+    """Votes over rows with recorded answers.
+
+    Attributes:
+        pool: The candidates, in the order of the columns.
+        labels: Who was right, shape (n, K).
+        scores: Router scores, shape (n, K).
+        same: Who gave the same answer, shape (n, K, K).
+        stacked: The fitted vote; None where training rows did not suffice.
+    """
+
+    pool: tuple[str, ...]
+    labels: BoolArray
+    scores: FloatArray
+    same: FloatArray
+    stacked: StackedVote | None
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """``stacked`` only where it was fitted."""
+        return tuple(rule for rule in Rule if rule is not Rule.STACKED or self.stacked is not None)
+
+    def at(self, rows: Rows) -> Votes:
+        """Some of the rows."""
+        return replace(
+            self, labels=self.labels[rows], scores=self.scores[rows], same=self.same[rows]
+        )
+
+    def accuracy(self, rule: Rule, selected: BoolArray, temperature: float) -> float:
+        """Share of rows whose voted answer is right; an abstention is not."""
+        return float(self.right(rule, selected, temperature).mean())
+
+    def right(self, rule: Rule, selected: BoolArray, temperature: float) -> BoolArray:
+        """Whether the voted answer of each row is right, shape (n,).
+
+        Right means that the winner was labelled right, so no grader is needed here.
+        """
+        by_name = sorted(range(len(self.pool)), key=self.pool.__getitem__)
+        counts = self._counts(rule, selected, temperature)
+        chosen = winners(self.same, selected, counts, self.scores, by_name)
+        rows = np.arange(len(chosen))
+        readable = self.same[rows, chosen, chosen] > 0.0
+        return self.labels[rows, chosen] & selected.any(axis=1) & readable
+
+    def best_temperature(self, selected: BoolArray) -> float:
+        """T of ``weighted`` with the best accuracy on these rows; the largest among equals."""
+        return max(
+            TEMPERATURES,
+            key=lambda each: (self.accuracy(Rule.WEIGHTED, selected, each), each),
+        )
+
+    def _counts(self, rule: Rule, selected: BoolArray, temperature: float) -> FloatArray:
+        match rule:
+            case Rule.MAJORITY:
+                return np.ones_like(self.scores)
+            case Rule.WEIGHTED:
+                called = np.where(selected, self.scores, -np.inf)
+                top = called.max(axis=1, keepdims=True, initial=0.0)
+                return np.exp((called - top) / temperature)
+            case Rule.LOG_ODDS:
+                possible = np.maximum(self._distinct(selected), OPTIONS)[:, None]
+                sure = np.clip(self.scores, 1.0 - SURE, SURE)
+                return np.log(sure * (possible - 1.0) / (1.0 - sure))
+            case Rule.STACKED:
+                assert self.stacked is not None
+                return self.stacked.counts(self.scores)
+
+    def _distinct(self, selected: BoolArray) -> FloatArray:
+        """How many different answers the sets give, shape (n,)."""
+        size = (self.same * selected[:, None, :]).sum(axis=2)
+        return np.where(selected & (size > 0.0), 1.0 / np.maximum(size, 1.0), 0.0).sum(axis=1)

@@ -1,0 +1,85 @@
+"""Questions that nobody has answered yet: what ``racer label`` asks a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from racer_core.errors import InputError, RowsError
+from racer_core.records import formats
+from racer_core.records.formats import Numbered, Place
+from racer_core.records.reader import read_bytes
+from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A query and what is known about it before anyone answers."""
+
+    place: Place  # its line or row in the file
+    query: str
+    reference: str | None = None
+    task: str | None = None
+    group: str | None = None
+
+
+def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[Question, ...]:
+    """Read a file of questions: the formats of labelled rows, without labels.
+
+    A question that stands twice is asked once; fields that are not known are left alone.
+
+    Raises:
+        RowsError: A line is no question, or a query has two references; names each line.
+    """
+    data = read_bytes(path)
+    try:
+        numbered = list(_objects(data, path.name))
+    except InputError as exc:
+        raise RowsError(path.name, [str(exc)]) from exc
+    found: dict[str, Question] = {}
+    problems: list[str] = []
+    for place, value in numbered:
+        try:
+            question = _question(place, value, max_query_chars)
+            first = found.setdefault(question.query, question)
+            if first.reference != question.reference:
+                raise InputError(f"same query as line {first.place}, with another reference")
+        except InputError as exc:
+            problems.append(f"line {place}: {exc}")
+    if problems or not found:
+        raise RowsError(path.name, problems or ["no questions"])
+    return tuple(found.values())
+
+
+def _objects(data: bytes, source: str) -> Iterable[Numbered]:
+    data, name = formats.unpacked(data, source, formats.MAX_UNPACKED_BYTES)
+    if not formats.is_table(name):
+        return formats.json_objects(data, name)
+    return _cells(formats.table(data, name))
+
+
+def _cells(table: formats.Table) -> Iterator[Numbered]:
+    """A table's rows; an empty cell says nothing."""
+    for place, cells in table.rows:
+        if isinstance(cells, dict):
+            row = cast("dict[str, object]", cells)
+            yield place, {name: cell for name, cell in row.items() if cell not in ("", None)}
+        else:
+            yield place, cells
+
+
+def _question(place: Place, value: object, max_query_chars: int) -> Question:
+    if isinstance(value, InputError):
+        raise value
+    if not isinstance(value, dict):
+        raise InputError("a question must be a JSON object")
+    row = cast("dict[str, Any]", value)
+    return Question(
+        place=place,
+        query=row_query(row, max_query_chars),
+        reference=optional_text(row, "reference"),
+        task=optional_text(row, "task"),
+        group=optional_text(row, "group"),
+    )

@@ -1,0 +1,155 @@
+"""Training that stopped can go on where it was: one safetensors file, replaced as a whole.
+
+The file holds parameters, the optimiser's moments and what else a training keeps as tensors; its
+header holds the rest as JSON. Never pickle. No random generator is kept: trainings here can tell
+from their seed and the number of a step what that step draws.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from racer_core import strict_json
+from racer_core.errors import ArtifactError, InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FILE: Final = "checkpoint.safetensors"
+_HEADER: Final = "training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far a training was."""
+
+    losses: list[float]  # one a step done
+    kept: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Where a training leaves its state, and what that state depends on.
+
+    Attributes:
+        folder: A folder of its own, removed when the training is done.
+        identity: Plain JSON values that the result follows from: settings, seed, digest of the
+            data. A training of another identity does not go on from here.
+        every: Steps between two saves.
+        resume: Go on from what is there; False refuses to overwrite it.
+    """
+
+    folder: Path
+    identity: Mapping[str, Any]
+    every: int = 50
+    resume: bool = False
+
+    def restore(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> Reached | None:
+        """Put both into the state that was saved; None when there is nothing to go on from.
+
+        Raises:
+            ArtifactError: There is a checkpoint, and it is damaged, of other data or settings, or
+                not asked for.
+        """
+        if not self._path.is_file():
+            return None
+        if not self.resume:
+            raise ArtifactError(
+                f"{self.folder} holds a training that stopped: pass --resume to go on, or remove "
+                "that folder to begin anew"
+            )
+        identity, losses, tensors = self._read()
+        self._check(identity)
+        parts = {name: _under(name, tensors) for name in ("module", "optimiser", "kept")}
+        module.load_state_dict(parts["module"])
+        state: dict[int, dict[str, Any]] = {}
+        for name, tensor in parts["optimiser"].items():
+            number, _, field = name.partition(".")
+            state.setdefault(int(number), {})[field] = tensor
+        groups = optimiser.state_dict()["param_groups"]
+        optimiser.load_state_dict({"state": state, "param_groups": groups})
+        return Reached(losses=losses, kept=parts["kept"])
+
+    def due(self, step: int, steps: int) -> bool:
+        """Whether to save after this many of all steps: now and then, and after the last."""
+        return step % self.every == 0 or step == steps
+
+    def save(
+        self,
+        module: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        losses: Sequence[float],
+        kept: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Replace the checkpoint; a training killed meanwhile finds the one before.
+
+        Raises:
+            ArtifactError: The folder cannot be written.
+        """
+        from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
+
+        tensors = {f"module.{name}": each for name, each in module.state_dict().items()}
+        for number, fields in optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{name}": each for name, each in fields.items()}
+        tensors |= {f"kept.{name}": each for name, each in (kept or {}).items()}
+        # Copies, for safetensors refuses parameters that share their memory.
+        tensors = {name: each.detach().cpu().clone() for name, each in tensors.items()}
+        header = json.dumps({"identity": dict(self.identity), "losses": list(losses)})
+        new = self._path.with_suffix(".new")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, new, metadata={_HEADER: header})
+            with new.open("rb") as written:
+                os.fsync(written.fileno())
+            new.replace(self._path)
+        except OSError as exc:
+            raise ArtifactError(
+                f"checkpoint {self._path} cannot be written: {exc.strerror}"
+            ) from exc
+
+    def remove(self) -> None:
+        """Take the checkpoint away: the training is done."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / FILE
+
+    def _read(self) -> tuple[dict[str, Any], list[float], dict[str, torch.Tensor]]:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with cast(Any, safe_open)(self._path, framework="pt") as file:
+                header = strict_json.load_object(file.metadata()[_HEADER].encode())
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return header["identity"], header["losses"], tensors
+        except (OSError, SafetensorError, InputError, KeyError, TypeError) as exc:
+            raise ArtifactError(
+                f"checkpoint {self._path} is damaged ({exc}); remove {self.folder} to begin anew"
+            ) from exc
+
+    def _check(self, found: Mapping[str, Any]) -> None:
+        wanted = json.loads(json.dumps(dict(self.identity)))
+        keys = sorted(wanted.keys() | found.keys())
+        differing = [key for key in keys if wanted.get(key) != found.get(key)]
+        if differing:
+            told = ", ".join(f"{key} was {found.get(key)!r}" for key in differing)
+            raise ArtifactError(
+                f"the checkpoint in {self.folder} is of another training ({told}): train as it "
+                "was, or remove that folder to begin anew"
+            )
+
+
+def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(f"{prefix}."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }

@@ -1,0 +1,269 @@
+"""A router of one's own behind the gateway: it may fail, and then everyone is called."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from racer_core import artifacts
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import ArtifactError, RacerError
+from racer_core.offline.train import train
+from racer_core.racer import Racer
+from tests.packages import install
+
+from .conftest import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
+from .fake_pool import FakePool
+from .test_cli import failed, parsed, write
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "routers.md"
+WHOLE_POOL = "router_failed_whole_pool"
+
+SOURCE = '''
+import time
+import numpy as np
+from racer_core.routers.base import RouterOutput
+
+FAULT = None  # set by the tests
+SKILLS = {"What": (0.9, 0.1, 0.1), "Spell": (0.1, 0.9, 0.1), "Compare": (0.8, 0.8, 0.1)}
+
+class ByFirstWord:
+    """Knows who is good at what by the first word of a query."""
+    def __init__(self, *, pool):
+        assert pool == ("adder", "speller", "poet")
+    def predict(self, batch):
+        scores = np.array([SKILLS.get(text.split()[0], (0.1, 0.1, 0.1)) for text in batch.texts])
+        match FAULT:
+            case "raise": raise ConnectionError("the service is gone")
+            case "nan": scores[:] = np.nan
+            case "above 1": scores += 1
+            case "one row short": scores = scores[1:]
+            case "one column short": scores = scores[:, 1:]
+            case "nothing": return None
+            case "slow": time.sleep(1)
+        return RouterOutput(scores)
+'''
+FAULTS = ["raise", "nan", "above 1", "one row short", "one column short", "nothing", "slow"]
+
+
+@pytest.fixture
+def router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """The package, installed; calling the fixture makes its router fail."""
+    points = {"by-first-word": "first_word_router:ByFirstWord"}
+    install(tmp_path / "package", monkeypatch, SOURCE, module="first_word_router",
+            entry_points=points)  # fmt: skip
+    module: Any = importlib.import_module("first_word_router")
+    yield lambda fault: setattr(module, "FAULT", fault)
+    module.FAULT = None
+
+
+@pytest.fixture
+def own_artifact(router: object, tmp_path: Path) -> Path:
+    """Trained, which for such a router means: tau was chosen."""
+    folder = tmp_path / "own"
+    train(labelled(0, 40), labelled(5_000, 200), folder, encoder=CharNgramEncoder(),
+          kind="by-first-word")  # fmt: skip
+    return folder
+
+
+def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: FakePool) -> None:
+    """From its entry point to the set that is called."""
+    assert artifacts.load(own_artifact).router.settings()["name"] == "by-first-word"
+    racer = serve(artifact=own_artifact).chat(ONE)["racer"]
+    assert racer["selected"] == ["adder"]
+    assert racer["certificate"]["reasons"] == []
+    assert pool.asked() == ["adder"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_router_of_ones_own_that_fails_calls_the_whole_pool(
+    serve: Serve, own_artifact: Path, pool: FakePool, router: Callable[[str], None], fault: str
+) -> None:
+    """Whatever it does instead of scoring; the next query is routed again."""
+    gateway = serve(artifact=own_artifact, limits={"route_timeout_s": 0.5})
+    router(fault)
+    racer = gateway.chat(ONE)["racer"]
+    assert sorted(racer["selected"]) == sorted(POOL)
+    assert racer["certificate"]["reasons"] == [WHOLE_POOL]
+    assert racer["certificate"]["holds"] is True
+    assert pool.asked() == sorted(POOL)
+    if fault != "slow":
+        router("")
+        assert gateway.chat(ONE)["racer"]["selected"] == ["adder"]
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each != "slow"])
+def test_a_router_of_ones_own_that_fails_at_the_start(
+    own_artifact: Path, router: Callable[[str], None], fault: str
+) -> None:
+    """Said at once, not at the first request."""
+    Racer.load(own_artifact, POOL)
+    router(fault)
+    with pytest.raises(ArtifactError, match="router"):
+        Racer.load(own_artifact, POOL)
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "above 1", "one row short"])
+def test_a_router_of_ones_own_that_fails_while_calibrating(
+    serve: Serve, own_artifact: Path, pool: FakePool, router: Callable[[str], None], fault: str
+) -> None:
+    """The rows are refused, and what was active stays so."""
+    gateway = serve(artifact=own_artifact)
+    before = gateway.ready()
+    router(fault)
+    answer = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(20_000, 40))})
+    assert answer.status_code >= 400
+    router("")
+    assert gateway.ready() == before
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_a_router_of_ones_own_that_fails_while_training(
+    tmp_path: Path, router: Callable[[str], None], fault: str
+) -> None:
+    """One sentence, and no artifact."""
+    router(fault)
+    with pytest.raises(RacerError, match="router"):
+        train(labelled(0, 40), labelled(5_000, 40), tmp_path / "own",
+              encoder=CharNgramEncoder(), kind="by-first-word")  # fmt: skip
+    assert not (tmp_path / "own").exists()
+
+
+# The example of the document -----------------------------------------------------------------
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    parts = DOCUMENT.read_text(encoding="utf-8").split(f"```{language}\n")[1:]
+    return [part.split("```")[0] for part in parts]
+
+
+class ScoreService:
+    """A small service that scores by the wording of a query; ``mode`` makes it misbehave."""
+
+    def __init__(self) -> None:
+        self.mode = "fine"
+        self.heard: list[tuple[str | None, list[str]]] = []
+        self.free = threading.Event()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                queries: list[str] = json.loads(body)["queries"]
+                service.heard.append((self.headers["authorization"], queries))
+                if service.mode == "slow":
+                    service.free.wait(10)
+                self.send_response(500 if service.mode == "error" else 200)
+                self.send_header("content-type", "application/json")
+                self.end_headers()
+                self.wfile.write(json.dumps(service.answer(queries)).encode())
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/scores"
+
+    def answer(self, queries: list[str]) -> dict[str, Any]:
+        """Chances by name, in an order that is not the pool's."""
+        right = [
+            next((skills for text, skills in SKILLS.items() if text[:7] == query[:7]), ())
+            for query in queries
+        ]
+        names = ["poet", "speller"] if self.mode == "one name short" else sorted(POOL)[::-1]
+        return {"scores": [{n: 0.9 if n in who else 0.1 for n in names} for who in right]}
+
+    def close(self) -> None:
+        """Let go of whoever waits, and stop."""
+        self.free.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def service() -> Iterator[ScoreService]:
+    """On a port of its own."""
+    service = ScoreService()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document's package, installed as its pyproject.toml says."""
+    project = tomllib.loads(blocks("toml")[0])
+    points = project["project"]["entry-points"]["racer.routers"]
+    [module] = project["tool"]["setuptools"]["py-modules"]
+    monkeypatch.setenv("SCORE_SERVICE_KEY", "the-key")
+    install(
+        tmp_path / "package", monkeypatch, blocks("python")[0], module=module,
+        entry_points=points, name=project["project"]["name"],
+        version=project["project"]["version"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trained(documented: None, service: ScoreService, racer: Command, tmp_path: Path) -> Path:
+    """The document's own command line, with this service and these files."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 200))
+    folder = tmp_path / "artifact"
+    line = next(b for b in blocks("sh") if "--router score-service" in b)
+    given = {"http://127.0.0.1:9000/scores": service.url, "train.jsonl": str(data),
+             "validation.jsonl": str(validation), "artifact": str(folder)}  # fmt: skip
+    words = line.replace("\\\n", " ").split("racer train", 1)[1].split()
+    words = [given.get(word, word.replace(*next(iter(given.items())))) for word in words]
+    assert parsed(racer("train", *words, "--json"))["router"] == "custom"
+    return folder
+
+
+def test_the_documents_router_routes(
+    trained: Path, service: ScoreService, serve: Serve, pool: FakePool
+) -> None:
+    """Its key comes from the environment and is not in the artifact; options are."""
+    gateway = serve(artifact=trained)
+    assert gateway.chat(ONE)["racer"]["selected"] == ["adder"]
+    assert service.heard[-1] == ("Bearer the-key", [ONE])
+    manifest = (trained / "manifest.json").read_text()
+    assert "the-key" not in manifest
+    options = json.loads(manifest)["router"]["options"]
+    assert options == {"url": service.url, "deadline_s": 0.5}
+
+
+@pytest.mark.parametrize("mode", ["slow", "error", "one name short"])
+def test_the_documents_router_gives_up_and_everyone_is_called(
+    trained: Path, service: ScoreService, serve: Serve, pool: FakePool, mode: str
+) -> None:
+    """By its own deadline of half a second, far below the 10 of the gateway."""
+    gateway = serve(artifact=trained)
+    service.mode = mode
+    answer = gateway.route(ONE)
+    assert sorted(answer["selected"]) == sorted(POOL)
+    assert answer["certificate"]["reasons"] == [WHOLE_POOL]
+    assert answer["overhead_ms"] < 5_000
+    service.mode = "fine"
+    assert gateway.route(ONE)["selected"] == ["adder"]
+
+
+def test_the_documents_router_without_its_service(
+    trained: Path, service: ScoreService, racer: Command, tmp_path: Path
+) -> None:
+    """The gateway says so at the start; exit code 2."""
+    from .conftest import configure
+
+    path = configure(tmp_path / "config", trained, "http://127.0.0.1:1/v1")
+    assert racer("validate", "--config", path)[0] == 0
+    service.mode = "error"
+    failed(racer("validate", "--config", path), 2, "score-service", "500")

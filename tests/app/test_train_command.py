@@ -1,0 +1,84 @@
+"""`racer train` with every kind of router, from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from racer_core import artifacts
+
+from .conftest import Command, labelled
+from .test_cli import failed, parsed, write
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[object]:
+    """A small training on character n-grams."""
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    validation = write(tmp_path / "validation.jsonl", labelled(5_000, 40))
+    return ["train", "--data", data, "--validation", validation, "--out", tmp_path / "a",
+            "--encoder", "char-ngrams", "--json"]  # fmt: skip
+
+
+def test_options_and_steps_reach_the_training(
+    racer: Command, arguments: list[object], tmp_path: Path
+) -> None:
+    """Numbers arrive as numbers; the log says what was chosen."""
+    given = ["--router", "mlp", "--steps", 7, "--router-option", "hidden=5",
+             "--router-option", "learning_rate=1e-2"]  # fmt: skip
+    assert parsed(racer(*arguments, *given))["router"] == "mlp"
+    log = json.loads((tmp_path / "a" / "training.json").read_text())
+    assert (log["hidden"], log["learning_rate"], log["steps"]) == (5, 0.01, 7)
+    assert not (tmp_path / "a" / "checkpoint").exists()
+    knn = ["--router-option", "k=3", "--resume"]
+    parsed(racer(*arguments, *knn))
+    assert artifacts.load(tmp_path / "a").router.settings()["k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["--router", "mlp", "--router-option", "width=5"], 1, ["no option 'width'", "hidden"]),
+        (["--router", "knn", "--router-option", "k=near"], 1, ["k must be a whole number"]),
+        (["--router", "knn", "--steps", 5], 1, ["router knn is not trained in steps"]),
+        (["--router", "routerdc"], 1, ["no weights", "--encoder"]),
+        (["--router", "mlp", "--seed", -1], 1, ["seed is -1"]),
+    ],
+)
+def test_choices_that_a_router_does_not_have(
+    racer: Command, arguments: list[object], tmp_path: Path,
+    given: list[object], code: int, words: list[str],
+) -> None:  # fmt: skip
+    """One sentence that says which there are, and no artifact."""
+    failed(racer(*arguments, *given), code, *words)
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (["--router", "magic"], "knn, mlp, routerdc"),
+        (["--router-option", "k"], "'k' is not key=value"),
+        (["--router-option", "=3"], "'=3' is not key=value"),
+        (["--steps", 0], "--steps"),
+    ],
+)
+def test_words_that_the_command_does_not_understand(
+    racer: Command, arguments: list[object], given: list[object], word: str
+) -> None:
+    """Usage: exit code 2."""
+    code, out, said = racer(*arguments, *given)
+    assert (code, out) == (2, "")
+    assert word in said
+
+
+def test_a_training_that_stopped_is_named_with_what_to_do(
+    racer: Command, arguments: list[object], tmp_path: Path
+) -> None:
+    """Whatever lies there is not overwritten; `--resume` says that it is no checkpoint."""
+    (tmp_path / "a" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "a" / "checkpoint" / "checkpoint.safetensors").write_bytes(b"")
+    failed(racer(*arguments, "--router", "mlp"), 2, "--resume")
+    failed(racer(*arguments, "--router", "mlp", "--resume"), 2, "damaged", "begin anew")

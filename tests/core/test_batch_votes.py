@@ -1,0 +1,114 @@
+"""Votes on arrays elect whom the gateway elects, row by row."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import agreement, answer_classes, winners
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Method, aggregate
+from racer_core.offline.votes import TEMPERATURES, Rule, Votes
+from racer_core.types import CandidateAnswer
+
+METHODS = {
+    Rule.MAJORITY: Method.MAJORITY,
+    Rule.WEIGHTED: Method.WEIGHTED,
+    Rule.LOG_ODDS: Method.LOG_ODDS,
+}
+# Readable, of three forms, and not readable at all.
+TEXTS = ("A", "(a)", "the answer is B", "C.", "no idea", "")
+NAMES = ("m3", "m1", "m4", "m0", "m2")  # not in the order of the columns
+
+
+@st.composite
+def worlds(draw):
+    """Up to four rows of up to five candidates: answers, sets, labels and scores full of ties."""
+    columns, rows = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    # Eighths tie and are exact; millionths are the grid that scores are rounded to.
+    score = st.one_of(
+        st.integers(0, 8).map(lambda k: k / 8), st.integers(0, 10**6).map(lambda k: k / 10**6)
+    )
+    table = st.lists(st.lists(score, min_size=columns, max_size=columns), min_size=rows,
+                     max_size=rows)  # fmt: skip
+    flags = st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows,
+                     max_size=rows)  # fmt: skip
+    texts = st.lists(st.lists(st.sampled_from(TEXTS), min_size=columns, max_size=columns),
+                     min_size=rows, max_size=rows)  # fmt: skip
+    return NAMES[:columns], draw(texts), draw(flags), draw(flags), draw(table)
+
+
+def votes_of(pool, texts, labels, scores, stacked=None):
+    """The rows as votes."""
+    return Votes(
+        pool=pool,
+        labels=np.array(labels),
+        scores=np.array(scores),
+        same=agreement(answer_classes(texts, Equality.CHOICE)),
+        stacked=stacked,
+    )
+
+
+@given(world=worlds(), rule=st.sampled_from(list(METHODS)), t=st.sampled_from(TEMPERATURES))
+def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
+    """Every rule and temperature; unreadable answers and ties included.
+
+    An abstention is not right, nor is an answer that nobody can read.
+    """
+    pool, texts, labels, sets, scores = world
+    found = votes_of(pool, texts, labels, scores).right(rule, np.array(sets), t)
+    for row, inside in enumerate(sets):
+        answers = [
+            CandidateAnswer(candidate=name, text=texts[row][m], score=scores[row][m])
+            for m, name in enumerate(pool)
+            if inside[m]
+        ]
+        right = False
+        if answers:
+            merged = aggregate(
+                answers, method=METHODS[rule], equality=Equality.CHOICE, temperature=t
+            )
+            right = bool(merged.votes) and labels[row][pool.index(merged.winner)]
+        assert found[row] == right, (rule, row)
+
+
+@given(world=worlds(), skills=st.lists(st.integers(-8, 8), min_size=5, max_size=5))
+def test_stacked_vote_elects_the_strongest_answer(world, skills):
+    """By hand: the class with the largest sum of skill + trust logit f among those selected."""
+    pool, texts, labels, sets, scores = world
+    count = len(pool)
+    stacked = StackedVote(pool, np.array(skills[:count]) / 8.0, np.full(count, 0.5))
+    votes = votes_of(pool, texts, labels, scores, stacked)
+    counts = stacked.counts(np.array(scores))
+    order = sorted(range(count), key=pool.__getitem__)
+    chosen = winners(votes.same, np.array(sets), counts, np.array(scores), order)
+    assert Rule.STACKED in votes.rules
+    for row, inside in enumerate(sets):
+        voters = [m for m in range(count) if inside[m] and votes.same[row, m, m]]
+        if voters:
+            strength = {
+                m: sum(stacked.count(pool[o], scores[row][o]) for o in voters
+                       if votes.same[row, m, o])
+                for m in voters
+            }  # fmt: skip
+            assert strength[int(chosen[row])] >= max(strength.values()) - 1e-9
+
+
+def test_some_rows_are_a_part_of_all():
+    """`at` keeps rows together with their answers."""
+    texts = [["A", "B"], ["C", "C"], ["B", "A"]]
+    votes = votes_of(("x", "y"), texts, [[True, False]] * 3, [[0.2, 0.9]] * 3)
+    everyone = np.ones((3, 2), dtype=bool)
+    whole = votes.right(Rule.WEIGHTED, everyone, 0.1)
+    assert whole.tolist() == [False, False, False]  # the second one's answer is preferred
+    kept = votes.at(np.array([2, 0])).right(Rule.WEIGHTED, everyone[:2] & [True, False], 0.1)
+    assert kept.tolist() == [True, True]
+
+
+def test_temperature_is_the_best_on_its_rows():
+    """Weighted by a small T the one good candidate outvotes two bad ones; a large T is majority."""
+    texts = [["A", "B", "B"]] * 4
+    votes = votes_of(("x", "y", "z"), texts, [[True, False, False]] * 4, [[0.9, 0.5, 0.5]] * 4)
+    best = votes.best_temperature(np.ones((4, 3), dtype=bool))
+    assert best == max(t for t in TEMPERATURES if np.exp(0.4 / t) > 2)
+    assert votes.accuracy(Rule.WEIGHTED, np.ones((4, 3), dtype=bool), best) == 1.0

@@ -1,0 +1,223 @@
+"""The random-split protocol: the gateway's own sets, and controls of the same sizes."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from racer_core.calibration.calibration import CalibrationOptions, choose_null_threshold
+from racer_core.calibration.metrics import set_metrics
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
+from racer_core.offline.protocol import Calibrated, Protocol, split
+from racer_core.offline.selection import ScoredRows
+from racer_core.offline.table import build_table
+from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from tests.synthetic import POOL, synthetic_rows
+
+ONE, TWO = "one", "two"
+PRICES = (1.0, 2.0, 4.0)
+ALPHAS = (0.02, 0.1, 0.3)
+
+
+def measured(table):
+    """The evaluation of a table."""
+    return evaluate(table, encoder="char-ngrams", router="knn")
+
+
+def scored(files, **protocol):
+    """A table of some files."""
+    return build_table(
+        files, encoder=CharNgramEncoder(), router="knn", protocol=Protocol(**protocol)
+    )
+
+
+@pytest.fixture(scope="module")
+def files():
+    """Two benchmarks with recorded answers."""
+    return {
+        ONE: synthetic_rows(300, seed=31, answers=True),
+        TWO: synthetic_rows(200, seed=32, answers=True),
+    }
+
+
+def part_of(rows, where):
+    """Some of scored rows."""
+    return ScoredRows(
+        pool=rows.pool,
+        fingerprints=tuple(rows.fingerprints[i] for i in where),
+        scores=rows.scores[where],
+        neighbours=None if rows.neighbours is None else rows.neighbours[where],
+        labels=rows.labels[where],
+    )
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """A benchmark without answers, scored by a router with neighbours and by one without."""
+    rows = {ONE: synthetic_rows(300, seed=31)}
+    options = {"encoder": CharNgramEncoder(), "protocol": Protocol()}
+    return {kind: build_table(rows, router=kind, **options) for kind in ("knn", "mlp")}
+
+
+@pytest.mark.parametrize("budget", [0.2, None])
+@pytest.mark.parametrize("router", ["knn", "mlp"])
+@pytest.mark.parametrize("target", list(RiskTarget))
+def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router):
+    """Rank, truth, tau and null model by `Calibration` on the same rows: every number agrees.
+
+    Validation rows choose tau, calibration rows the threshold, and test rows are measured.
+    """
+    protocol = Protocol(
+        splits=1,
+        alphas=(*ALPHAS, 0.002),  # the last one is infeasible: everyone, and nobody abstains
+        scores=tuple(Score),
+        risk_targets=(target,),
+        false_abstain_budget=budget,
+        prices=PRICES,
+        seed=5,
+    )
+    table = tables[router]
+    table = replace(table, patterns=table.patterns[:1], protocol=protocol)  # nothing to choose
+    rng = np.random.default_rng(protocol.seed)
+    parts = split(table.benchmarks[ONE], protocol.of(ONE), rng)
+    held_out, test = part_of(table.rows, parts.validation), part_of(table.rows, parts.test)
+    tau = budget and choose_null_threshold(held_out.scores, held_out.labels, budget)
+    assert budget is None or np.any(1.0 - test.scores.max(axis=1) >= tau)
+    calibration = part_of(table.rows, parts.calibration).calibration(
+        CalibrationOptions(risk_target=target, null_threshold=tau), table.patterns[0], PRICES
+    )
+    evaluation = measured(table)
+    assert evaluation.rows[ONE] == (
+        calibration_rows := len(parts.calibration),
+        18,
+        len(test.labels),
+    )
+    assert calibration_rows == 90
+    for setting, runs in evaluation.cells.items():
+        lambda_hat = calibration.lambda_hat(setting.alpha, setting.score)
+        sets = calibration.sets(
+            test.scores, test.fingerprints, lambda_hat, setting.score, test.neighbours
+        )
+        expected = set_metrics(sets.selected, sets.null_selected, test.labels)
+        for field in fields(expected):
+            assert runs[field.name] == [pytest.approx(getattr(expected, field.name))], setting
+        assert runs["null"] == [pytest.approx(sets.null_selected.mean())]
+        assert runs["cost"] == [pytest.approx((sets.selected @ np.array(PRICES)).mean())]
+
+
+def test_random_sets_are_as_large_as_the_sets(files):
+    """Where everyone is called they miss nobody; where sets are small, more than a router's."""
+    evaluation = measured(scored({ONE: files[ONE]}, splits=20, alphas=(0.005, 0.15)))
+    full = Setting(ONE, RiskTarget.ANSWERABLE, Score.GAP, 0.005)
+    assert evaluation.mean(full, "size") == len(POOL)
+    assert evaluation.cells[full]["random_miss"] == [0.0] * 20
+    controls = evaluation.controls[ONE]
+    assert evaluation.cells[full]["random_majority"] == controls["full pool majority"]
+    small = replace(full, alpha=0.15)
+    assert evaluation.mean(small, "size") < 1.7
+    assert evaluation.mean(small, "random_miss") > evaluation.mean(small, "miss_given_answerable")
+
+
+def test_random_sets_hit_as_often_as_their_sizes_say(files):
+    """K candidates, k drawn at random: G is missed with C(K - g, k) / C(K, k).
+
+    Averaged over 60 splits within 0.03; sets one larger or smaller are off by 0.2.
+    """
+    one_right = tuple(row for row in files[ONE].rows if len(row.correct) == 1)
+    rows = {ONE: replace(files[ONE], rows=one_right)}
+    evaluation = measured(scored(rows, splits=60, alphas=(0.1, 0.2)))
+    for alpha in (0.1, 0.2):
+        setting = Setting(ONE, RiskTarget.ANSWERABLE, Score.COVER, alpha)
+        expected = 1.0 - evaluation.mean(setting, "size") / len(POOL)
+        assert evaluation.mean(setting, "random_miss") == pytest.approx(expected, abs=0.03)
+
+
+def test_average_is_the_mean_over_benchmarks_in_every_split(files):
+    """Each benchmark counts alike, whatever its size."""
+    evaluation = measured(scored(files, splits=4, alphas=(0.1,)))
+    assert evaluation.scopes == (ONE, TWO, AVERAGE)
+    for setting, runs in evaluation.cells.items():
+        if setting.scope == AVERAGE:
+            parts = [evaluation.cells[replace(setting, scope=name)] for name in files]
+            for name, values in runs.items():
+                np.testing.assert_allclose(values, np.mean([p[name] for p in parts], axis=0))
+    for name, values in evaluation.controls[AVERAGE].items():
+        parts = [evaluation.controls[each][name] for each in files]
+        np.testing.assert_allclose(values, np.mean(parts, axis=0))
+
+
+def test_merged_calibration_has_the_rows_of_all(files):
+    """One threshold for everybody: one scope, all rows."""
+    merged = measured(scored(files, splits=2, alphas=(0.1,), calibrated=Calibrated.MERGED))
+    each = measured(scored(files, splits=2, alphas=(0.1,)))
+    assert merged.scopes == (MERGED,)
+    assert merged.rows[MERGED] == tuple(np.sum([each.rows[name] for name in files], axis=0))
+    alone = measured(
+        scored({ONE: files[ONE]}, splits=2, alphas=(0.1,), calibrated=Calibrated.MERGED)
+    )
+    assert alone.scopes == (ONE,)
+
+
+def test_choices_are_made_per_split_target_and_score(files):
+    """One alpha and one vote each; their numbers are those of the cell in that split."""
+    evaluation = measured(scored({ONE: files[ONE]}, splits=3, alphas=ALPHAS))
+    keys = [(each.risk_target, each.score) for each in evaluation.choices]
+    assert sorted(keys) == sorted([(t, s) for t in RiskTarget for s in Protocol().scores] * 3)
+    for number, choice in enumerate(evaluation.choices):
+        runs = evaluation.cells[Setting(ONE, choice.risk_target, choice.score, choice.alpha)]
+        run = number // (len(evaluation.choices) // 3)
+        assert choice.accuracy == runs[f"accuracy_{choice.rule}"][run]
+        assert choice.size == runs["size"][run]
+
+
+def test_nothing_is_chosen_on_test_rows(files):
+    """Other test labels leave every choice as it was: tau, patterns, temperature, alpha, vote."""
+    table = scored({ONE: files[ONE]}, splits=1, alphas=ALPHAS, seed=9)
+    rng = np.random.default_rng(9)
+    test = split(table.benchmarks[ONE], table.protocol.of(ONE), rng).test
+    labels = table.rows.labels.copy()
+    labels[test] = np.random.default_rng(1).random(labels[test].shape) < 0.5
+    other = replace(table, rows=replace(table.rows, labels=labels))
+    found = [[(c.risk_target, c.score, c.alpha, c.rule) for c in measured(t).choices]
+             for t in (table, other)]  # fmt: skip
+    assert found[0] == found[1]
+
+
+def single_candidate(count, share):
+    """One candidate that is right on a share of the rows."""
+    right = np.random.default_rng(6).random(count) < share
+    rows = tuple(
+        LabelledRow(
+            query=f"question {number} of many",
+            correct=frozenset(["only"] if good else []),
+            answers={"only": "yes"},
+        )
+        for number, good in enumerate(right)
+    )
+    return LabelledRows(pool=("only",), rows=rows)
+
+
+def test_a_pool_of_one_candidate_is_measured():
+    """There is nothing to route; every vote is its answer, and random sets are the sets."""
+    evaluation = measured(scored({ONE: single_candidate(120, 0.6)}, splits=3, alphas=(0.1,)))
+    for runs in evaluation.cells.values():
+        assert runs["random_miss"] == runs["miss_given_answerable"]
+        assert runs["accuracy_majority"] == runs["random_majority"]
+    assert evaluation.controls[ONE]["full pool majority"] == evaluation.controls[ONE]["best single"]
+
+
+def test_few_validation_rows_are_no_error():
+    """One or two validation rows, at times without any right candidate: everything is measured."""
+    evaluation = measured(scored({ONE: single_candidate(30, 0.3)}, splits=20, alphas=(0.1,)))
+    assert evaluation.rows[ONE] == (9, 2, 7)
+    assert all(len(runs["size"]) == 20 for runs in evaluation.cells.values())
+
+
+@pytest.mark.parametrize("calibrated", list(Calibrated))
+def test_the_same_seed_gives_the_same_numbers(files, calibrated):
+    """To the last digit; another seed gives others."""
+    options = {"splits": 2, "alphas": (0.1,), "calibrated": calibrated}
+    first, second, other = (measured(scored(files, seed=seed, **options)) for seed in (3, 3, 4))
+    assert first.as_json() == second.as_json()
+    assert first.as_json() != other.as_json()

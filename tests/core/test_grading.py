@@ -1,0 +1,126 @@
+"""Grading against a reference; the same in any thread, and never "wrong" for a bad reference."""
+
+import threading
+
+import pytest
+
+from racer_core.aggregation import grading
+from racer_core.aggregation.grading import Grade, check_reference, grade
+from racer_core.errors import InputError
+
+RIGHT = [
+    (Grade.CHOICE, "C", "After some thought, the answer is (C)."),
+    (Grade.CHOICE, "(c)", "C"),
+    (Grade.NUMBER, "#### 1,234", "That makes $1234.00."),
+    (Grade.NUMBER, "-0.50", "x = \u22120.5"),
+    (Grade.EXACT, "Straße", "  STRASSE. "),
+    (Grade.MATH, "\\frac{1}{2}", "So we get \\boxed{0.5}"),
+    (Grade.MATH, "1/2", "It is $\\frac{2}{4}$."),
+    (Grade.MATH, "x^2 + 2x + 1", "$(x+1)^2$"),
+    (Grade.MATH, "$\\{1, 2\\}$", "\\(\\{2, 1\\}\\)"),
+    (Grade.MATH, "2\\sqrt{2}", "\\sqrt{8}"),  # bare formulas on both sides
+    (Grade.MATH, "10000000000", "$10^{10}$"),
+]
+WRONG = [
+    (Grade.CHOICE, "C", "The answer is (B)."),
+    (Grade.CHOICE, "C", "I cannot tell."),
+    (Grade.NUMBER, "42", "It is 43."),
+    (Grade.NUMBER, "42", "no number"),
+    (Grade.NUMBER, "42", ""),
+    (Grade.EXACT, "Paris", "Paris, France"),
+    (Grade.EXACT, "Paris", ""),
+    (Grade.MATH, "\\frac{1}{2}", "\\boxed{\\frac{1}{3}}"),
+    (Grade.MATH, "x^2", "$x^3$"),
+    (Grade.MATH, "7", "I do not know."),
+    (Grade.MATH, "7", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "reference", "answer"), RIGHT)
+def test_right_answers_however_they_are_written(kind, reference, answer):
+    """Forms and formulas, not characters."""
+    assert grade(answer, reference, kind) is True
+
+
+@pytest.mark.parametrize(("kind", "reference", "answer"), WRONG)
+def test_wrong_and_unreadable_answers(kind, reference, answer):
+    """An answer that cannot be read is wrong: nobody who read it would call it right."""
+    assert grade(answer, reference, kind) is False
+
+
+@pytest.mark.parametrize("kind", Grade)
+def test_no_answer_is_wrong(kind):
+    """A candidate that answered without a text."""
+    assert grade(None, "1" if kind is not Grade.CHOICE else "A", kind) is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference"),
+    [
+        (Grade.CHOICE, "the last one"),
+        (Grade.CHOICE, ""),
+        (Grade.NUMBER, "many"),
+        (Grade.EXACT, " . "),
+        (Grade.MATH, ""),
+        (Grade.MATH, "$$"),
+    ],
+)
+def test_an_unreadable_reference_makes_nobody_wrong(kind, reference):
+    """It is an error of the question. Fails when it is graded as if somebody could meet it."""
+    with pytest.raises(InputError, match="the reference cannot be read as"):
+        check_reference(reference, kind)
+    for answer in ("A", None):
+        with pytest.raises(InputError, match="the reference cannot be read as"):
+            grade(answer, reference, kind)
+
+
+@pytest.mark.parametrize(("kind", "reference"), [each[:2] for each in RIGHT + WRONG])
+def test_what_is_graded_passes_the_check(kind, reference):
+    """The check before a run refuses nothing that grading can use."""
+    check_reference(reference, kind)
+
+
+def test_mathematics_is_graded_in_any_thread():
+    """Off the main thread no alarm can ring.
+
+    Fails when the library's timeout is left on: it then raises, or calls every answer wrong.
+    """
+    verdicts = []
+
+    def work():
+        for kind, reference, answer in RIGHT + WRONG:
+            if kind is Grade.MATH:
+                verdicts.append(grade(answer, reference, kind))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    expected = [True] * sum(each[0] is Grade.MATH for each in RIGHT)
+    assert verdicts == expected + [False] * sum(each[0] is Grade.MATH for each in WRONG)
+
+
+def test_of_an_endless_answer_the_end_counts():
+    """Results stand at the end, and an answer's length is its sender's choice."""
+    padding = "no $1$ yet. " * (grading.MAX_MATH_CHARS // 6)
+    assert grade(padding + "So: \\boxed{7}", "7", Grade.MATH) is True
+
+
+def test_formulas_are_not_run(tmp_path):
+    """What looks like Python in an answer stays text."""
+    target = tmp_path / "trapped"
+    call = f"open('{target}', 'w')"
+    for answer in (call, f"${call}$", f"\\boxed{{{call}}}", f"1+{call}"):
+        grade(answer, "7", Grade.MATH)
+    assert not target.exists()
+
+
+def test_without_the_library_the_message_says_what_to_install(monkeypatch):
+    """It is an extra: most users grade letters and numbers."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(grading, "import_module", missing)
+    with pytest.raises(InputError, match=r"racer-gateway\[label\]"):
+        check_reference("1", Grade.MATH)
+    assert grade("C", "C", Grade.CHOICE) is True

@@ -1,0 +1,248 @@
+"""Mondrian groups: a threshold of one's own where there are rows enough, the pooled one elsewhere.
+
+The statistical tests have a fixed seed and a false-alarm probability of 1e-6.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from racer_core.calibration.calibration import Calibration
+from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from tests.core.kinds import Kinds, missed
+from tests.core.laws import assert_split_risk
+from tests.strategies import calibration_of, calibration_options, fingerprints_of, tables
+from tests.synthetic import synthetic_rows
+
+FALSE_ALARM = 1e-6
+names = st.sampled_from(["a", "b", None])
+
+
+@given(table=tables(), options=calibration_options(), data=st.data())
+def test_a_group_is_calibrated_on_its_own_rows(table, options, data):
+    """As if the others had not been uploaded: scores, labels, neighbours, and each row's noise."""
+    groups = tuple(data.draw(st.lists(names, min_size=len(table), max_size=len(table))))
+    rows = [i for i, group in enumerate(groups) if group == "a"]
+    pooled = replace(table.calibration(**options), groups=groups)
+    prints = fingerprints_of(len(table))
+    alone = Calibration(
+        pool=pooled.pool,
+        fingerprints=tuple(prints[i] for i in rows),
+        scores=table.scores[rows],
+        labels=table.labels[rows],
+        options=pooled.options,
+        neighbours=None if table.neighbours is None else table.neighbours[rows],
+        patterns=table.patterns,
+        prices=table.prices,
+    )
+    group = pooled.group("a")
+    assert group.n == alone.n
+    assert group.fingerprints == alone.fingerprints
+    assert group.groups == ("a",) * len(rows)
+    for kind in Score:
+        for alpha in (0.1, 0.34, 0.5, 0.9):
+            assert group.lambda_hat(alpha, kind) == alone.lambda_hat(alpha, kind)
+
+
+@given(table=tables(), options=calibration_options(), alpha=st.sampled_from([0.1, 0.3, 0.5]))
+def test_one_group_for_all_is_no_group(table, options, alpha):
+    """And ``None`` as a group asks for everybody's rows."""
+    plain = table.calibration(**options)
+    grouped = replace(plain, groups=("a",) * len(table))
+    own, covered = grouped.for_group("a", alpha)
+    assert own.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
+    assert covered == ("a" if plain.misses(alpha) >= 0 else None)
+    pooled, nobody = grouped.for_group(None, alpha)
+    assert pooled is grouped
+    assert nobody is None
+
+
+def grouped(sizes, *, unanswerable=0, **options):
+    """A calibration with so many answerable rows a group; the first group has others too."""
+    groups = [name for name, size in sizes.items() for _ in range(size)]
+    groups = [*groups, *[next(iter(sizes))] * unanswerable]
+    rng = np.random.default_rng(1)
+    labels = np.ones((len(groups), 2), dtype=bool)
+    labels[len(groups) - unanswerable :] = False
+    return calibration_of(rng.random((len(groups), 2)), labels, groups=tuple(groups), **options)
+
+
+@pytest.mark.parametrize(("alpha", "enough"), [(0.1, 9), (0.05, 19), (0.5, 1)])
+def test_smallest_group_with_a_threshold(alpha, enough):
+    """1/(n + 1) <= alpha; one row fewer and the pooled calibration serves it, and says so."""
+    for size, covered in ((enough, "small"), (enough - 1, None)):
+        calibration = grouped({"small": size, "large": 100})
+        own, found = calibration.for_group("small", alpha)
+        assert found == covered
+        assert math.isfinite(own.lambda_hat(alpha, Score.GAP))
+        assert own.n == (size if covered else 100 + size)
+        assert (own is calibration) == (covered is None)
+
+
+def test_delta_asks_for_larger_groups():
+    """29 rows at alpha 0.1 and delta 0.05, where 9 do for the mean."""
+    calibration = grouped({"nine": 9, "few": 28, "enough": 29}, delta=0.05)
+    assert [calibration.for_group(name, 0.1)[1] for name in ("nine", "few", "enough")] == [
+        None,
+        None,
+        "enough",
+    ]
+
+
+def test_rows_that_do_not_count_do_not_make_a_group_large_enough():
+    """Eight answerable rows and fifty that nobody answers are eight."""
+    sizes = {"small": 8, "large": 100}
+    assert grouped(sizes, unanswerable=50).for_group("small", 0.1)[1] is None
+    paper = grouped(sizes, unanswerable=50, risk_target=RiskTarget.PAPER)
+    assert paper.for_group("small", 0.1)[1] == "small"
+
+
+@pytest.mark.parametrize("name", ["stranger", "", "None", "SMALL"])
+def test_a_group_that_no_row_names_is_served_by_all_rows(name):
+    """Whoever asks may say anything; rows without a group are nobody's."""
+    calibration = grouped({"small": 20, None: 20})
+    assert calibration.group(name).n == 0
+    assert calibration.for_group(name, 0.1) == (calibration, None)
+    plain = replace(calibration, groups=None)
+    assert plain.for_group("small", 0.1) == (plain, None)
+
+
+def test_even_the_pooled_rows_may_be_too_few():
+    """Then everyone is called, as without groups."""
+    calibration = grouped({"small": 4, "other": 4})
+    own, covered = calibration.for_group("small", 0.1)
+    assert covered is None
+    assert own.decide(b"q", [0.5, 0.25], alpha=0.1).trivial
+
+
+def test_a_group_of_a_sub_pool_and_a_sub_pool_of_a_group_are_the_same():
+    """An outage while a tenant asks: both ways of taking rows and columns commute."""
+    world = Kinds(1)
+    calibration = world.calibration(world.draw(200))
+    left = ["m3", "m0"]
+    one, other = calibration.restrict(left).group("1"), calibration.group("1").restrict(left)
+    assert one.n == other.n
+    for kind in Score:
+        assert one.lambda_hat(0.1, kind) == other.lambda_hat(0.1, kind)
+
+
+def rows_of(drawn, kind, start, count):
+    """So many queries of one kind, from a place on."""
+    return drawn[np.flatnonzero(drawn.groups == str(kind))[start : start + count]]
+
+
+def blocks(seed, trials, n, queries):
+    """For each trial the rows (n of each kind) and the queries of each kind, all answerable."""
+    world = Kinds(seed)
+    drawn = world.draw(5 * trials * (n + queries), answerable=True)
+    for trial in range(trials):
+        start = trial * (n + queries)
+        rows = [rows_of(drawn, kind, start, n) for kind in range(3)]
+        asked = [rows_of(drawn, kind, start + n, queries) for kind in range(3)]
+        assert [len(each) for each in rows + asked] == [n] * 3 + [queries] * 3
+        yield world, trial, rows, asked
+
+
+def stacked(parts):
+    """All rows of several parts, in one."""
+    fields = ("scores", "neighbours", "labels", "groups")
+    return type(parts[0])(
+        *(np.concatenate([getattr(each, name) for each in parts]) for name in fields)
+    )
+
+
+@pytest.mark.parametrize("score", [Score.COVER, Score.STATIC])
+def test_risk_within_each_group_has_its_exact_value(score):
+    """0.1 in every kind, n = 19 of each; a rank off passes with probability below 1e-8."""
+    trials, n, queries, alpha = 600, 19, 10, 0.1
+    misses = [0, 0, 0]
+    for world, trial, rows, asked in blocks(11, trials, n, queries):
+        salt = f"trial {trial}".encode()
+        calibration = world.calibration(stacked(rows), score=score, smoothing_salt=salt)
+        for kind in range(3):
+            group, covered = calibration.for_group(str(kind), alpha)
+            assert covered == str(kind)
+            misses[kind] += missed(group, asked[kind], group.lambda_hat(alpha, score), trial)
+    for count in misses:
+        assert_split_risk(
+            count / trials / queries,
+            splits=trials,
+            n=n,
+            n_test=queries,
+            alpha=alpha,
+            false_alarm=FALSE_ALARM,
+        )
+
+
+def test_pooled_threshold_does_not_bound_the_risk_within_a_group():
+    """Negative control: calibrated for 0.2 on all kinds, one kind is missed far more often.
+
+    One query of each kind a trial, so that trials are independent; were the risk of every kind at
+    most 0.2, a kind would be missed so often with probability 3e-6.
+    """
+    trials, n, alpha = 500, 19, 0.2
+    misses = [0, 0, 0]
+    for world, trial, rows, asked in blocks(11, trials, n, 1):
+        calibration = world.calibration(
+            stacked(rows), score=Score.STATIC, smoothing_salt=f"trial {trial}".encode()
+        )
+        threshold = calibration.lambda_hat(alpha, Score.STATIC)
+        for kind in range(3):
+            misses[kind] += missed(calibration, asked[kind], threshold, trial)
+    assert max(misses) > stats.binom.isf(FALSE_ALARM, trials, alpha)
+
+
+def test_groups_too_small_keep_the_pooled_law():
+    """Eight rows a kind: all are served by the pooled threshold, whose law is over all queries.
+
+    24 rows, alpha = 0.08 = 2/25; a rank off by one passes with probability below 1e-9.
+    """
+    trials, queries, alpha = 1_000, 8, 0.08
+    world = Kinds(12)
+    drawn = world.draw(trials * (24 + queries), answerable=True)
+    misses = 0
+    for trial in range(trials):
+        block = drawn[trial * (24 + queries) : (trial + 1) * (24 + queries)]
+        salt = f"trial {trial}".encode()
+        rows = replace(block[:24], groups=np.array(["small", "other", "third"] * 8))
+        calibration = world.calibration(rows, score=Score.COVER, smoothing_salt=salt)
+        served, covered = calibration.for_group("small", alpha)
+        assert covered is None
+        misses += missed(served, block[24:], served.lambda_hat(alpha, Score.COVER), trial)
+    assert_split_risk(
+        misses / trials / queries,
+        splits=trials,
+        n=24,
+        n_test=queries,
+        alpha=alpha,
+        false_alarm=FALSE_ALARM,
+    )
+
+
+def test_groups_of_rows_reach_the_calibration(racer):
+    """A row without a group is in none; rows of which none has one make no groups."""
+    rows = synthetic_rows(40, seed=31)
+    tagged = tuple(
+        replace(row, group="tenant" if i % 4 == 0 else None) for i, row in enumerate(rows.rows)
+    )
+    calibration = racer.calibrate(replace(rows, rows=tagged))
+    assert calibration.groups == tuple(row.group for row in tagged)
+    assert racer.calibrate(rows).groups is None
+    answerable = [row for row in tagged if row.group and row.correct]
+    assert calibration.group("tenant").n == len(answerable)
+
+
+def test_groups_stay_with_rows_that_bring_their_scores(racer):
+    """Rows of scores alone have groups too."""
+    row = LabelledRow(
+        query="", correct=frozenset({"adder"}), scores=(0.5, 0.25, 0.125), group="tenant"
+    )
+    rows = LabelledRows(pool=racer.pool, rows=(row, replace(row, group=None)))
+    calibration = racer.calibrate(rows)
+    assert calibration.groups == ("tenant", None)
+    assert calibration.neighbours is None

@@ -1,0 +1,195 @@
+"""The threshold against an independent library, and against every threshold tried in rationals.
+
+MAPIE takes the ceil((n + 1)(1 - alpha))-th smallest score, computed in doubles. Where alpha (n + 1)
+is whole, rounding can move its rank by one (n = 24, alpha = 0.44), so it is asked elsewhere only;
+brute force is asked everywhere.
+"""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from mapie.classification import SplitConformalClassifier
+from mapie.regression import SplitConformalRegressor
+from mapie.risk_control import MultiLabelClassificationController
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+from racer_core.calibration.threshold import calibrate_threshold
+from racer_core.types import RiskTarget, Score
+from tests.core.by_hand import critical_by_hand
+from tests.core.kinds import Kinds
+from tests.strategies import alpha_texts, calibration_of, fingerprints_of, risk_targets, tables
+
+numbers = st.integers(0, 1_000).map(lambda k: k / 1_000)
+
+
+class Zero(RegressorMixin, BaseEstimator):
+    """Predicts 0, so that the absolute residual of a row is its y."""
+
+    fitted_ = True
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+    def fit(self, X, y):
+        """Nothing to learn."""
+        return self
+
+    def predict(self, X):
+        """Zeros."""
+        return np.zeros(len(X))
+
+
+class Given(ClassifierMixin, BaseEstimator):
+    """Says what X says: X holds the probabilities of the classes."""
+
+    def __init__(self, classes=2):
+        self.classes = classes
+
+    @property
+    def classes_(self):
+        """0, 1, ..."""
+        return np.arange(self.classes)
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+    def fit(self, X, y):
+        """Nothing to learn."""
+        return self
+
+    def predict(self, X):
+        """The likeliest class."""
+        return np.asarray(X).argmax(axis=1)
+
+    def predict_proba(self, X):
+        """X itself."""
+        return np.asarray(X)
+
+
+def whole(n, alpha):
+    """Whether alpha (n + 1) is a whole number, alpha as it is written."""
+    return (Fraction(alpha) * (n + 1)).denominator == 1
+
+
+def half_width(critical, alpha):
+    """MAPIE's threshold for scores of one's own: half the width of a conformal interval."""
+    regressor = SplitConformalRegressor(Zero(), confidence_level=1 - alpha, prefit=True)
+    rows = np.zeros((len(critical), 1))
+    regressor.conformalize(rows, np.asarray(critical))
+    _, interval = regressor.predict_interval(rows[:1])
+    return float(interval[0, 1, 0])
+
+
+def smallest_valid(critical, alpha):
+    """Every score tried from below, in rational arithmetic; None when even the largest fails."""
+    for threshold in sorted(critical):
+        misses = sum(score > threshold for score in critical)
+        if Fraction(1 + misses, len(critical) + 1) <= alpha:
+            return threshold
+    return None
+
+
+@settings(max_examples=50)
+@given(critical=st.lists(numbers, min_size=1, max_size=60), alpha=alpha_texts)
+def test_lambda_hat_is_mapies_quantile(critical, alpha):
+    """The same order statistic, ties included, of any scores."""
+    n = len(critical)
+    assume(not whole(n, alpha))
+    # Else MAPIE refuses; here everyone is called, or the smallest score is the threshold.
+    assume(n * min(Fraction(alpha), 1 - Fraction(alpha)) >= 1)
+    found = calibrate_threshold(np.array(critical), float(alpha))
+    assert found == half_width(critical, float(alpha))
+    assert found == smallest_valid(critical, Fraction(alpha))
+
+
+@pytest.mark.parametrize("score", list(Score))
+@pytest.mark.parametrize("target", list(RiskTarget))
+def test_every_score_has_mapies_threshold(score, target):
+    """400 rows of three kinds of queries; the critical scores are a calibration's own."""
+    world = Kinds(51)
+    calibration = world.calibration(world.draw(400), score=score, risk_target=target)
+    critical = [
+        calibration.lambda_hat(j / (calibration.n + 1), score) for j in range(1, calibration.n + 1)
+    ]
+    for alpha in ("0.013", "0.052", "0.107", "0.251", "0.503"):
+        assert not whole(calibration.n, alpha)
+        assert calibration.lambda_hat(float(alpha), score) == half_width(critical, float(alpha))
+
+
+@pytest.mark.parametrize("alpha", ["0.037", "0.104", "0.333"])
+def test_sets_are_mapies_where_one_of_all_is_right(alpha):
+    """Multi-class rows: one right candidate each and scores that sum to 1 are MAPIE's LAC."""
+    rng = np.random.default_rng(52)
+    raw = rng.dirichlet(np.full(4, 0.7), 700)
+    right = np.array([rng.choice(4, p=row) for row in raw])
+    labels = np.eye(4, dtype=bool)[right]
+    lac = SplitConformalClassifier(
+        Given(4), confidence_level=1 - float(alpha), conformity_score="lac", prefit=True
+    )
+    lac.conformalize(raw[:300], right[:300])
+    _, sets = lac.predict_set(raw[300:])
+    calibration = calibration_of(raw[:300], labels[:300], score=Score.PROB)
+    assert not whole(300, alpha)
+    threshold = calibration.lambda_hat(float(alpha), Score.PROB)
+    mine = calibration.sets(raw[300:], fingerprints_of(400), threshold, Score.PROB)
+    np.testing.assert_array_equal(mine.selected, sets[:, :, 0])
+
+
+@pytest.mark.parametrize("alpha", [0.07, 0.15, 0.31])
+def test_risk_control_of_recall_is_the_same_where_one_is_right(alpha):
+    """Conformal risk control: with one right candidate 1 - recall is the loss here.
+
+    MAPIE looks for the largest of a grid of cut-offs on f that keeps the risk; lambda lies within
+    a step of the grid of it, and no cut-off of the grid in between.
+    """
+    rng = np.random.default_rng(53)
+    scores = np.round(rng.random((251, 4)), 3) * 0.998 + 0.0005  # none on the grid
+    labels = np.eye(4, dtype=bool)[rng.integers(0, 4, 251)]
+    scores[labels] = np.sqrt(scores[labels])
+    cuts = np.arange(0.0, 1.0, 0.001)
+    controller = MultiLabelClassificationController(
+        lambda X: np.asarray(X),
+        risk="recall",
+        method="crc",
+        target_level=1 - alpha,
+        predict_params=cuts,
+    )
+    controller.calibrate(scores, labels.astype(int))
+    cut = float(np.asarray(controller.best_predict_param).ravel()[0])
+    calibration = calibration_of(scores, labels, score=Score.PROB)
+    found = 1.0 - calibration.lambda_hat(alpha, Score.PROB)  # f that is just selected
+    assert cut <= found + 1e-9
+    assert found - cut <= 0.001 + 1e-9
+
+
+@given(
+    table=tables(),
+    kind=st.sampled_from(list(Score)),
+    target=risk_targets,
+    alpha=alpha_texts,
+)
+def test_brute_force_finds_the_same_threshold(table, kind, target, alpha):
+    """From f, patterns and labels to lambda_hat in rationals, wherever alpha (n + 1) falls."""
+    critical = critical_by_hand(table, kind, target)
+    expected = smallest_valid(critical, Fraction(alpha))
+    found = table.calibration(risk_target=target).lambda_hat(float(alpha), kind)
+    if expected is None:
+        assert found == np.inf
+    else:
+        tolerance = 0.0 if kind in (Score.GAP, Score.PROB) else 1e-8
+        assert found == pytest.approx(expected, rel=0, abs=tolerance)
+
+
+def test_mapie_is_not_asked_where_its_rank_is_rounded():
+    """Else the tests above could be told to look there: the paper's rule and the ceiling differ."""
+    critical = np.arange(24) / 24
+    assert (
+        calibrate_threshold(critical, 0.44)
+        == critical[13]
+        == smallest_valid(critical.tolist(), Fraction("0.44"))
+    )
+    assert whole(24, "0.44")
+    assert half_width(critical, 0.44) != critical[13]

@@ -1,0 +1,232 @@
+"""Choices on validation rows: the smallest sets at equal risk, against a search by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from racer_core.calibration.patterns import PatternModel, pattern_ids
+from racer_core.calibration.scoring import Scoring
+from racer_core.calibration.threshold import calibrate_threshold, critical_scores
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.selection import (
+    ALPHAS,
+    MIN_ROWS,
+    NEIGHBOURS,
+    TEMPERATURES,
+    ScoredRows,
+    choose_patterns,
+    choose_score,
+    mean_cost,
+)
+from racer_core.offline.train import train
+from racer_core.racer import Racer
+from racer_core.types import RiskTarget, Score
+from tests.core.kinds import Kinds
+from tests.strategies import fingerprints_of, pool_of
+from tests.synthetic import synthetic_rows
+
+ANSWERABLE = {"alpha": 0.1, "risk_target": RiskTarget.ANSWERABLE}
+WORLD = Kinds(21)
+
+
+def validation(count=120, *, finds=True, world=WORLD, seed_rows=None):
+    """Scored rows of three kinds of queries."""
+    drawn = world.draw(count) if seed_rows is None else seed_rows
+    return ScoredRows(
+        pool=pool_of(4),
+        fingerprints=fingerprints_of(len(drawn)),
+        scores=drawn.scores,
+        neighbours=drawn.neighbours if finds else None,
+        labels=drawn.labels,
+    )
+
+
+def cost_by_hand(rows, patterns, score, *, alpha, prices=None):
+    """Mean price of the sets at the threshold that these rows themselves give, ``answerable``."""
+    scoring = Scoring(
+        pool=rows.pool,
+        with_null=False,
+        patterns=patterns,
+        prices=prices,
+        smoothing_salt=b"selection",
+    )
+    fit = scoring.nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
+    counted = rows.labels.any(axis=1)
+    threshold = calibrate_threshold(critical_scores(fit[counted], rows.labels[counted]), alpha)
+    per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
+    return float(np.mean([per_call[row <= threshold].sum() for row in fit]))
+
+
+def total_cost(rows, patterns):
+    """What settings are compared by: the size of ``cover`` over several levels."""
+    return sum(cost_by_hand(rows, patterns, Score.COVER, alpha=alpha) for alpha in ALPHAS)
+
+
+@pytest.mark.parametrize("score", list(Score))
+@pytest.mark.parametrize("prices", [None, (4.0, 1.0, 2.0, 8.0)])
+@pytest.mark.parametrize("finds", [True, False])
+def test_cost_is_what_the_sets_of_these_rows_cost(score, prices, finds):
+    """Candidates called, or their prices; every score at equal risk, since no two scores tie."""
+    if score is Score.COVER_COST and prices is None:
+        pytest.skip("cover_cost needs prices")
+    rows = validation(finds=finds)
+    for alpha in (0.05, 0.1, 0.3):
+        found = mean_cost(
+            rows,
+            WORLD.patterns,
+            score,
+            alpha=alpha,
+            risk_target=RiskTarget.ANSWERABLE,
+            prices=prices,
+        )
+        expected = cost_by_hand(rows, WORLD.patterns, score, alpha=alpha, prices=prices)
+        assert found == pytest.approx(expected)
+
+
+def test_too_small_an_alpha_costs_the_whole_pool():
+    """120 rows cannot keep 0.1 %: four calls, or fifteen units."""
+    rows = validation()
+    assert mean_cost(rows, WORLD.patterns, Score.COVER, alpha=0.001) == 4.0
+    prices = (4.0, 1.0, 2.0, 8.0)
+    assert mean_cost(rows, WORLD.patterns, Score.COVER, alpha=0.001, prices=prices) == 15.0
+
+
+def test_fewest_calls_decide_how_many_neighbours_vote():
+    """Each number on offer, none beyond the router's reach; everything else stays as it was."""
+    rows = validation()
+    wide = replace(rows, neighbours=np.tile(rows.neighbours, (1, 25)))  # 300 of them
+    chosen = choose_patterns(WORLD.patterns, wide)
+    costs = {
+        count: total_cost(wide, replace(WORLD.patterns, neighbours=count))
+        for count in (100, 200, 300)
+    }
+    assert costs[chosen.neighbours] == min(costs.values())
+    assert set(NEIGHBOURS) >= {100, 200}
+    assert replace(chosen, neighbours=12).temperature == WORLD.patterns.temperature
+    assert choose_patterns(WORLD.patterns, rows).neighbours == 12  # its whole reach
+
+
+@pytest.mark.parametrize(("right_ones", "chosen"), [(slice(100), 100), (slice(100, 400), 400)])
+def test_neighbours_that_mislead_are_not_asked(right_ones, chosen):
+    """By hand: one of two candidates is right, and some of 400 neighbours say which.
+
+    The nearest hundred alone, or all others: then 100 mislead, 200 draw, and 400 are enough.
+    """
+    model = PatternModel.of(np.eye(2, dtype=bool))
+    right = np.random.default_rng(22).integers(0, 2, 100)
+    near = np.repeat(1 - right[:, None], 400, axis=1).astype(np.uint8)
+    near[:, right_ones] = right[:, None]
+    rows = ScoredRows(
+        pool=pool_of(2),
+        fingerprints=fingerprints_of(100),
+        scores=np.full((100, 2), 0.5),
+        neighbours=near,
+        labels=model.patterns[right],
+    )
+    assert choose_patterns(model, rows).neighbours == chosen
+
+
+def test_fewest_calls_decide_the_temperature_of_a_router_without_neighbours():
+    """A search over the offered temperatures, by hand."""
+    rows = validation(finds=False)
+    chosen = choose_patterns(WORLD.patterns, rows)
+    costs = {
+        each: total_cost(rows, replace(WORLD.patterns, temperature=each)) for each in TEMPERATURES
+    }
+    assert len(set(costs.values())) > 1
+    assert costs[chosen.temperature] == min(costs.values())
+    assert chosen.neighbours == WORLD.patterns.neighbours
+
+
+def answerable_rows(count):
+    """So many answerable rows, and thirty that nobody answers."""
+    drawn = WORLD.draw(400)
+    right = drawn.labels.any(axis=1)
+    keep = [*np.flatnonzero(right)[:count], *np.flatnonzero(~right)[:30]]
+    return validation(seed_rows=drawn[np.array(keep)])
+
+
+def test_few_rows_choose_nothing():
+    """49 answerable rows leave the defaults as they are, however many others there are."""
+    few, enough = answerable_rows(MIN_ROWS - 1), answerable_rows(MIN_ROWS)
+    odd = replace(WORLD.patterns, neighbours=3)
+    assert choose_patterns(odd, few) is odd
+    assert choose_patterns(odd, enough).neighbours == 12
+    assert choose_score(few, WORLD.patterns, offered=[Score.GAP], **ANSWERABLE) is Score.COVER
+    assert choose_score(enough, WORLD.patterns, offered=[Score.GAP], **ANSWERABLE) is Score.GAP
+
+
+@pytest.mark.parametrize("prices", [None, (4.0, 1.0, 2.0, 8.0)])
+def test_score_with_the_least_cost_is_chosen(prices):
+    """All of them take part; ``cover_cost`` only where there are prices."""
+    rows = validation(300)
+    chosen = choose_score(rows, WORLD.patterns, prices=prices, **ANSWERABLE)
+    costs = {
+        score: cost_by_hand(rows, WORLD.patterns, score, alpha=0.1, prices=prices)
+        for score in Score
+        if prices is not None or score is not Score.COVER_COST
+    }
+    assert costs[chosen] == min(costs.values())
+    for left_out in Score:
+        offered = [score for score in Score if score is not left_out]
+        assert choose_score(
+            rows, WORLD.patterns, prices=prices, offered=offered, **ANSWERABLE
+        ) in set(offered)
+
+
+@pytest.mark.parametrize(("shuffled", "chosen"), [(False, Score.COVER), (True, Score.STATIC)])
+def test_router_that_knows_nothing_does_not_decide(shuffled, chosen):
+    """One of two is right, the first in 80 %: a router that guesses so is wrong in 32 %.
+
+    The fixed order is wrong in 20 %, which alpha = 0.25 allows; a router that knows beats both.
+    """
+    rng = np.random.default_rng(24)
+    right = (rng.random(600) < 0.2).astype(np.uint8)
+    model = PatternModel.of(np.eye(2, dtype=bool)[right])
+    right = pattern_ids(np.eye(2, dtype=bool)[right]).astype(np.uint8)
+    told = rng.permutation(right) if shuffled else right
+    rows = ScoredRows(
+        pool=pool_of(2),
+        fingerprints=fingerprints_of(600),
+        scores=np.full((600, 2), 0.5),
+        neighbours=told[:, None],
+        labels=model.patterns[right],
+    )
+    model = replace(model, prior=0.5)
+    found = choose_score(rows, model, alpha=0.25, risk_target=RiskTarget.ANSWERABLE)
+    assert found is chosen
+
+
+def test_choosing_is_a_function_of_its_arguments():
+    """No randomness of its own: the noise that breaks ties is keyed."""
+    rows = validation()
+    for prices in (None, (1.0, 2.0, 3.0, 4.0)):
+        answers = {mean_cost(rows, WORLD.patterns, Score.STATIC, prices=prices) for _ in range(3)}
+        assert len(answers) == 1
+
+
+@pytest.mark.parametrize("kind", ["knn", "mlp"])
+def test_training_chooses_on_validation_rows_and_remembers(kind, tmp_path):
+    """The artifact's patterns are those of the training rows, weighed as validation rows say."""
+    rows, held_out = synthetic_rows(120, seed=41), synthetic_rows(160, seed=42)
+    artifact = train(rows, held_out, tmp_path, encoder=CharNgramEncoder(), kind=kind)
+    expected = PatternModel.of(rows.labels(artifact.pool))
+    loaded = Racer.load(tmp_path)
+    for patterns in (artifact.patterns, loaded.artifact.patterns):
+        np.testing.assert_array_equal(patterns.patterns, expected.patterns)
+        np.testing.assert_array_equal(patterns.frequencies, expected.frequencies)
+    scored = loaded.score(held_out.queries)
+    known = ScoredRows(
+        pool=artifact.pool,
+        fingerprints=tuple(map(loaded.fingerprint, held_out.queries)),
+        scores=scored.scores,
+        neighbours=scored.neighbours,
+        labels=held_out.labels(artifact.pool),
+    )
+    if kind == "knn":
+        assert artifact.patterns.neighbours in (100, 120)
+        assert scored.neighbours.shape == (160, artifact.patterns.neighbours)  # no more is kept
+    else:
+        assert scored.neighbours is None
+        assert choose_patterns(expected, known).temperature == artifact.patterns.temperature
