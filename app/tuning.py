@@ -7,7 +7,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -16,6 +16,8 @@ from ruamel.yaml.error import YAMLError
 
 from app.errors import SettingsError
 from racer_core.offline.tune import Trial, Tuning
+
+_EVALUATION: Final = ("weight", "evaluator", "evaluators")  # the search compares no evaluators
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +53,63 @@ def change(path: Path, tuning: Tuning) -> Change:
     Raises:
         SettingsError: The file cannot be read.
     """
+    try:
+        before = path.read_text(encoding="utf-8")
+        editor, document = _parsed(_without_evaluators(before))
+    except (OSError, YAMLError) as exc:
+        raise SettingsError(f"{path}: cannot be read: {exc}") from exc
+    _set(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.score.value})
+    _set(document, "aggregation", _vote(tuning.chosen))
+    for name in _EVALUATION:
+        document["aggregation"].pop(name, None)
+    after = io.StringIO()
+    editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
+    return Change(path, before, after.getvalue())
+
+
+def _parsed(text: str) -> tuple[YAML, Any]:
+    """The document, and an editor that writes it as it was indented."""
     # ruamel.yaml and not PyYAML: it keeps comments, quotes and order through a round trip.
     # Its round-trip loader builds no Python objects.
     editor = YAML(typ="rt")
     editor.preserve_quotes = True
     editor.width = 4096
-    try:
-        before = path.read_text(encoding="utf-8")
-        if re.search(r"^ +- ", before, re.MULTILINE):  # lists stand indented below their names
-            editor.indent(mapping=2, sequence=4, offset=2)
-        document: Any = editor.load(before)  # pyright: ignore[reportUnknownMemberType]
-    except (OSError, YAMLError) as exc:
-        raise SettingsError(f"{path}: cannot be read: {exc}") from exc
-    document.setdefault("routing", {}).update(
-        {"alpha": tuning.chosen.alpha, "score": tuning.score.value}
+    editor.explicit_start = re.search(r"^---", text, re.MULTILINE) is not None
+    nested = re.search(r"^\w+:[^\n]*\n(?: *#[^\n]*\n)*( +)[^\s#-]", text, re.MULTILINE)
+    listed = re.search(r"^( *)- ", text, re.MULTILINE)
+    offset = len(listed[1]) if listed else 0
+    mapping = len(nested[1]) if nested else 2
+    editor.indent(mapping=mapping, sequence=offset + 2, offset=offset)
+    document: Any = editor.load(text)  # pyright: ignore[reportUnknownMemberType]
+    return editor, document
+
+
+def _without_evaluators(text: str) -> str:
+    """The text without the block of each evaluator setting.
+
+    ruamel.yaml hangs what follows a block, such as the next section's comment, on its last line:
+    removed with the block it would be lost.
+    """
+    names = "|".join(_EVALUATION)
+    block = rf"^( +)(?:{names}):.*(?:\n|\Z)(?:(?: *\n)*\1 +\S.*(?:\n|\Z))*"
+    return re.sub(
+        r"^aggregation:.*\n(?:(?:[ #].*)?\n|[ #].*\Z)*",
+        lambda section: re.sub(block, "", section[0], flags=re.MULTILINE),
+        text,
+        flags=re.MULTILINE,
     )
-    aggregation = document.setdefault("aggregation", {})
-    for name in ("weight", "evaluator", "evaluators"):  # the search compares no evaluators
-        aggregation.pop(name, None)
-    aggregation.update(_vote(tuning.chosen))
-    after = io.StringIO()
-    editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
-    return Change(path, before, after.getvalue())
+
+
+def _set(document: Any, section: str, values: dict[str, Any]) -> None:
+    """Change what differs; what is new comes first, where no comment of another section is."""
+    if document.get(section) is None:
+        document[section] = values
+        return
+    for name, value in values.items():
+        if name not in document[section]:
+            document[section].insert(0, name, value)
+        elif document[section][name] != value:  # else 0.10 would become 0.1
+            document[section][name] = value
 
 
 def _vote(chosen: Trial) -> dict[str, Any]:

@@ -58,16 +58,24 @@ def winners(
         by_name: The columns in the order of the candidates' names, for the last ties.
     """
     inside = selected.astype(np.float64)
-    voters = same * inside[:, None, :]
-    votes = np.einsum("nab,nb->na", voters, counts)
-    size = voters.sum(axis=2)
-    mean = np.einsum("nab,nb->na", voters, scores) / np.maximum(size, 1.0)
-    best = np.where(voters > 0.0, scores[:, None, :], -np.inf).max(axis=2)
+    votes, size = np.moveaxis(same @ np.stack([inside * counts, inside], axis=2), 2, 0)
     readable = selected & (size > 0.0)
     # Nobody readable: the best score among all that answered.
     alive = np.where(readable.any(axis=1, keepdims=True), readable, selected)
-    for strength in (votes, mean, best, scores):
-        strength = np.where(alive, strength, -np.inf)
-        alive = alive & (strength >= strength.max(axis=1, keepdims=True) - _TIE)
+    alive = _strongest(alive, votes)
+    # More of them than agree with the first: different answers have equally many votes.
+    first = alive.argmax(axis=1)[:, None]
+    tied = np.flatnonzero(alive.sum(axis=1) > np.take_along_axis(size, first, axis=1)[:, 0])
+    voters = same[tied] * inside[tied, None, :]
+    mean = (voters @ scores[tied, :, None])[:, :, 0] / np.maximum(size[tied], 1.0)
+    best = np.where(voters > 0.0, scores[tied, None, :], -np.inf).max(axis=2)
+    alive[tied] = _strongest(_strongest(alive[tied], mean), best)
+    alive = _strongest(alive, scores)
     order = list(by_name)
     return np.array(order)[alive[:, order].argmax(axis=1)]
+
+
+def _strongest(alive: BoolArray, strength: FloatArray) -> BoolArray:
+    """Who of those still in the running has the most, shape (n, K)."""
+    left = np.where(alive, strength, -np.inf)
+    return alive & (left >= left.max(axis=1, keepdims=True) - _TIE)

@@ -159,16 +159,22 @@ class Calibration:
     def _critical(self, score: Score) -> FloatArray:
         """Ascending s_i of the counted rows; +inf where abstention already missed the row."""
         if score not in self._sorted:
-            fit = self._scoring.nonconformity(
-                score, self.scores, self.neighbours, self.fingerprints
-            )
-            paper = self.options.risk_target is RiskTarget.PAPER
-            truth = augment_truth(self.labels) if paper else self.labels
-            counted = self._counted
-            critical = critical_scores(fit, truth | ~counted[:, None], self.options.r)
+            critical = np.empty(len(self.scores))
+            for part in self._scoring.slices(score, len(critical)):
+                critical[part] = self._critical_of(score, part)
             critical[self._null_abstains(self.scores)] = np.inf
-            self._sorted[score] = np.sort(critical[counted])
+            self._sorted[score] = np.sort(critical[self._counted])
         return self._sorted[score]
+
+    def _critical_of(self, score: Score, part: slice) -> FloatArray:
+        """s_i of some rows; of rows that do not count it means nothing."""
+        near = None if self.neighbours is None else self.neighbours[part]
+        prints = self.fingerprints[part]
+        fit = self._scoring.nonconformity(score, self.scores[part], near, prints)
+        labels = self.labels[part]
+        paper = self.options.risk_target is RiskTarget.PAPER
+        truth = augment_truth(labels) if paper else labels | ~self._counted[part, None]
+        return critical_scores(fit, truth, self.options.r)
 
     def _null_abstains(self, scores: FloatArray) -> BoolArray:
         tau = self.options.null_threshold

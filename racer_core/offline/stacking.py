@@ -70,9 +70,9 @@ def stack(
     equality: Equality,
     fit: Fit,
 ) -> StackedVote | None:
-    """:func:`fit_stacked` on rows scored :func:`out_of_fold`; None where rows have no answers."""
+    """:func:`fit_stacked` on rows scored :func:`out_of_fold`; no fold is trained for a None."""
     classes = answer_classes(answers, equality)
-    if not (classes >= 0).any():
+    if not _suffices(classes, labels):
         return None
     return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit), classes)
 
@@ -89,11 +89,11 @@ def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
     Returns:
         None where fewer than 50 rows have both a right and a wrong answer to choose between.
     """
+    if not _suffices(classes, rows.labels):
+        return None
     masks = [np.ones_like(rows.labels), *_served_masks(rows)]
     masked = [np.where(mask, classes, -1) for mask in masks]
     contested = [_contested(each, rows.labels) for each in masked]
-    if np.count_nonzero(contested[0]) < MIN_ROWS:
-        return None
     votes = _Votes(
         classes=np.concatenate([c[keep] for c, keep in zip(masked, contested, strict=True)]),
         right=np.concatenate([rows.labels[keep] for keep in contested]),
@@ -140,6 +140,10 @@ def _served_masks(rows: ScoredRows) -> list[BoolArray]:
         ).selected
         for alpha in _ALPHAS
     ]
+
+
+def _suffices(classes: ClassArray, labels: BoolArray) -> bool:
+    return int(np.count_nonzero(_contested(classes, labels))) >= MIN_ROWS
 
 
 def _contested(classes: ClassArray, labels: BoolArray) -> BoolArray:

@@ -20,9 +20,10 @@ from racer_core.errors import RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, choose_score
+from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Rule, Votes
 from racer_core.racer import Racer
-from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score, any_column
+from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score
 
 MIN_ROWS = 100
 
@@ -77,11 +78,17 @@ def tune(
         progress: Hears of each alpha.
 
     Raises:
-        RowsError: Fewer than 100 answerable rows, or rows without answers.
+        RowsError: Fewer than 100 answerable rows, rows without a query or answers, or of another
+            pool.
     """
+    if set(rows.pool) != set(racer.pool):
+        raise RowsError(
+            "validation rows", [f"their pool {list(rows.pool)} is not {list(racer.pool)}"]
+        )
+    check_queries(rows, "validation rows")
     if not all(row.answers for row in rows.rows):
         raise RowsError("validation rows", ["votes can only be tuned on rows with answers"])
-    answerable = int(np.count_nonzero(any_column(rows.labels(rows.pool))))
+    answerable = sum(bool(row.correct) for row in rows.rows)
     if answerable < MIN_ROWS:
         raise RowsError(
             "validation rows",

@@ -82,7 +82,9 @@ class Votes:
             case Rule.MAJORITY:
                 return np.ones_like(self.scores)
             case Rule.WEIGHTED:
-                called = np.where(selected, self.scores, -np.inf)
+                # Of answers that can be read, as served: else the counts may be lost in rounding.
+                readable = np.einsum("naa->na", self.same) > 0.0
+                called = np.where(selected & readable, self.scores, -np.inf)
                 top = called.max(axis=1, keepdims=True, initial=0.0)
                 return np.exp((called - top) / temperature)
             case Rule.LOG_ODDS:

@@ -1,6 +1,7 @@
 """Votes on arrays elect whom the gateway elects, row by row."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +71,57 @@ def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
             )
             right = bool(merged.votes) and labels[row][pool.index(merged.winner)]
         assert found[row] == right, (rule, row)
+
+
+def served(method, pool, texts, labels, scores, t):
+    """Whether the gateway's vote over all answers of a row is right."""
+    answers = [
+        CandidateAnswer(candidate=name, text=text, score=float(score))
+        for name, text, score in zip(pool, texts, scores, strict=True)
+    ]
+    merged = aggregate(answers, method=method, equality=Equality.EXACT, temperature=t)
+    return bool(merged.votes) and bool(labels[pool.index(merged.winner)])
+
+
+@pytest.mark.parametrize("count", [11, 16, 25])
+@pytest.mark.parametrize("t", [0.05, 1.0])
+@pytest.mark.parametrize("rule", list(METHODS))
+def test_large_pools_vote_as_the_gateway_does(rule, t, count):
+    """More candidates than the ten answers that log-odds expect, at times more answers, too.
+
+    Where more than ten are given C is their number: two weak votes for an answer then count more
+    beside a strong one.
+    """
+    rng = np.random.default_rng(count)
+    pool = tuple(f"m{number:02d}" for number in rng.permutation(count))
+    kinds = rng.choice([2, 6, 20, 1_000], (600, 1))  # how many answers go around in a row
+    texts = [[f"text {n}" for n in row] for row in rng.integers(0, kinds, (600, count))]
+    labels = rng.random((600, count)) < 0.5
+    scores = rng.random((600, count)).round(6)
+    same = agreement(answer_classes(texts, Equality.EXACT))
+    votes = Votes(pool=pool, labels=labels, scores=scores, same=same, stacked=None)
+    everyone = np.ones_like(labels)
+    assert votes._distinct(everyone).max() > 10
+    expected = [
+        served(METHODS[rule], pool, *row, t) for row in zip(texts, labels, scores, strict=True)
+    ]
+    assert votes.right(rule, everyone, t).tolist() == expected
+
+
+def test_a_sure_candidate_that_cannot_be_read_takes_no_vote_away():
+    """Weights normalise over readable answers: beside exp(1 / 0.05) the others' would all tie.
+
+    Twice exp(0 / T) is more than once exp(0.034655 / T), by a relative 5e-5; a tie would go to the
+    higher score.
+    """
+    pool, texts, scores = ("sure", "x", "y", "z"), ["", "A", "B", "B"], [1.0, 0.034655, 0.0, 0.0]
+    labels = [True, False, True, True]
+    same = agreement(answer_classes([texts], Equality.EXACT))
+    votes = Votes(
+        pool=pool, labels=np.array([labels]), scores=np.array([scores]), same=same, stacked=None
+    )
+    assert served(Method.WEIGHTED, pool, texts, labels, scores, 0.05)
+    assert votes.right(Rule.WEIGHTED, np.ones((1, 4), dtype=bool), 0.05).tolist() == [True]
 
 
 @given(world=worlds(), skills=st.lists(st.integers(-8, 8), min_size=5, max_size=5))

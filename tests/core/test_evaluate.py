@@ -7,11 +7,13 @@ import pytest
 
 from racer_core.calibration.calibration import CalibrationOptions, choose_null_threshold
 from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
-from racer_core.offline.protocol import Calibrated, Protocol, split
+from racer_core.offline.protocol import Calibrated, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
-from racer_core.offline.table import build_table
+from racer_core.offline.table import Table, build_table
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.synthetic import POOL, synthetic_rows
 
@@ -182,6 +184,91 @@ def test_nothing_is_chosen_on_test_rows(files):
     found = [[(c.risk_target, c.score, c.alpha, c.rule) for c in measured(t).choices]
              for t in (table, other)]  # fmt: skip
     assert found[0] == found[1]
+
+
+def hand_made(protocol, held_out_score, test_score):
+    """One good candidate, and one that is always wrong and scored as told in each part.
+
+    Of the calibration rows 85 % score the good one 0.9 and the others 0.5: with `prob` sets reach
+    down to a score of 0.5 at alpha 0.1, and to 0.9 at alpha 0.2.
+    """
+    parts = split(np.arange(200), protocol.of(ONE), np.random.default_rng(protocol.seed))
+    scores = np.tile([0.9, 0.0], (200, 1))
+    scores[parts.calibration[:15], 0] = 0.5
+    scores[parts.validation, 1] = held_out_score
+    scores[parts.test, 1] = test_score
+    labels = np.tile([True, False], (200, 1))
+    return Table(
+        benchmarks={ONE: np.arange(200)},
+        rows=ScoredRows(
+            pool=("good", "bad"),
+            fingerprints=tuple(number.to_bytes(16, "big") for number in range(200)),
+            scores=scores,
+            neighbours=None,
+            labels=labels,
+        ),
+        patterns=(PatternModel.of(labels),),
+        classes=np.tile(np.array([0, 1], dtype=np.int16), (200, 1)),
+        stacked=None,
+        n_train=10,
+        copies=0,
+        protocol=protocol,
+    )
+
+
+@pytest.mark.parametrize(
+    ("held_out_score", "test_score", "alpha", "sizes"),
+    [
+        (0.5, 0.0, 0.2, (1.0, 1.0)),  # smaller on validation rows alone
+        (0.0, 0.5, 0.1, (2.0, 1.0)),  # smaller on test rows alone: the first one stays
+    ],
+)
+def test_equally_accurate_choices_are_ranked_by_their_validation_size(
+    held_out_score, test_score, alpha, sizes
+):
+    """Every vote is right at both alphas; only one part's rows tell which sets are smaller."""
+    protocol = Protocol(
+        splits=1,
+        alphas=(0.1, 0.2),
+        scores=(Score.PROB,),
+        risk_targets=(RiskTarget.ANSWERABLE,),
+        false_abstain_budget=None,
+        seed=3,
+    )
+    evaluation = measured(hand_made(protocol, held_out_score, test_score))
+    on_test = [
+        evaluation.mean(Setting(ONE, RiskTarget.ANSWERABLE, Score.PROB, each), "size")
+        for each in protocol.alphas
+    ]
+    assert tuple(on_test) == sizes
+    (choice,) = evaluation.choices
+    assert choice.accuracy == 1.0
+    assert choice.alpha == alpha
+
+
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_benchmarks_that_disagree_about_a_query_are_refused(files, asked_again):
+    """A test row with another label than its copy among the training rows: which one holds?
+
+    The same label is a copy, left out and counted.
+    """
+    row = files[ONE].rows[7]
+    correct = row.correct if asked_again else frozenset(POOL) - row.correct
+    other = (*files[TWO].rows, replace(row, correct=correct))
+    both = {ONE: files[ONE], TWO: replace(files[TWO], rows=other)}
+    if asked_again:
+        assert scored(both).copies == 1
+    else:
+        with pytest.raises(RowsError, match="otherwise than an earlier"):
+            scored(both)
+
+
+@pytest.mark.parametrize("share", ["train", "calibration", "validation"])
+@pytest.mark.parametrize("value", [float("nan"), 0.0, 1.0, -0.1, float("inf")])
+def test_shares_that_are_none_are_refused(share, value):
+    """NaN compares as neither too small nor too large."""
+    with pytest.raises(InputError, match="shares"):
+        Shares(**{share: value})
 
 
 def single_candidate(count, share):

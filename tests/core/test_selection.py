@@ -148,12 +148,13 @@ def answerable_rows(count):
 
 
 def test_few_rows_choose_nothing():
-    """49 answerable rows leave the defaults as they are, however many others there are."""
+    """49 answerable rows leave the defaults, where offered, however many others there are."""
     few, enough = answerable_rows(MIN_ROWS - 1), answerable_rows(MIN_ROWS)
     odd = replace(WORLD.patterns, neighbours=3)
     assert choose_patterns(odd, few) is odd
     assert choose_patterns(odd, enough).neighbours == 12
-    assert choose_score(few, WORLD.patterns, offered=[Score.GAP], **ANSWERABLE) is Score.COVER
+    assert choose_score(few, WORLD.patterns, offered=[Score.GAP], **ANSWERABLE) is Score.GAP
+    assert choose_score(few, WORLD.patterns, **ANSWERABLE) is Score.COVER
     assert choose_score(enough, WORLD.patterns, offered=[Score.GAP], **ANSWERABLE) is Score.GAP
 
 

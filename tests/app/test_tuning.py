@@ -1,0 +1,380 @@
+"""What `racer tune` writes: the choice, and every other line of the file as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app import settings, tuning
+from app.errors import SettingsError
+from app.lifespan import open_racer
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.train import train
+from racer_core.offline.tune import Trial, Tuning
+from racer_core.offline.votes import Rule
+from racer_core.types import LabelledRow, LabelledRows, Score
+
+from .conftest import POOL, Command, as_json, candidates, configure, labelled, noisy
+
+
+def suggested(**changes: Any) -> Tuning:
+    """A search that chose the weighted vote at alpha 0.2."""
+    score = changes.pop("score", Score.COVER)
+    fields = {"alpha": 0.2, "rule": Rule.WEIGHTED, "temperature": 0.3, **changes}
+    chosen = Trial(**fields, accuracy=0.8, size=1.5, cost=1.5)
+    return Tuning(score=score, trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
+
+
+MAJORITY = {"alpha": 0.1, "rule": Rule.MAJORITY, "temperature": None}
+
+FILE = """\
+# Our gateway.
+schema_version: 1
+port: 8081   # behind the proxy
+artifact: 'router'
+
+candidates:   # in the order of the router
+  - name: "adder"
+    base_url: http://127.0.0.1:1/v1  # the small one
+    parameters: {temperature: 0, stop: ["\\n"]}
+  # the middle one
+  - name: speller
+    base_url: 'http://127.0.0.1:1/v1'
+  - name: poet
+    base_url: http://127.0.0.1:1/v1
+
+# What we promise.
+routing:
+  score: "gap"
+  # agreed with the team
+  alpha: 0.10
+  on_abstain: 'error'
+
+aggregation:
+  # one vote each
+  method: majority
+  equality: choice
+
+# Limits of the machine.
+limits:
+  queue: 12
+# the end
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """That configuration."""
+    path = tmp_path / "racer.yaml"
+    path.write_text(FILE, encoding="utf-8")
+    return path
+
+
+def lines_changed(change: tuning.Change) -> tuple[list[str], list[str]]:
+    """Which lines went and which came."""
+    diff = change.diff.splitlines()[2:]
+    removed, added = ([line[1:] for line in diff if line[0] == sign] for sign in "-+")
+    return removed, added
+
+
+def test_only_the_lines_of_the_choice_change(file: Path) -> None:
+    """Comments, order, quotes and indentation of everything else, to the last character."""
+    removed, added = lines_changed(tuning.change(file, suggested()))
+    assert removed == ['  score: "gap"', "  alpha: 0.10", "  method: majority"]
+    assert sorted(line.split(":")[0].strip() for line in added) == [
+        "alpha", "method", "score", "temperature",
+    ]  # fmt: skip
+
+
+def test_comments_stay_where_they_stood(file: Path) -> None:
+    """A new setting comes into its own section, not below the next one's heading."""
+    lines = tuning.change(file, suggested()).after.splitlines()
+    for line in FILE.splitlines():
+        if line.lstrip().startswith("#"):
+            assert line in lines
+    heading = lines.index("# Limits of the machine.")
+    assert lines[heading - 1 : heading + 2] == ["", "# Limits of the machine.", "limits:"]
+    assert lines[lines.index("  # agreed with the team") + 1] == "  alpha: 0.2"
+    assert lines[-1] == "# the end"
+
+
+def test_nothing_changes_where_the_file_says_it_already(file: Path) -> None:
+    """0.10 is 0.1, and what stands in quotes keeps them: the diff is empty."""
+    change = tuning.change(file, suggested(score=Score.GAP, **MAJORITY))
+    assert change.diff == ""
+    assert change.after == FILE
+
+
+def test_a_second_run_changes_nothing(file: Path) -> None:
+    """What was written is what would be written."""
+    tuning.change(file, suggested()).write()
+    assert tuning.change(file, suggested()).diff == ""
+
+
+STYLES = {
+    "four spaces": "schema_version: 1\nrouting:\n    # ours\n    score: gap\n    alpha: 0.3\n"
+    "candidates:\n    - name: a\n      base_url: b\n      parameters:\n          seed: 1\n",
+    "lists at the margin": "schema_version: 1\nrouting:\n  score: gap\n  alpha: 0.3\n"
+    "candidates:\n- name: a\n  base_url: b\n- name: c\n",
+    "a document's start": "---\nschema_version: 1\nrouting:\n  score: gap\n  alpha: 0.3\n",
+    "no line end": "schema_version: 1\nrouting:\n  score: gap\n  alpha: 0.3\naggregation:\n"
+    "  method: majority",
+}
+
+
+@pytest.mark.parametrize("style", list(STYLES))
+def test_the_files_own_style_stays(tmp_path: Path, style: str) -> None:
+    """No line but those of the choice is written anew."""
+    path = tmp_path / "racer.yaml"
+    path.write_text(STYLES[style], encoding="utf-8")
+    removed, added = lines_changed(tuning.change(path, suggested()))
+    assert [line.strip() for line in removed if "method" not in line] == [
+        "score: gap",
+        "alpha: 0.3",
+    ]
+    indent = 4 if style == "four spaces" else 2
+    assert all(len(line) - len(line.lstrip()) == indent for line in added if line[0] == " ")
+    assert yaml.safe_load(tuning.change(path, suggested()).after)["routing"] == {
+        "score": "cover",
+        "alpha": 0.2,
+    }
+
+
+def test_sections_that_are_missing_are_added(tmp_path: Path) -> None:
+    """A file that took the defaults."""
+    path = tmp_path / "racer.yaml"
+    path.write_text("schema_version: 1\n# no more\n", encoding="utf-8")
+    change = tuning.change(path, suggested())
+    assert change.after.startswith("schema_version: 1\n# no more\n")
+    assert yaml.safe_load(change.after) == {
+        "schema_version": 1,
+        "routing": {"alpha": 0.2, "score": "cover"},
+        "aggregation": {"method": "weighted", "temperature": 0.3},
+    }
+
+
+EVALUATED = """\
+aggregation:
+  method: weighted
+  # asked after the answers
+  weight: p_true
+  temperature: 0.3
+  evaluator:
+    candidate: adder  # quick
+
+    timeout_s: 5
+  evaluators:
+    maths:
+      candidate: poet
+
+# What we promise.
+routing: {alpha: 0.2, score: cover}
+"""
+FLOW = """\
+aggregation: {method: weighted, weight: p_true, temperature: 0.3, evaluator: {candidate: adder}}
+
+# What we promise.
+routing: {alpha: 0.2, score: cover}
+"""
+LAST = "routing: {alpha: 0.2, score: cover}\naggregation:\n  weight: router"
+
+
+@pytest.mark.parametrize("text", [EVALUATED, FLOW, LAST], ids=["blocks", "flow", "last line"])
+def test_evaluators_go_and_what_follows_them_stays(tmp_path: Path, text: str) -> None:
+    """The search compares none; left in, `weight` would contradict the vote that was chosen."""
+    path = tmp_path / "racer.yaml"
+    path.write_text(text, encoding="utf-8")
+    after = tuning.change(path, suggested()).after
+    assert yaml.safe_load(after) == {
+        "aggregation": {"method": "weighted", "temperature": 0.3},
+        "routing": {"alpha": 0.2, "score": "cover"},
+    }
+    if text != LAST:
+        assert "\n\n# What we promise.\nrouting: {alpha: 0.2, score: cover}\n" in after
+
+
+def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
+    """Names like an evaluator's outside `aggregation` are not its settings."""
+    path = tmp_path / "racer.yaml"
+    text = "candidates:\n  - name: a\n    parameters:\n      weight: 2\n"
+    path.write_text(text, encoding="utf-8")
+    assert tuning.change(path, suggested()).after.startswith(text)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_what_is_written_is_a_configuration(file: Path, rule: Rule) -> None:
+    """The gateway reads it, with the values that were chosen."""
+    temperature = 0.05 if rule is Rule.WEIGHTED else None
+    tuning.change(file, suggested(score=Score.PROB, rule=rule, temperature=temperature)).write()
+    configured, _ = settings.load(file, {})
+    assert (configured.routing.alpha, configured.routing.score) == (0.2, Score.PROB)
+    assert configured.routing.on_abstain == "error"
+    assert configured.aggregation.method.value == rule.value
+    assert configured.aggregation.temperature == (temperature or 1.0)
+    assert configured.candidates[0].parameters == {"temperature": 0, "stop": ["\n"]}
+
+
+def test_a_file_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    """It was there when the settings were read."""
+    with pytest.raises(SettingsError, match=r"gone\.yaml: cannot be read"):
+        tuning.change(tmp_path / "gone.yaml", suggested())
+
+
+# The command ----------------------------------------------------------------------------------
+
+
+def answered(rows: LabelledRows) -> LabelledRows:
+    """The same rows with answers: who is right says so, the others disagree."""
+    return LabelledRows(
+        pool=rows.pool,
+        rows=tuple(
+            LabelledRow(
+                query=row.query,
+                correct=row.correct,
+                answers={n: "right" if n in row.correct else f"{n}'s guess" for n in rows.pool},
+            )
+            for row in rows.rows
+        ),
+    )
+
+
+def written(path: Path, rows: LabelledRows) -> Path:
+    """Rows as a file."""
+    lines = [
+        line | ({"answers": dict(row.answers)} if row.answers else {})
+        for line, row in zip(as_json(rows), rows.rows, strict=True)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def validation(tmp_path: Path) -> Path:
+    """Rows with answers, of no other file."""
+    return written(tmp_path / "validation.jsonl", answered(noisy(30_000, 300)))
+
+
+@pytest.fixture
+def config(tmp_path: Path, noisy_artifact: Path) -> Path:
+    """A configuration around a router that is unsure, with a comment."""
+    path = configure(tmp_path, noisy_artifact, "http://127.0.0.1:1/v1", routing={"alpha": 0.45})
+    path.write_text("# ours\n" + path.read_text())
+    return path
+
+
+def test_tune_shows_a_diff_and_writes_nothing(
+    racer: Command, config: Path, validation: Path
+) -> None:
+    """A table and the diff on stdout; the file is as it was."""
+    before = config.read_bytes()
+    code, out, _ = racer("tune", "--config", config, "--validation", validation)
+    assert code == 0
+    assert "chosen" in out
+    assert "+  alpha: " in out
+    assert "-  alpha: 0.45" in out
+    assert config.read_bytes() == before
+
+
+def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation: Path) -> None:
+    """The diff, the choice and the file agree; a second run has nothing to change."""
+    code, out, said = racer(
+        "tune", "--config", config, "--validation", validation, "--write", "--json"
+    )
+    assert code == 0, said
+    result = json.loads(out)
+    assert result["written"] is True
+    assert result["rows"] == 300
+    assert result["chosen"] in result["trials"]
+    configured, _ = settings.load(config, {})
+    assert configured.routing.alpha == result["chosen"]["alpha"]
+    assert configured.routing.score == result["score"]
+    assert configured.aggregation.method == result["chosen"]["rule"]
+    assert config.read_text().startswith("# ours\n")
+    assert f"+  alpha: {result['chosen']['alpha']}" in result["diff"].splitlines()
+
+
+def test_tune_says_when_there_is_nothing_to_change(
+    racer: Command, tmp_path: Path, artifact: Path
+) -> None:
+    """Rows without noise: the level at which scores are compared changes no choice."""
+    config = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
+    validation = written(tmp_path / "rows.jsonl", answered(labelled(30_000, 200)))
+    assert racer("tune", "--config", config, "--validation", validation, "--write")[0] == 0
+    code, out, _ = racer("tune", "--config", config, "--validation", validation)
+    assert code == 0
+    assert out.endswith("nothing to change\n")
+
+
+def test_tune_of_a_file_that_cannot_be_written_is_one_sentence(
+    racer: Command, config: Path, validation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2, and no table that would look like success.
+
+    The refusal is made up: root, as in a container, may write whatever a file's mode says.
+    """
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    code, out, said = racer("tune", "--config", config, "--validation", validation, "--write")
+    assert (code, out) == (2, "")
+    assert said.splitlines()[-1].endswith("racer.yaml: cannot be written (Permission denied)")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (noisy(30_000, 300), "rows with answers"),
+        (answered(noisy(30_000, 60)), "too few to tune on"),
+    ],
+    ids=["no answers", "few"],
+)
+def test_tune_refuses_rows_that_cannot_be_tuned_on(
+    racer: Command, config: Path, tmp_path: Path, rows: LabelledRows, words: str
+) -> None:
+    """Exit code 1, one sentence, and the file stays."""
+    before = config.read_bytes()
+    data = written(tmp_path / "rows.jsonl", rows)
+    code, out, said = racer("tune", "--config", config, "--validation", data, "--write")
+    assert (code, out) == (1, "")
+    assert words in said
+    assert said.strip().count("\n") == 0
+    assert config.read_bytes() == before
+
+
+# The stacked vote at start --------------------------------------------------------------------
+
+
+def test_stacked_without_a_fitted_vote_stops_the_start(tmp_path: Path, artifact: Path) -> None:
+    """One sentence that says what to do, before a socket opens."""
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", aggregation={"method": "stacked"})
+    with pytest.raises(SettingsError, match="train it on rows with answers") as caught:
+        open_racer(settings.load(path, {})[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_stacked_with_a_fitted_vote_starts(tmp_path: Path) -> None:
+    """An artifact of rows with answers; the configured order of the pool is that of the weights."""
+    train(
+        answered(noisy(0, 200)),
+        labelled(5_000, 60),
+        tmp_path / "artifact",
+        encoder=CharNgramEncoder(),
+        kind="knn",
+    )
+    path = configure(
+        tmp_path,
+        tmp_path / "artifact",
+        "http://127.0.0.1:1/v1",
+        aggregation={"method": "stacked"},
+        candidates=candidates("http://127.0.0.1:1/v1"),
+    )
+    stacked = open_racer(settings.load(path, {})[0]).artifact.stacked
+    assert stacked is not None
+    assert stacked.pool == POOL

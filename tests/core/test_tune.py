@@ -1,0 +1,210 @@
+"""The search for alpha and the vote: measured on rows that did not set the thresholds."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.errors import RowsError
+from racer_core.offline import tune as search
+from racer_core.offline.protocol import PAPER_ALPHAS
+from racer_core.offline.tune import MIN_ROWS, tune
+from racer_core.offline.votes import TEMPERATURES, Rule
+from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from tests.synthetic import POOL, synthetic_rows
+
+ALPHAS = (0.05, 0.1, 0.2)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Validation rows with answers."""
+    return synthetic_rows(240, seed=51, answers=True)
+
+
+def tuned(racer, rows, **options):
+    """The search with what most tests want."""
+    wanted = {
+        "equality": Equality.EXACT,
+        "risk_target": RiskTarget.ANSWERABLE,
+        "alpha": 0.1,
+        "alphas": ALPHAS,
+        **options,
+    }
+    return tune(racer, rows, **wanted)
+
+
+def part(rows, where):
+    """Some of the rows."""
+    return replace(rows, rows=tuple(rows.rows[i] for i in where))
+
+
+@pytest.mark.parametrize("target", list(RiskTarget))
+def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
+    """By hand, with the calibration that the gateway would make of either half.
+
+    Thresholds of all rows, or of the half itself, give other sizes.
+    """
+    result = tuned(racer, rows, risk_target=target)
+    halves = [list(range(start, len(rows), 2)) for start in (0, 1)]
+    options = CalibrationOptions(
+        score=result.score, risk_target=target, null_threshold=racer.artifact.null_threshold
+    )
+    for alpha in ALPHAS:
+        sizes, own = [], []
+        for measured, calibrated in (halves, halves[::-1]):
+            for sizes_of, where in ((sizes, calibrated), (own, measured)):
+                calibration = racer.calibrate(part(rows, where), options=options)
+                decisions = racer.route_batch(
+                    part(rows, measured).queries, calibration, alpha=alpha
+                )
+                sizes_of += [len(each.selected) for each in decisions]
+        found = {trial.size for trial in result.trials if trial.alpha == alpha}
+        assert found == {np.mean(sizes)}
+        if alpha == 0.1:
+            assert np.mean(sizes) != pytest.approx(np.mean(own))
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_labels_of_a_half_move_the_sets_of_the_other_only(racer, rows, changed):
+    """Whatever the labels of a half are, its own sets stay."""
+    scored = search._scored(racer, rows)
+    options = CalibrationOptions(score=Score.GAP, null_threshold=racer.artifact.null_threshold)
+    labels = scored.labels.copy()
+    labels[changed::2] = np.random.default_rng(1).random(labels[changed::2].shape) < 0.5
+    before, after = (
+        search._cross_fitted(each, options, racer, None, 0.1)
+        for each in (scored, replace(scored, labels=labels))
+    )
+    np.testing.assert_array_equal(after[changed::2], before[changed::2])
+    assert not np.array_equal(after[1 - changed :: 2], before[1 - changed :: 2])
+
+
+def test_both_halves_hold_every_task_of_a_sorted_file():
+    """Every row is measured once; halves differ by one row at most."""
+    for count in (100, 101):
+        (own, other), (again, first) = search._halves(count)
+        assert sorted([*own, *again]) == list(range(count))
+        assert not set(own) & set(other)
+        assert (own.tolist(), other.tolist()) == (first.tolist(), again.tolist())
+        assert 0 <= len(own) - len(other) <= 1
+
+
+def test_chosen_is_the_cheapest_within_one_standard_error_of_the_best(racer, rows):
+    """Recomputed from the trials; the most accurate one would have cost more."""
+    result = tuned(racer, rows, alphas=PAPER_ALPHAS)
+    best = max(trial.accuracy for trial in result.trials)
+    assert result.slack == pytest.approx(np.sqrt(best * (1 - best) / 240))
+    good = [trial for trial in result.trials if trial.accuracy >= best - result.slack]
+    assert result.chosen in good
+    assert result.chosen.cost == min(trial.cost for trial in good)
+    same = [trial for trial in good if trial.cost == result.chosen.cost]
+    assert result.chosen.accuracy == max(trial.accuracy for trial in same)
+    best_cost = min(trial.cost for trial in result.trials if trial.accuracy == best)
+    assert result.chosen.cost < best_cost
+    cheaper = [trial for trial in result.trials if trial.cost < result.chosen.cost]
+    assert cheaper
+    assert all(trial.accuracy < best - result.slack for trial in cheaper)
+
+
+def test_every_alpha_is_tried_with_every_vote(racer, rows):
+    """``weighted`` with every temperature, the others with none; costs are calls."""
+    result = tuned(racer, rows)
+    votes = [(trial.alpha, trial.rule, trial.temperature) for trial in result.trials]
+    wanted = [
+        (alpha, rule, temperature)
+        for alpha in ALPHAS
+        for rule in (Rule.MAJORITY, Rule.WEIGHTED, Rule.LOG_ODDS)
+        for temperature in (TEMPERATURES if rule is Rule.WEIGHTED else (None,))
+    ]
+    assert votes == wanted
+    assert all(trial.cost == trial.size for trial in result.trials)
+    assert result.rows == 240
+
+
+def test_stacked_votes_take_part_where_they_were_fitted(racer, rows):
+    """An artifact that has one: it is compared with the others."""
+    stacked = StackedVote(POOL, np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]))
+    fitted = replace(racer, artifact=replace(racer.artifact, stacked=stacked))
+    assert Rule.STACKED in {trial.rule for trial in tuned(fitted, rows).trials}
+
+
+def test_prices_change_the_choice(racer, rows):
+    """The first candidate at fifty calls: another score, and fewer of its calls.
+
+    The cost is the mean price of a query, whatever was chosen.
+    """
+    prices = (50.0, 1.0, 1.0)
+    plain, priced = tuned(racer, rows), tuned(racer, rows, prices=prices)
+    assert plain.score is not Score.COVER_COST
+    assert priced.score is Score.COVER_COST
+    assert all(trial.size < trial.cost < 50.0 * 3.0 for trial in priced.trials)
+    assert plain.chosen != priced.chosen
+    options = CalibrationOptions(score=plain.score, null_threshold=racer.artifact.null_threshold)
+    scored = search._scored(racer, rows)
+    unpriced_sets = search._cross_fitted(scored, options, racer, prices, plain.chosen.alpha)
+    assert priced.chosen.cost < (unpriced_sets @ np.array(prices)).mean()
+
+
+def test_equal_prices_choose_as_calls_do(racer, rows):
+    """A price of 1 each is no price."""
+    assert tuned(racer, rows, prices=(1.0, 1.0, 1.0)).chosen == tuned(racer, rows).chosen
+
+
+@pytest.mark.parametrize("missing", [0, 239])
+def test_rows_without_answers_are_refused(racer, rows, missing):
+    """All of them must have some: votes are what is tuned."""
+    damaged = list(rows.rows)
+    damaged[missing] = replace(damaged[missing], answers={})
+    with pytest.raises(RowsError, match="rows with answers"):
+        tuned(racer, replace(rows, rows=tuple(damaged)))
+
+
+def all_answerable(count, more=0):
+    """Rows that the adder answers right, and some that nobody does."""
+    rows = [
+        LabelledRow(
+            query=f"What is {number} plus 1?",
+            correct=frozenset(["adder"] if number < count else []),
+            answers=dict.fromkeys(POOL, "yes"),
+        )
+        for number in range(count + more)
+    ]
+    return LabelledRows(pool=POOL, rows=tuple(rows))
+
+
+def test_too_few_rows_are_refused(racer):
+    """99 answerable rows beside 30 that nobody can answer are too few; 100 are enough."""
+    with pytest.raises(RowsError, match=f"99 answerable rows.*at least {MIN_ROWS}"):
+        tuned(racer, all_answerable(99, more=30))
+    assert tuned(racer, all_answerable(100)).rows == 100
+
+
+def test_no_rows_are_refused(racer):
+    """Nothing to tune on is said, not divided by."""
+    with pytest.raises(RowsError, match="too few"):
+        tuned(racer, LabelledRows(pool=POOL, rows=()))
+
+
+def test_rows_of_another_pool_are_refused(racer):
+    """A candidate that the rows do not know would count as wrong on all of them."""
+    rows = replace(all_answerable(100), pool=("adder", "traveller"))
+    with pytest.raises(RowsError, match="pool"):
+        tuned(racer, rows)
+
+
+def test_rows_of_scores_alone_are_refused(racer, rows):
+    """The router would score an empty query."""
+    blank = [replace(row, query="", scores=(0.5, 0.5, 0.5)) for row in rows.rows]
+    with pytest.raises(RowsError, match="no text"):
+        tuned(racer, replace(rows, rows=tuple(blank)))
+
+
+def test_progress_hears_of_each_alpha(racer, rows):
+    """In order, up to the last."""
+    heard = []
+    tuned(racer, rows, progress=lambda *each: heard.append(each))
+    assert [each for each in heard if each[0] == "alphas"] == [("alphas", n, 3) for n in (1, 2, 3)]
