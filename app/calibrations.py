@@ -123,7 +123,13 @@ class CalibrationService:
             created_at=now(),
             artifact=self._setup,
             calibration=calibration,
-            evidence=evidence(calibration) | {"duplicates": rows.duplicates, "overlap": overlap},
+            evidence=evidence(calibration)
+            | {
+                "duplicates": rows.duplicates,
+                # Alike but for case, space or Unicode form: they count as one less than they seem.
+                "near_duplicates": len(rows) - len(set(calibration.fingerprints)),
+                "overlap": overlap,
+            },
             void_reasons=tuple(
                 reason
                 for reason, applies in (

@@ -92,12 +92,14 @@ def open_racer(settings: Settings) -> Racer:
         if was.model is not None and was.model != (candidate.model or candidate.name):
             raise SettingsError(
                 f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
-                f"configuration has {candidate.model or candidate.name!r}"
+                f"configuration has {candidate.model or candidate.name!r}: change it back, or "
+                "label and train again"
             )
         if was.parameters is not None and dict(was.parameters) != candidate.parameters:
             raise SettingsError(
                 f"candidate {candidate.name} was labelled with the parameters "
-                f"{dict(was.parameters)}, the configuration has {candidate.parameters}"
+                f"{dict(was.parameters)}, the configuration has {candidate.parameters}: change "
+                "them back, or label and train again"
             )
     if settings.aggregation.method is Method.STACKED and racer.artifact.stacked is None:
         raise SettingsError(

@@ -24,6 +24,9 @@ class RacerOptions(BaseModel):
         default=None, min_length=1, description="Route among these only."
     )
     on_abstain: Literal["refuse", "strongest", "error"] | None = None
+    group: str | None = Field(
+        default=None, max_length=128, description="Whose evaluator weighs the answers."
+    )
     usage: Literal["sum", "winner"] = "sum"
 
 

@@ -43,7 +43,6 @@ class Ask:
     options: RacerOptions
     fields: Mapping[str, Any]  # what candidates are sent
     include_usage: bool = False  # the client wants a usage chunk at the end of a stream
-    group: str | None = None  # whose evaluator weighs the answers
 
 
 class ChatService:
@@ -149,7 +148,7 @@ class ChatService:
         if not replies:
             raise _nobody_answered(failures)
         texts = {reply.candidate: reply.text or "" for reply in replies}
-        ratings = await self._evaluator.rate(ask.query.text, texts, ask.group)
+        ratings = await self._evaluator.rate(ask.query.text, texts, ask.options.group)
         merged = self._merge(routed, texts, ratings)
         certificate = routed.certificate.because(
             *(f"{CANDIDATE_FAILED}:{name}" for name in failures)

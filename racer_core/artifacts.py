@@ -56,8 +56,9 @@ class Artifact:
     patterns: PatternModel  # who was right together on the training rows
     stacked: StackedVote | None  # fitted where the training rows had answers
     null_threshold: float | None  # tau for abstaining, chosen on validation rows
-    salt: str  # key of the fingerprints of the training queries
+    salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
+    validation_fingerprints: frozenset[bytes] = frozenset()
     digest: str = ""  # of the saved folder; empty before it is saved
 
     @property
@@ -92,12 +93,12 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         "null_threshold": artifact.null_threshold,
         "salt": artifact.salt,
     }
-    prints = np.frombuffer(b"".join(sorted(artifact.training_fingerprints)), np.uint8)
     tensors = {
         **artifact.router.tensors(),
         "patterns": artifact.patterns.patterns.astype(np.uint8),
         "pattern_frequencies": artifact.patterns.frequencies,
-        "training_fingerprints": prints.reshape(-1, 16),
+        "training_fingerprints": _packed(artifact.training_fingerprints),
+        "validation_fingerprints": _packed(artifact.validation_fingerprints),
     }
     if artifact.stacked is not None:
         tensors |= {
@@ -114,6 +115,14 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
     except OSError as exc:
         raise ArtifactError(f"artifact {folder} cannot be written: {exc.strerror}") from exc
     return replace(artifact, digest=_digest(folder))
+
+
+def _packed(prints: frozenset[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(sorted(prints)), np.uint8).reshape(-1, 16)
+
+
+def _unpacked(prints: NDArray[np.uint8]) -> frozenset[bytes]:
+    return frozenset(row.tobytes() for row in prints)
 
 
 def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
@@ -215,7 +224,8 @@ def _build(
         else None,
         null_threshold=tau,
         salt=salt,
-        training_fingerprints=frozenset(row.tobytes() for row in tensors["training_fingerprints"]),
+        training_fingerprints=_unpacked(tensors["training_fingerprints"]),
+        validation_fingerprints=_unpacked(tensors["validation_fingerprints"]),
         digest=_digest(folder),
     )
 

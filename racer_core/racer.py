@@ -148,8 +148,8 @@ class Racer:
         return calibration
 
     def overlap(self, rows: LabelledRows) -> list[int]:
-        """Which rows have a query that the router was trained on."""
-        known = self.artifact.training_fingerprints
+        """Which rows have a query that the router was trained or tuned on."""
+        known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
         return [i for i, query in enumerate(rows.queries) if self.fingerprint(query) in known]
 
     def fingerprint(self, query: str) -> bytes:

@@ -10,6 +10,7 @@ import click
 
 from app import report, settings
 from app.console import FILE, JSON, out, print_json, progress_bars
+from app.errors import SettingsError
 from racer_core import artifacts, strict_json
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
@@ -69,8 +70,8 @@ def _router_options(
 @click.option(
     "--false-abstain-budget",
     "budget",
-    type=click.FloatRange(0.0, 1.0),
-    default=0.01,
+    metavar="FLOAT|off",
+    default="0.01",
     show_default=True,
     help="Share of answerable queries that may be refused; well below the smallest alpha.",
 )
@@ -91,12 +92,13 @@ def train(
     backend: str | None,
     dtype: str | None,
     lexical: bool,
-    budget: float,
+    budget: str,
     config: Path | None,
     seed: int,
     as_json: bool,
 ) -> None:
     """Train a router on labelled rows and save it as an artifact."""
+    from app import evaluation
     from racer_core.offline import train as training
 
     configured = settings.load(config)[0] if config else None
@@ -123,7 +125,7 @@ def train(
             resume=resume,
             seed=seed,
             candidates=specs,
-            false_abstain_budget=budget,
+            false_abstain_budget=evaluation.false_abstain_budget(budget),
             equality=configured.aggregation.equality if configured else Equality.EXACT,
             progress=progress,
         )
@@ -134,15 +136,22 @@ def train(
 @click.command()
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
 @click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
+@click.option(
+    "--objective",
+    type=click.Choice(["size", "cost"]),
+    help="What to spend little of; cost where the configuration has prices.",
+)
 @click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
 @JSON
-def tune(config: Path, validation: Path, write: bool, as_json: bool) -> None:
+def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
     """Choose score, alpha and vote on validation rows; show the change as a diff."""
     from app import tuning
     from app.lifespan import open_racer
     from racer_core.offline import tune as search
 
     configured, _ = settings.load(config)
+    if objective == "cost" and configured.prices is None:
+        raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     rows = read_rows(validation, configured.pool)
     with progress_bars(as_json) as progress:
         tuned = search.tune(
@@ -151,7 +160,7 @@ def tune(config: Path, validation: Path, write: bool, as_json: bool) -> None:
             equality=configured.aggregation.equality,
             risk_target=configured.routing.risk_target,
             alpha=configured.routing.alpha,
-            prices=configured.prices,
+            prices=None if objective == "size" else configured.prices,
             progress=progress,
         )
     change = tuning.change(config, tuned)

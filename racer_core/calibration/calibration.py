@@ -301,29 +301,37 @@ class Calibration:
     def group(self, name: str) -> Calibration:
         """The rows of one group, for a threshold of its own: P(miss | group) <= alpha (Mondrian).
 
-        The group must be known when serving, as a function of the query or of who asks. Where it
-        has too few rows for an alpha, call the pooled calibration instead, and say so.
+        The group must be known when serving, as a function of the query or of who asks.
         """
-        rows = [i for i, group in enumerate(self.groups or ()) if group == name]
+        return self._take([i for i, group in enumerate(self.groups or ()) if group == name])
+
+    def for_group(self, name: str | None, alpha: float) -> tuple[Calibration, str | None]:
+        """The calibration that serves a group, and the group that it covers.
+
+        A group with too few rows for alpha is served by the pool of all such groups and of the
+        rows without any (None): these are then one group together. Rows of a group that has its own
+        threshold stay out of the pool: easy ones there would let the others exceed alpha.
+        """
+        if self.groups is None:
+            return self, None
+        own = {group for group in self.groups if group is not None and self._feasible(group, alpha)}
+        if name in own:
+            return self.group(name), name
+        return self._take([i for i, group in enumerate(self.groups) if group not in own]), None
+
+    def _feasible(self, group: str, alpha: float) -> bool:
+        return self.group(group).misses(alpha) >= 0
+
+    def _take(self, rows: list[int]) -> Calibration:
+        """Some of the rows."""
         return replace(
             self,
             fingerprints=tuple(self.fingerprints[i] for i in rows),
             scores=self.scores[rows],
             labels=self.labels[rows],
             neighbours=None if self.neighbours is None else self.neighbours[rows],
-            groups=(name,) * len(rows),
+            groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
         )
-
-    def for_group(self, name: str | None, alpha: float) -> tuple[Calibration, str | None]:
-        """The calibration that serves a group, and the group that it covers.
-
-        Pooled rows, covering no group in particular (None), where the group has too few for alpha.
-        """
-        if name is not None:
-            own = self.group(name)
-            if own.misses(alpha) >= 0:
-                return own, name
-        return self, None
 
 
 def _abstain_reason(sets: Sets) -> str:

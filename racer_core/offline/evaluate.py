@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from racer_core.calibration.augmentation import null_score
-from racer_core.calibration.calibration import choose_null_threshold
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import (
@@ -21,8 +20,16 @@ from racer_core.calibration.threshold import (
     critical_scores,
     threshold_from_sorted,
 )
-from racer_core.offline.protocol import COMPARED_AT, Calibrated, Protocol, Rows, Split, split
-from racer_core.offline.selection import ALPHAS, MIN_ROWS, cost_that_keeps
+from racer_core.offline.protocol import (
+    COMPARED_AT,
+    Calibrated,
+    Protocol,
+    Rows,
+    Split,
+    halves,
+    split,
+)
+from racer_core.offline.selection import ALPHAS, MIN_ROWS, choose_tau, cost_that_keeps
 from racer_core.offline.table import Table
 from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Rule, Votes
@@ -209,7 +216,7 @@ class _Run:
         for target in protocol.risk_targets:
             for score in protocol.scores:
                 fit = self._table.nonconformity(target, score, self._setting)
-                ascending = self._critical(target, fit)
+                ascending = self._critical(target, fit, self._part.calibration)
                 for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
@@ -250,6 +257,8 @@ class _Run:
                 measured[f"full pool {rule}"] = self._test_votes.accuracy(
                     rule, everyone, temperature
                 )
+            best = self._validation_votes.best_rule(validation, temperature)
+            measured["full pool tuned"] = measured[f"full pool {best}"]
         return measured
 
     def _choose_patterns(self) -> int:
@@ -267,20 +276,17 @@ class _Run:
         return min(range(len(self._table.patterns)), key=size)
 
     def _choose_tau(self) -> float | None:
-        budget = self._table.protocol.false_abstain_budget
         rows = self._part.validation
-        if budget is None:
-            return None
-        return choose_null_threshold(self._table.rows.scores[rows], self._labels[rows], budget)
+        budget = self._table.protocol.false_abstain_budget
+        return choose_tau(self._table.rows.scores[rows], self._labels[rows], budget)
 
     def _abstains(self, target: RiskTarget, rows: Rows) -> BoolArray:
         if target is RiskTarget.PAPER or self._tau is None:
             return np.zeros(len(rows), dtype=bool)
         return null_score(self._table.rows.scores[rows]) >= self._tau
 
-    def _critical(self, target: RiskTarget, fit: FloatArray) -> FloatArray:
-        """Ascending critical scores of the calibration rows, as `Calibration` computes them."""
-        rows = self._part.calibration
+    def _critical(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> FloatArray:
+        """Ascending critical scores of some rows, as `Calibration` computes them."""
         abstains = self._abstains(target, rows)
         if target is RiskTarget.ANSWERABLE:
             counted = any_column(self._labels[rows])
@@ -299,6 +305,20 @@ class _Run:
         null = inside[:, count] if inside.shape[1] > count else np.zeros(len(rows), dtype=bool)
         return inside[:, :count] & ~abstains[:, None], null | abstains
 
+    def _cross_fitted(self, setting: Setting, fit: FloatArray) -> BoolArray:
+        """The validation rows' sets, each half at the threshold of the other, shape (n, K).
+
+        Calibration rows take no part: what is chosen by these sets has not seen them.
+        """
+        rows = self._part.validation
+        selected = np.zeros((len(rows), len(self._table.pool)), dtype=bool)
+        for own, other in halves(len(rows)):
+            ascending = self._critical(setting.risk_target, fit, rows[other])
+            misses = allowed_misses(len(ascending), setting.alpha)
+            lambda_hat = threshold_from_sorted(ascending, misses)
+            selected[own], _ = self._sets(setting.risk_target, fit, lambda_hat, rows[own])
+        return selected
+
     def _measure(self, setting: Setting, fit: FloatArray, lambda_hat: float) -> dict[str, float]:
         target, test = setting.risk_target, self._part.test
         selected, null = self._sets(target, fit, lambda_hat, test)
@@ -312,7 +332,7 @@ class _Run:
         random_metrics = set_metrics(random, null, self._labels[test])
         measured["random_miss"] = random_metrics.miss_given_answerable
         if self._test_votes is not None and self._validation_votes is not None:
-            held_out, _ = self._sets(target, fit, lambda_hat, self._part.validation)
+            held_out = self._cross_fitted(setting, fit)
             temperature = self._temperature(setting, self._validation_votes, held_out)
             measured["random_majority"] = self._test_votes.accuracy(Rule.MAJORITY, random, 1.0)
             for rule in self._test_votes.rules:

@@ -1,12 +1,13 @@
 """How labelled rows are split and what is asked of the sets. Paper, Sec. 4.1.
 
 A share of each benchmark's rows trains the router once, all benchmarks together; the rest is split
-at random into calibration, validation and test, many times over. Nothing is chosen on test rows.
+at random into calibration, validation and test, many times over. Nothing is chosen on test rows but
+the best single candidates, which the sets must beat: they are the best in hindsight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -115,6 +116,16 @@ def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:
         validation=shuffled[calibration : calibration + validation],
         test=shuffled[calibration + validation :],
     )
+
+
+def halves(count: int) -> Iterator[tuple[Rows, Rows]]:
+    """Every second row and the others, then the other way round.
+
+    Files sorted by task then have all tasks in both.
+    """
+    even, odd = np.arange(0, count, 2), np.arange(1, count, 2)
+    yield even, odd
+    yield odd, even
 
 
 def _sizes(count: int, shares: Shares) -> tuple[int, int, int]:

@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.calibration.augmentation import augment_truth
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import (
+    Calibration,
+    CalibrationOptions,
+    choose_null_threshold,
+)
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import Scoring
@@ -60,6 +64,16 @@ class ScoredRows:
             patterns=patterns,
             prices=prices,
         )
+
+
+def choose_tau(scores: FloatArray, labels: BoolArray, budget: float | None) -> float | None:
+    """The p_null from which to refuse; None (never) without a budget or with too few rows.
+
+    Fewer than 50 answerable rows say nothing of a budget of one in a hundred.
+    """
+    if budget is None or np.count_nonzero(any_column(labels)) < MIN_ROWS:
+        return None
+    return choose_null_threshold(scores, labels, budget)
 
 
 def choose_patterns(model: PatternModel, rows: ScoredRows) -> PatternModel:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.batch import ClassArray, answer_classes, one_hot
+from racer_core.aggregation.batch import ClassArray, one_hot
 from racer_core.aggregation.stacked import StackedVote, clipped_logit
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -24,6 +23,9 @@ from racer_core.offline.selection import ScoredRows
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
+# Trained anew on each fold. Others are too dear for that, or have no training here: their stacked
+# vote is fitted on validation rows.
+CROSS_FITTED = ("knn", "mlp")
 _FOLDS = 5
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4)  # sets of these levels are the masks, beside the full pool
 _RIDGE = 10.0
@@ -66,13 +68,11 @@ def stack(
     fingerprints: tuple[bytes, ...],
     batch: Batch,
     labels: BoolArray,
-    answers: Sequence[Sequence[str | None]],
-    equality: Equality,
+    classes: ClassArray,
     fit: Fit,
 ) -> StackedVote | None:
-    """:func:`fit_stacked` on rows scored :func:`out_of_fold`; no fold is trained for a None."""
-    classes = answer_classes(answers, equality)
-    if not _suffices(classes, labels):
+    """:func:`fit_stacked` on rows scored :func:`out_of_fold`, where there are enough to fit it."""
+    if np.count_nonzero(_contested(classes, labels)) < MIN_ROWS:
         return None
     return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit), classes)
 

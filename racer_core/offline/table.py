@@ -18,7 +18,7 @@ from racer_core.encoder.base import Encoder
 from racer_core.errors import RowsError
 from racer_core.offline.protocol import Protocol, Rows, training_rows
 from racer_core.offline.selection import ScoredRows, offered_patterns
-from racer_core.offline.stacking import fit_stacked, out_of_fold
+from racer_core.offline.stacking import stack
 from racer_core.offline.train import (
     Progress,
     ReportingEncoder,
@@ -148,8 +148,7 @@ def build_table(
     stacked = None
     if classes is not None:
         prints = _prints(_at(queries, training))
-        apart = out_of_fold(pool, prints, training_batch, labels[training], fit)
-        stacked = fit_stacked(apart, classes[training])
+        stacked = stack(pool, prints, training_batch, labels[training], classes[training], fit)
     return Table(
         benchmarks=places,
         rows=ScoredRows(

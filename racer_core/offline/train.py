@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import answer_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
 from racer_core.calibration.augmentation import checked_scores
-from racer_core.calibration.calibration import choose_null_threshold
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import Encoder, Pooling
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
@@ -27,12 +27,11 @@ from racer_core.offline.reporting import (
     ReportingEncoder,
     silent,
 )
-from racer_core.offline.selection import ScoredRows, choose_patterns
-from racer_core.offline.stacking import stack
+from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
+from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
-from racer_core.routers.mlp import MlpRouter
 from racer_core.types import BoolArray, LabelledRows
 
 RouterKind = Literal["knn", "mlp"]
@@ -89,7 +88,7 @@ def train(
     resume: bool = False,
     seed: int = 0,
     candidates: Sequence[CandidateSpec] | None = None,
-    false_abstain_budget: float = 0.01,
+    false_abstain_budget: float | None = 0.01,
     equality: Equality = Equality.EXACT,
     progress: Progress = silent,
 ) -> Artifact:
@@ -107,12 +106,13 @@ def train(
         resume: Go on with a training that stopped in this folder.
         seed: Of everything random in the training.
         candidates: Models and decoding parameters; None takes the rows' pool as it is.
-        false_abstain_budget: Largest share of answerable validation rows that tau may refuse.
+        false_abstain_budget: Largest share of answerable validation rows that tau may refuse; None
+            never refuses.
         equality: When two answers are the same, for the stacked vote.
         progress: Hears of each stage.
 
     Raises:
-        RowsError: Rows without a query, or two files about different pools.
+        RowsError: Rows without a query, two files about different pools, or a query in both.
         InputError: Options that the router does not have, or a training that diverges.
         ArtifactError: The folder cannot be written, holds another training that stopped, or a
             router of somebody's own fails.
@@ -124,6 +124,14 @@ def train(
         if set(given.pool) != set(pool):
             raise RowsError(source, [f"their pool {list(given.pool)} is not {list(pool)}"])
         check_queries(given, source)
+    salt = artifacts.new_salt()
+    training_prints = {artifacts.fingerprint(salt, query) for query in rows.queries}
+    validation_prints = tuple(artifacts.fingerprint(salt, query) for query in validation.queries)
+    if shared := sum(each in training_prints for each in validation_prints):
+        raise RowsError(
+            "validation rows",
+            [f"{shared} of {len(validation)} are training rows too: leave them out of one file"],
+        )
     labels = rows.labels(pool)
     fitted = fit(
         choice,
@@ -135,11 +143,10 @@ def train(
         progress=progress,
     )
     router = fitted.router
-    salt = artifacts.new_salt()
     output = router.predict(Batch(validation.queries, fitted.encoder))
     held_out = ScoredRows(
         pool=pool,
-        fingerprints=tuple(artifacts.fingerprint(salt, query) for query in validation.queries),
+        fingerprints=validation_prints,
         scores=checked_scores(on_grid(output.scores)),
         neighbours=output.neighbours,
         labels=validation.labels(pool),
@@ -153,14 +160,10 @@ def train(
         router=router,
         patterns=patterns,
         stacked=_stacked(choice, fitted, rows, validation, pool, salt, equality),
-        null_threshold=choose_null_threshold(
-            held_out.scores, held_out.labels, false_abstain_budget
-        ),
+        null_threshold=choose_tau(held_out.scores, held_out.labels, false_abstain_budget),
         salt=salt,
-        training_fingerprints=frozenset(
-            {*held_out.fingerprints}
-            | {artifacts.fingerprint(salt, query) for query in rows.queries}
-        ),
+        training_fingerprints=frozenset(training_prints),
+        validation_fingerprints=frozenset(held_out.fingerprints),
     )
     saved = artifacts.save(artifact, folder)
     if fitted.losses:
@@ -185,7 +188,7 @@ def _stacked(
     and somebody's own router has no training here: theirs is fitted on the validation rows, which
     they have not learned.
     """
-    folds = choice.kind in (KnnRouter.kind, MlpRouter.kind)
+    folds = choice.kind in CROSS_FITTED
     used = rows if folds else validation
 
     def fit_fold(batch: Batch, labels: BoolArray) -> Router:
@@ -198,7 +201,6 @@ def _stacked(
         tuple(artifacts.fingerprint(salt, query) for query in used.queries),
         Batch(used.queries, fitted.encoder),
         used.labels(pool),
-        [[row.answers.get(name) for name in pool] for row in used.rows],
-        equality,
+        answer_classes([[row.answers.get(name) for name in pool] for row in used.rows], equality),
         fit_fold,
     )

@@ -17,9 +17,10 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import RowsError
-from racer_core.offline.protocol import PAPER_ALPHAS, Rows
+from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, choose_score
+from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Rule, Votes
 from racer_core.racer import Racer
@@ -38,6 +39,7 @@ class Trial:
     accuracy: float  # of the voted answer; an abstention is not right
     size: float
     cost: float  # mean price of a query; the size where there are no prices
+    proven: bool  # the majority, or better than it by two paired standard errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +66,14 @@ def tune(
 ) -> Tuning:
     """Choose score, alpha and vote.
 
-    First the score with the least cost at ``alpha``; then, among all settings whose accuracy is
-    within one standard error of the best, the cheapest.
+    First the score with the least cost at ``alpha``. A vote other than the majority counts only
+    where it beats the majority by two paired standard errors. Among what is left, and within one
+    standard error of the best accuracy, the cheapest setting is chosen. Levels for which half of
+    the rows are too few are left out.
 
     Args:
         racer: Loaded artifact.
-        rows: Validation rows with answers; neither training nor calibration rows.
+        rows: Validation rows with answers; not to be used for calibration afterwards or before.
         equality: When two answers are the same.
         risk_target: What alpha bounds.
         alpha: The level at which scores are compared.
@@ -78,8 +82,8 @@ def tune(
         progress: Hears of each alpha.
 
     Raises:
-        RowsError: Fewer than 100 answerable rows, rows without a query or answers, or of another
-            pool.
+        RowsError: Fewer than 100 answerable rows, rows without a query or answers, of another pool,
+            or that trained the router.
     """
     if set(rows.pool) != set(racer.pool):
         raise RowsError(
@@ -87,7 +91,10 @@ def tune(
         )
     check_queries(rows, "validation rows")
     if not all(row.answers for row in rows.rows):
-        raise RowsError("validation rows", ["votes can only be tuned on rows with answers"])
+        raise RowsError(
+            "validation rows",
+            ["votes can only be tuned on rows with answers: `racer label` writes them"],
+        )
     answerable = sum(bool(row.correct) for row in rows.rows)
     if answerable < MIN_ROWS:
         raise RowsError(
@@ -95,6 +102,10 @@ def tune(
             [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
         )
     scored = _scored(racer, rows)
+    if known := sum(each in racer.artifact.training_fingerprints for each in scored.fingerprints):
+        raise RowsError(
+            "validation rows", [f"{known} of them trained the router: tune on rows of their own"]
+        )
     patterns = racer.artifact.patterns
     score = choose_score(scored, patterns, alpha=alpha, risk_target=risk_target, prices=prices)
     options = CalibrationOptions(
@@ -109,19 +120,31 @@ def tune(
         labels=scored.labels,
         scores=scored.scores,
         same=agreement(answer_classes(answers, equality)),
-        stacked=racer.artifact.stacked,
+        stacked=None if _fitted_on(racer, scored) else racer.artifact.stacked,
     )
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
     trials: list[Trial] = []
     for number, level in enumerate(alphas, 1):
         sets = _cross_fitted(scored, options, racer, prices, level)
-        trials += _trials(level, votes, sets, per_call)
+        if sets is not None:
+            trials += _trials(level, votes, sets, per_call)
         progress("alphas", number, len(alphas))
-    best = max(trial.accuracy for trial in trials)
+    if not trials:
+        raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
+    usable = [trial for trial in trials if trial.proven]
+    best = max(trial.accuracy for trial in usable)
     slack = math.sqrt(best * (1.0 - best) / len(rows))
-    good = [trial for trial in trials if trial.accuracy >= best - slack]
+    good = [trial for trial in usable if trial.accuracy >= best - slack]
     chosen = min(good, key=lambda trial: (trial.cost, -trial.accuracy))
     return Tuning(score=score, trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
+
+
+def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
+    """Whether the stacked vote learned from these rows: it would then win by knowing them."""
+    if racer.artifact.router.kind in CROSS_FITTED:
+        return False
+    known = racer.artifact.validation_fingerprints
+    return any(each in known for each in scored.fingerprints)
 
 
 def _scored(racer: Racer, rows: LabelledRows) -> ScoredRows:
@@ -141,11 +164,16 @@ def _cross_fitted(
     racer: Racer,
     prices: tuple[float, ...] | None,
     alpha: float,
-) -> BoolArray:
-    """The set of each row at the threshold of the half that it is not in, shape (n, K)."""
+) -> BoolArray | None:
+    """The set of each row at the threshold of the half that it is not in, shape (n, K).
+
+    None where a half has too few rows for alpha.
+    """
     selected = np.zeros_like(scored.labels)
-    for own, other in _halves(len(scored.labels)):
+    for own, other in halves(len(scored.labels)):
         calibration = scored.at(other).calibration(options, racer.artifact.patterns, prices)
+        if calibration.misses(alpha) < 0:
+            return None
         rows = scored.at(own)
         selected[own] = calibration.sets(
             rows.scores,
@@ -157,25 +185,23 @@ def _cross_fitted(
     return selected
 
 
-def _halves(count: int) -> Iterator[tuple[Rows, Rows]]:
-    """Every second row: files sorted by task then have all tasks in both."""
-    even, odd = np.arange(0, count, 2), np.arange(1, count, 2)
-    yield even, odd
-    yield odd, even
-
-
 def _trials(
     alpha: float, votes: Votes, selected: BoolArray, per_call: FloatArray
 ) -> Iterator[Trial]:
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
+    majority = votes.right(Rule.MAJORITY, selected, 1.0)
     for rule in votes.rules:
         for temperature in TEMPERATURES if rule is Rule.WEIGHTED else (None,):
+            right = votes.right(rule, selected, temperature or 1.0)
+            lead = right.astype(np.float64) - majority
+            margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
             yield Trial(
                 alpha=alpha,
                 rule=rule,
                 temperature=temperature,
-                accuracy=votes.accuracy(rule, selected, temperature or 1.0),
+                accuracy=float(right.mean()),
                 size=size,
                 cost=cost,
+                proven=rule is Rule.MAJORITY or float(lead.mean()) > margin,
             )

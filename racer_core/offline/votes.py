@@ -70,6 +70,10 @@ class Votes:
         readable = self.same[rows, chosen, chosen] > 0.0
         return self.labels[rows, chosen] & selected.any(axis=1) & readable
 
+    def best_rule(self, selected: BoolArray, temperature: float) -> Rule:
+        """The rule with the best accuracy on these rows; the first among equals."""
+        return max(self.rules, key=lambda rule: self.accuracy(rule, selected, temperature))
+
     def best_temperature(self, selected: BoolArray) -> float:
         """T of ``weighted`` with the best accuracy on these rows; the largest among equals."""
         return max(

@@ -253,6 +253,7 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
         "mean_size": pytest.approx(sum(sizes) / 120),
         "abstain": pytest.approx(sizes.count(0) / 120),
         "duplicates": 0,
+        "near_duplicates": 0,
         "overlap": 0,
     }
     assert 0.1 < evidence["risk_q95"] < 0.2

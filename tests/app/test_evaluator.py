@@ -167,6 +167,19 @@ def test_p_true_is_zero_where_one_is_absent_and_unknown_without_logprobs():
 # --- through the gateway --------------------------------------------------------------------------
 
 
+def test_a_request_may_name_the_group_whose_evaluator_is_asked(
+    serve: Serve, pool: FakePool
+) -> None:
+    """A group without its own, and no group, take the common one."""
+    own = {"math": {"base_url": pool.url, "model": "abacist"}}
+    gateway = serve(aggregation=judged(pool.url, evaluators=own))
+    disagree(pool)
+    for group, asked in (("math", "abacist"), ("poetry", "judge"), (None, "judge")):
+        pool.rated.clear()
+        gateway.chat(TWO, racer=EVERYONE | ({"group": group} if group else {}))
+        assert {body["model"] for body in pool.rated} == {asked}
+
+
 @pytest.mark.parametrize(
     ("weight", "weights"),
     [

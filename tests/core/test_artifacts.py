@@ -72,7 +72,9 @@ def test_folder_holds_two_files_and_no_query(router_folder):
     ]
     content = b"".join(path.read_bytes() for path in router_folder.iterdir())
     assert b"What is" not in content
-    assert len(artifacts.load(router_folder).training_fingerprints) == 450
+    artifact = artifacts.load(router_folder)
+    assert len(artifact.training_fingerprints) == 300
+    assert len(artifact.validation_fingerprints) == 150
 
 
 def test_artifact_without_training_rows_or_tau_is_saved_too(tmp_path):

@@ -72,6 +72,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
     """
     protocol = Protocol(
         splits=1,
+        shares=Shares(calibration=0.4, validation=0.4),  # enough validation rows for a tau
         alphas=(*ALPHAS, 0.002),  # the last one is infeasible: everyone, and nobody abstains
         scores=tuple(Score),
         risk_targets=(target,),
@@ -90,12 +91,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
         CalibrationOptions(risk_target=target, null_threshold=tau), table.patterns[0], PRICES
     )
     evaluation = measured(table)
-    assert evaluation.rows[ONE] == (
-        calibration_rows := len(parts.calibration),
-        18,
-        len(test.labels),
-    )
-    assert calibration_rows == 90
+    assert evaluation.rows[ONE] == (72, 72, 36)
     for setting, runs in evaluation.cells.items():
         lambda_hat = calibration.lambda_hat(setting.alpha, setting.score)
         sets = calibration.sets(
@@ -173,6 +169,23 @@ def test_choices_are_made_per_split_target_and_score(files):
         assert choice.size == runs["size"][run]
 
 
+def test_nothing_is_chosen_on_calibration_rows(files):
+    """Other calibration labels move thresholds, and leave every choice as it was."""
+    table = scored({ONE: files[ONE]}, splits=1, alphas=ALPHAS, seed=9)
+    rng = np.random.default_rng(9)
+    rows = split(table.benchmarks[ONE], table.protocol.of(ONE), rng).calibration
+    labels = table.rows.labels.copy()
+    labels[rows] = np.random.default_rng(1).random(labels[rows].shape) < 0.5
+    other = replace(table, rows=replace(table.rows, labels=labels))
+    one, two = measured(table), measured(other)
+    assert [runs["size"] for runs in one.cells.values()] != [
+        runs["size"] for runs in two.cells.values()
+    ]
+    found = [[(c.risk_target, c.score, c.alpha, c.rule) for c in each.choices]
+             for each in (one, two)]  # fmt: skip
+    assert found[0] == found[1]
+
+
 def test_nothing_is_chosen_on_test_rows(files):
     """Other test labels leave every choice as it was: tau, patterns, temperature, alpha, vote."""
     table = scored({ONE: files[ONE]}, splits=1, alphas=ALPHAS, seed=9)
@@ -216,17 +229,8 @@ def hand_made(protocol, held_out_score, test_score):
     )
 
 
-@pytest.mark.parametrize(
-    ("held_out_score", "test_score", "alpha", "sizes"),
-    [
-        (0.5, 0.0, 0.2, (1.0, 1.0)),  # smaller on validation rows alone
-        (0.0, 0.5, 0.1, (2.0, 1.0)),  # smaller on test rows alone: the first one stays
-    ],
-)
-def test_equally_accurate_choices_are_ranked_by_their_validation_size(
-    held_out_score, test_score, alpha, sizes
-):
-    """Every vote is right at both alphas; only one part's rows tell which sets are smaller."""
+def test_equally_accurate_choices_are_not_ranked_by_their_size_on_test_rows():
+    """Every vote is right at both alphas; only test rows tell which sets are smaller: the first."""
     protocol = Protocol(
         splits=1,
         alphas=(0.1, 0.2),
@@ -235,15 +239,15 @@ def test_equally_accurate_choices_are_ranked_by_their_validation_size(
         false_abstain_budget=None,
         seed=3,
     )
-    evaluation = measured(hand_made(protocol, held_out_score, test_score))
+    evaluation = measured(hand_made(protocol, 0.0, 0.5))
     on_test = [
         evaluation.mean(Setting(ONE, RiskTarget.ANSWERABLE, Score.PROB, each), "size")
         for each in protocol.alphas
     ]
-    assert tuple(on_test) == sizes
+    assert on_test == [2.0, 1.0]
     (choice,) = evaluation.choices
     assert choice.accuracy == 1.0
-    assert choice.alpha == alpha
+    assert choice.alpha == 0.1
 
 
 @pytest.mark.parametrize("asked_again", [True, False])

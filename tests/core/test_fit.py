@@ -161,7 +161,13 @@ def test_router_dc_needs_an_encoder_with_weights(tmp_path):
     """Character n-grams have none to tune."""
     rows = synthetic_rows(20, seed=1)
     with pytest.raises(InputError, match="--encoder"):
-        train(rows, rows, tmp_path / "a", encoder=CharNgramEncoder(), kind="routerdc")
+        train(
+            rows,
+            synthetic_rows(20, seed=2),
+            tmp_path / "a",
+            encoder=CharNgramEncoder(),
+            kind="routerdc",
+        )
     assert not (tmp_path / "a").exists()
 
 
@@ -169,7 +175,8 @@ def test_an_artifact_can_be_the_beginning_of_another(artifact, tmp_path):
     """Its encoder is an ordinary one; only onto itself it cannot be trained."""
     racer = Racer.load(artifact)
     rows = rows_of(20, 4)
+    others = rows_of(20, 5)
     with pytest.raises(InputError, match="begin with another"):
-        train(rows, rows, artifact, encoder=racer.encoder, kind="routerdc", steps=1)
-    train(rows, rows, tmp_path / "next", encoder=racer.encoder, kind="routerdc", steps=1)
+        train(rows, others, artifact, encoder=racer.encoder, kind="routerdc", steps=1)
+    train(rows, others, tmp_path / "next", encoder=racer.encoder, kind="routerdc", steps=1)
     assert artifacts.load(tmp_path / "next").encoder.digest != racer.encoder.spec.digest

@@ -51,15 +51,19 @@ def test_a_group_is_calibrated_on_its_own_rows(table, options, data):
 
 @given(table=tables(), options=calibration_options(), alpha=st.sampled_from([0.1, 0.3, 0.5]))
 def test_one_group_for_all_is_no_group(table, options, alpha):
-    """And ``None`` as a group asks for everybody's rows."""
+    """Whoever belongs to no group is then of a population without rows: everyone is called."""
     plain = table.calibration(**options)
     grouped = replace(plain, groups=("a",) * len(table))
     own, covered = grouped.for_group("a", alpha)
     assert own.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
     assert covered == ("a" if plain.misses(alpha) >= 0 else None)
-    pooled, nobody = grouped.for_group(None, alpha)
-    assert pooled is grouped
+    rest, nobody = grouped.for_group(None, alpha)
     assert nobody is None
+    if covered:
+        assert rest.n == 0
+        assert math.isinf(rest.lambda_hat(alpha, Score.GAP))
+    else:
+        assert rest.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
 
 
 def grouped(sizes, *, unanswerable=0, **options):
@@ -74,14 +78,38 @@ def grouped(sizes, *, unanswerable=0, **options):
 
 @pytest.mark.parametrize(("alpha", "enough"), [(0.1, 9), (0.05, 19), (0.5, 1)])
 def test_smallest_group_with_a_threshold(alpha, enough):
-    """1/(n + 1) <= alpha; one row fewer and the pooled calibration serves it, and says so."""
+    """1/(n + 1) <= alpha; one row fewer and it is pooled with the others that are too small."""
     for size, covered in ((enough, "small"), (enough - 1, None)):
-        calibration = grouped({"small": size, "large": 100})
+        calibration = grouped({"small": size, "large": 100, None: 30})
         own, found = calibration.for_group("small", alpha)
         assert found == covered
         assert math.isfinite(own.lambda_hat(alpha, Score.GAP))
-        assert own.n == (size if covered else 100 + size)
-        assert (own is calibration) == (covered is None)
+        assert own.n == (size if covered else 30 + size)
+        assert calibration.for_group(None, alpha)[0].n == (30 if covered else 30 + size)
+
+
+def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
+    """P(miss) <= alpha over everybody, served each by its own rows: the pool leaves "easy" out.
+
+    With the easy rows in the pool the others would be missed at 0.61 and everybody at 0.14.
+    """
+    rng = np.random.default_rng(5)
+    trials, alpha, missed_by_rest = 400, 0.1, 0
+    for _ in range(trials):
+        easy, hard = rng.random(230), 10.0 + rng.random(20)
+        scores = np.concatenate([easy, hard])[:, None] / 20.0  # s = 1 - r rises with it
+        calibration = calibration_of(
+            1.0 - scores,
+            np.ones((250, 1), dtype=bool),
+            groups=("easy",) * 230 + (None,) * 20,
+            score=Score.PROB,
+        )
+        rest, covered = calibration.for_group(None, alpha)
+        assert covered is None
+        query = (10.0 + rng.random()) / 20.0
+        missed_by_rest += query > rest.lambda_hat(alpha, Score.PROB)
+    # Exactly 2/21; more than 0.61 of that world, or 0.1 in 400 by chance, with probability 1e-6.
+    assert missed_by_rest <= stats.binom.isf(FALSE_ALARM, trials, 2 / 21)
 
 
 def test_delta_asks_for_larger_groups():
@@ -103,11 +131,12 @@ def test_rows_that_do_not_count_do_not_make_a_group_large_enough():
 
 
 @pytest.mark.parametrize("name", ["stranger", "", "None", "SMALL"])
-def test_a_group_that_no_row_names_is_served_by_all_rows(name):
+def test_a_group_that_no_row_names_is_served_by_the_rows_of_no_group(name):
     """Whoever asks may say anything; rows without a group are nobody's."""
-    calibration = grouped({"small": 20, None: 20})
+    calibration = grouped({"small": 20, None: 25})
     assert calibration.group(name).n == 0
-    assert calibration.for_group(name, 0.1) == (calibration, None)
+    own, covered = calibration.for_group(name, 0.1)
+    assert (own.n, covered) == (25, None)
     plain = replace(calibration, groups=None)
     assert plain.for_group("small", 0.1) == (plain, None)
 

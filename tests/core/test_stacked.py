@@ -313,11 +313,13 @@ def test_a_pool_of_twenty():
 def test_hardly_any_rows_with_answers_are_no_error(count):
     """None, without a router being trained on no rows."""
     given = synthetic_rows(count, seed=43, answers=True)
-    answers = [[row.answers[name] for name in POOL] for row in given.rows]
+    classes = answer_classes(
+        [[row.answers[name] for name in POOL] for row in given.rows], Equality.EXACT
+    )
     batch = Batch(given.queries, CharNgramEncoder())
     prints = tuple(number.to_bytes(16, "big") for number in range(count))
     labels = given.labels(POOL)
-    assert stack(POOL, prints, batch, labels, answers, Equality.EXACT, knn) is None
+    assert stack(POOL, prints, batch, labels, classes, knn) is None
 
 
 def test_stacked_without_a_model_is_refused():

@@ -10,7 +10,7 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import RowsError
 from racer_core.offline import tune as search
-from racer_core.offline.protocol import PAPER_ALPHAS
+from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.tune import MIN_ROWS, tune
 from racer_core.offline.votes import TEMPERATURES, Rule
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
@@ -86,7 +86,7 @@ def test_labels_of_a_half_move_the_sets_of_the_other_only(racer, rows, changed):
 def test_both_halves_hold_every_task_of_a_sorted_file():
     """Every row is measured once; halves differ by one row at most."""
     for count in (100, 101):
-        (own, other), (again, first) = search._halves(count)
+        (own, other), (again, first) = halves(count)
         assert sorted([*own, *again]) == list(range(count))
         assert not set(own) & set(other)
         assert (own.tolist(), other.tolist()) == (first.tolist(), again.tolist())
