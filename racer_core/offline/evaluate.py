@@ -214,6 +214,7 @@ class _Run:
         """Every setting's measures on the test rows."""
         protocol = self._table.protocol
         for target in protocol.risk_targets:
+            counted = float(any_column(self._table.truths[target][self._part.test]).sum())
             for score in protocol.scores:
                 fit = self._table.nonconformity(target, score, self._setting)
                 ascending = self._critical(target, fit, self._part.calibration)
@@ -221,7 +222,8 @@ class _Run:
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
                     setting = Setting(self._scope, target, score, alpha)
-                    yield setting, self._measure(setting, fit, lambda_hat)
+                    counts = {"calibration_rows": float(len(ascending)), "test_rows": counted}
+                    yield setting, self._measure(setting, fit, lambda_hat) | counts
 
     def choices(self) -> list[Choice]:
         """The best of all alphas and votes on the validation rows, per target and score.

@@ -17,6 +17,7 @@ from racer_core.types import Score
 
 _DPI = 110
 _PANEL = (4.2, 3.2)  # inches
+_LEAST_WIDTH, _LABEL = 6.4, (3.2, 0.22)  # of a figure, and of a label in its legend
 # Okabe and Ito's colours, which colour-blind people can tell apart.
 COLOURS: Final = {
     Score.GAP: "#0072b2",
@@ -52,7 +53,7 @@ class Canvas:
     @classmethod
     def of(cls, rows: int, columns: int) -> Canvas:
         """An empty figure; constrained layout keeps its texts apart."""
-        size = (_PANEL[0] * columns, _PANEL[1] * rows + 0.5)
+        size = (max(_PANEL[0] * columns, _LEAST_WIDTH), _PANEL[1] * rows)
         figure = _library("figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
         _library("backends.backend_agg").FigureCanvasAgg(figure)
         return cls(figure, list(figure.subplots(rows, columns, squeeze=False).ravel()))
@@ -63,7 +64,10 @@ class Canvas:
         for panel in self.panels:
             handles, labels = panel.get_legend_handles_labels()
             labelled |= dict(zip(labels, handles, strict=True))
-        place = {"loc": "outside lower center", "ncols": min(len(labelled), 5), "frameon": False}
+        width, height = self.figure.get_size_inches()
+        columns = min(len(labelled), int(width / _LABEL[0]))
+        self.figure.set_size_inches(width, height + _LABEL[1] * (len(labelled) // columns + 1))
+        place = {"loc": "outside lower center", "ncols": columns, "frameon": False}
         self.figure.legend(labelled.values(), labelled.keys(), **place)
 
     def png(self) -> bytes:

@@ -87,7 +87,7 @@ def curves(evaluation: Evaluation, target: RiskTarget) -> Picture:
                 missed,
                 color=COLOURS[score],
                 linestyle=":",
-                label=f"random, as large as {score}: miss | answerable",
+                label=f"random sets, sizes of {score}",
             )
         below.plot(view.alphas, view.alphas, color=LAW, linewidth=0.8, label="risk = alpha")
         _label(above, view.scope, "alpha", "mean size")

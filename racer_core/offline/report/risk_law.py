@@ -15,8 +15,8 @@ import numpy as np
 
 from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.calibration.threshold import allowed_misses
-from racer_core.offline.report.view import ANSWERABLE, View
-from racer_core.types import FloatArray, RiskTarget
+from racer_core.offline.report.view import View
+from racer_core.types import FloatArray
 
 _NORMAL = 1.96  # 95 % of a normal law
 
@@ -48,8 +48,9 @@ class RiskLaw:
 def risk_law(view: View, alpha: float) -> RiskLaw | None:
     """The law of one scope, or of the mean over benchmarks (interval then by the normal law).
 
-    ``answerable`` counts answerable rows alone; how many of them a split has varies, and the law
-    is taken at their mean. None where no test row counts.
+    ``answerable`` counts answerable rows alone, and how many of them a split has varies: mean and
+    variance are those of every split's own law, the interval that of the mean numbers. None where
+    no test row counts.
     """
     laws = [law for part in view.parts if (law := _own(part, alpha)) is not None]
     if len(laws) < len(view.parts):
@@ -68,21 +69,28 @@ def risk_law(view: View, alpha: float) -> RiskLaw | None:
 
 
 def _own(view: View, alpha: float) -> RiskLaw | None:
-    n, _, trials = view.evaluation.rows[view.scope]
-    if view.target is RiskTarget.ANSWERABLE:
-        share = float(np.mean(view.accuracy(ANSWERABLE)))
-        n, trials = round(share * n), round(share * trials)
-    splits = view.evaluation.protocol.splits
-    if not trials:
+    score = view.scores[0]  # all scores have the same rows
+    rows = view.runs(score, alpha, "calibration_rows")
+    asked = view.runs(score, alpha, "test_rows")
+    if not asked.all():
         return None
+    moments = [_moments(int(n), int(trials), alpha) for n, trials in zip(rows, asked, strict=True)]
+    means, variances = np.array(moments).T
+    n, trials = round(float(rows.mean())), round(float(asked.mean()))
     missed = allowed_misses(n, alpha) + 1
-    if not missed:  # everyone is called
-        return RiskLaw(mean=0.0, variance=0.0, interval=(0.0, 0.0), splits=splits)
-    a, b = missed, n + 1 - missed
-    low, high = beta_binomial_interval(trials, a, b)
+    low, high = beta_binomial_interval(trials, missed, n + 1 - missed) if missed else (0, 0)
     return RiskLaw(
-        mean=a / (a + b),
-        variance=a * b * (a + b + trials) / (trials * (a + b) ** 2 * (a + b + 1)),
+        mean=float(means.mean()),
+        variance=float(variances.mean()),
         interval=(low / trials, high / trials),
-        splits=splits,
+        splits=len(rows),
     )
+
+
+def _moments(n: int, trials: int, alpha: float) -> tuple[float, float]:
+    """Mean and variance of the risk of one split; nobody is missed where everyone is called."""
+    a = allowed_misses(n, alpha) + 1
+    b = n + 1 - a
+    if not a:
+        return 0.0, 0.0
+    return a / (a + b), a * b * (a + b + trials) / (trials * (a + b) ** 2 * (a + b + 1))
