@@ -35,6 +35,7 @@ def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, A
         "dtype": artifact.encoder.dtype,
         "training_rows": rows,
         "null_threshold": artifact.null_threshold,
+        "stacked_vote": artifact.stacked is not None,
     }
 
 

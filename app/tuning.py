@@ -58,8 +58,10 @@ def change(path: Path, tuning: Tuning) -> Change:
         editor, document = _parsed(_without_evaluators(before))
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
-    _set(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.score.value})
+    _set(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value})
     _set(document, "aggregation", _vote(tuning.chosen))
+    if tuning.chosen.temperature is None:
+        document["aggregation"].pop("temperature", None)
     for name in _EVALUATION:
         document["aggregation"].pop(name, None)
     after = io.StringIO()
@@ -122,18 +124,19 @@ def _vote(chosen: Trial) -> dict[str, Any]:
 def table(tuning: Tuning) -> Table:
     """The best vote at every alpha, and the setting that was chosen."""
     shown = Table(
-        title=f"score {tuning.score}, {tuning.rows} validation rows; accuracies within "
-        f"{tuning.slack:.3f} of the best count as equal, and the cheapest is chosen",
+        title=f"{tuning.rows} validation rows; accuracies within "
+        f"{tuning.slack:.3f} of the best count as equal, and the cheapest is chosen; a vote counts "
+        "where it beats the majority by two paired standard errors",
         box=SIMPLE_HEAD,
         padding=(0, 1),
     )
-    for name in ("alpha", "vote", "accuracy", "size", "cost", ""):
+    for name in ("alpha", "score", "vote", "accuracy", "size", "cost", ""):
         shown.add_column(name, no_wrap=True)
     for alpha in dict.fromkeys(trial.alpha for trial in tuning.trials):
-        trials = [trial for trial in tuning.trials if trial.alpha == alpha]
+        trials = [trial for trial in tuning.trials if trial.alpha == alpha and trial.proven]
         chosen = tuning.chosen in trials
         best = tuning.chosen if chosen else max(trials, key=lambda trial: trial.accuracy)
         vote = best.rule + (f", T {best.temperature:g}" if best.temperature else "")
         values = f"{best.accuracy:.3f}", f"{best.size:.2f}", f"{best.cost:.4g}"
-        shown.add_row(f"{alpha:g}", vote, *values, "chosen" if chosen else "")
+        shown.add_row(f"{alpha:g}", best.score, vote, *values, "chosen" if chosen else "")
     return shown

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from app import report, settings
-from app.console import FILE, JSON, out, print_json, progress_bars
+from app.console import FILE, JSON, err, out, print_json, progress_bars
 from app.errors import SettingsError
 from racer_core import artifacts, strict_json
 from racer_core.aggregation.answers import Equality
@@ -43,7 +43,12 @@ def _router_options(
 
 @click.command()
 @click.option("--data", type=FILE, required=True, help="Training rows.")
-@click.option("--validation", type=FILE, required=True, help="Rows to choose tau on.")
+@click.option(
+    "--validation",
+    type=FILE,
+    required=True,
+    help="Rows on which tau, neighbours and the like are chosen.",
+)
 @click.option("--out", "folder", type=FILE, required=True, help="Where the artifact goes.")
 @click.option(
     "--router",
@@ -159,11 +164,12 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
             rows,
             equality=configured.aggregation.equality,
             risk_target=configured.routing.risk_target,
-            alpha=configured.routing.alpha,
             prices=None if objective == "size" else configured.prices,
             progress=progress,
         )
     change = tuning.change(config, tuned)
+    if configured.aggregation.raters:
+        err.print("racer: the evaluator's weights were not compared; the change removes them")
     if write:
         change.write()
     if as_json:

@@ -18,6 +18,7 @@ from racer_core.types import Aggregate, CandidateAnswer
 
 # Scores beyond this say nothing more: among the 40 neighbours of a KNN 0 and 1 are steps of 0.025.
 SURE: Final = 0.99
+_DECIMALS: Final = 12
 # Answers that a question can have, where nobody says: the letters A to J. Open questions have more,
 # and more changes little. Counting the answers given instead would make agreement count for less.
 OPTIONS: Final = 10
@@ -116,7 +117,9 @@ def _elect(
 
     def strength(form: str) -> tuple[float, float, float]:
         scores = [each.score for each in classes[form]]
-        return votes[form], math.fsum(scores) / len(scores), max(scores)
+        # What differs by rounding alone is a tie: one vote of 0.8 and two of 0.4, say.
+        mean = math.fsum(scores) / len(scores)
+        return round(votes[form], _DECIMALS), round(mean, _DECIMALS), max(scores)
 
     ranked = sorted(classes, key=lambda form: _first(classes[form]).candidate)
     winner = _first(classes[max(ranked, key=strength)] if classes else answers)

@@ -16,6 +16,7 @@ import numpy as np
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
 from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.reporting import Progress, silent
@@ -34,6 +35,7 @@ class Trial:
     """One setting, measured on validation rows that did not set its threshold."""
 
     alpha: float
+    score: Score  # the one with the least cost at this alpha
     rule: Rule
     temperature: float | None  # of `weighted`
     accuracy: float  # of the voted answer; an abstention is not right
@@ -46,7 +48,6 @@ class Trial:
 class Tuning:
     """What the validation rows suggest."""
 
-    score: Score
     trials: tuple[Trial, ...]
     chosen: Trial
     slack: float  # one standard error of the best accuracy: differences below it are noise
@@ -59,24 +60,22 @@ def tune(
     *,
     equality: Equality,
     risk_target: RiskTarget,
-    alpha: float,
     prices: tuple[float, ...] | None = None,
     alphas: Sequence[float] = PAPER_ALPHAS,
     progress: Progress = silent,
 ) -> Tuning:
     """Choose score, alpha and vote.
 
-    First the score with the least cost at ``alpha``. A vote other than the majority counts only
-    where it beats the majority by two paired standard errors. Among what is left, and within one
-    standard error of the best accuracy, the cheapest setting is chosen. Levels for which half of
-    the rows are too few are left out.
+    At every level the score with the least cost. A vote other than the majority counts only where
+    it beats the majority by two paired standard errors. Among what is left, and within one standard
+    error of the best accuracy, the cheapest setting is chosen. Levels for which half of the rows
+    are too few are left out.
 
     Args:
         racer: Loaded artifact.
         rows: Validation rows with answers; not to be used for calibration afterwards or before.
         equality: When two answers are the same.
         risk_target: What alpha bounds.
-        alpha: The level at which scores are compared.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
         progress: Hears of each alpha.
@@ -107,13 +106,6 @@ def tune(
             "validation rows", [f"{known} of them trained the router: tune on rows of their own"]
         )
     patterns = racer.artifact.patterns
-    score = choose_score(scored, patterns, alpha=alpha, risk_target=risk_target, prices=prices)
-    options = CalibrationOptions(
-        alpha=alpha,
-        score=score,
-        risk_target=risk_target,
-        null_threshold=racer.artifact.null_threshold,
-    )
     answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
     votes = Votes(
         pool=racer.pool,
@@ -125,9 +117,16 @@ def tune(
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
     trials: list[Trial] = []
     for number, level in enumerate(alphas, 1):
-        sets = _cross_fitted(scored, options, racer, prices, level)
+        score = choose_score(scored, patterns, alpha=level, risk_target=risk_target, prices=prices)
+        options = CalibrationOptions(
+            alpha=level,
+            score=score,
+            risk_target=risk_target,
+            null_threshold=racer.artifact.null_threshold,
+        )
+        sets = _cross_fitted(scored, options, patterns, prices)
         if sets is not None:
-            trials += _trials(level, votes, sets, per_call)
+            trials += _trials(options, votes, sets, per_call)
         progress("alphas", number, len(alphas))
     if not trials:
         raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
@@ -136,7 +135,7 @@ def tune(
     slack = math.sqrt(best * (1.0 - best) / len(rows))
     good = [trial for trial in usable if trial.accuracy >= best - slack]
     chosen = min(good, key=lambda trial: (trial.cost, -trial.accuracy))
-    return Tuning(score=score, trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
+    return Tuning(trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
 
 
 def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
@@ -161,9 +160,8 @@ def _scored(racer: Racer, rows: LabelledRows) -> ScoredRows:
 def _cross_fitted(
     scored: ScoredRows,
     options: CalibrationOptions,
-    racer: Racer,
+    patterns: PatternModel,
     prices: tuple[float, ...] | None,
-    alpha: float,
 ) -> BoolArray | None:
     """The set of each row at the threshold of the half that it is not in, shape (n, K).
 
@@ -171,14 +169,14 @@ def _cross_fitted(
     """
     selected = np.zeros_like(scored.labels)
     for own, other in halves(len(scored.labels)):
-        calibration = scored.at(other).calibration(options, racer.artifact.patterns, prices)
-        if calibration.misses(alpha) < 0:
+        calibration = scored.at(other).calibration(options, patterns, prices)
+        if calibration.misses(options.alpha) < 0:
             return None
         rows = scored.at(own)
         selected[own] = calibration.sets(
             rows.scores,
             rows.fingerprints,
-            calibration.lambda_hat(alpha, options.score),
+            calibration.lambda_hat(options.alpha, options.score),
             options.score,
             rows.neighbours,
         ).selected
@@ -186,7 +184,7 @@ def _cross_fitted(
 
 
 def _trials(
-    alpha: float, votes: Votes, selected: BoolArray, per_call: FloatArray
+    options: CalibrationOptions, votes: Votes, selected: BoolArray, per_call: FloatArray
 ) -> Iterator[Trial]:
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
@@ -197,7 +195,8 @@ def _trials(
             lead = right.astype(np.float64) - majority
             margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
             yield Trial(
-                alpha=alpha,
+                alpha=options.alpha,
+                score=options.score,
                 rule=rule,
                 temperature=temperature,
                 accuracy=float(right.mean()),

@@ -24,9 +24,9 @@ from .conftest import POOL, Command, as_json, candidates, configure, labelled, n
 def suggested(**changes: Any) -> Tuning:
     """A search that chose the weighted vote at alpha 0.2."""
     score = changes.pop("score", Score.COVER)
-    fields = {"alpha": 0.2, "rule": Rule.WEIGHTED, "temperature": 0.3, **changes}
+    fields = {"alpha": 0.2, "score": score, "rule": Rule.WEIGHTED, "temperature": 0.3, **changes}
     chosen = Trial(**fields, accuracy=0.8, size=1.5, cost=1.5, proven=True)
-    return Tuning(score=score, trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
+    return Tuning(trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
 
 
 MAJORITY = {"alpha": 0.1, "rule": Rule.MAJORITY, "temperature": None}
@@ -291,7 +291,7 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
     assert result["chosen"] in result["trials"]
     configured, _ = settings.load(config, {})
     assert configured.routing.alpha == result["chosen"]["alpha"]
-    assert configured.routing.score == result["score"]
+    assert configured.routing.score == result["chosen"]["score"]
     assert configured.aggregation.method == result["chosen"]["rule"]
     assert config.read_text().startswith("# ours\n")
     assert f"+  alpha: {result['chosen']['alpha']}" in result["diff"].splitlines()
@@ -300,7 +300,7 @@ def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation
 def test_tune_says_when_there_is_nothing_to_change(
     racer: Command, tmp_path: Path, artifact: Path
 ) -> None:
-    """Rows without noise: the level at which scores are compared changes no choice."""
+    """What was written is what a second search finds: nothing depends on the file's own alpha."""
     config = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
     validation = written(tmp_path / "rows.jsonl", answered(labelled(30_000, 200)))
     assert racer("tune", "--config", config, "--validation", validation, "--write")[0] == 0

@@ -30,7 +30,6 @@ def tuned(racer, rows, **options):
     wanted = {
         "equality": Equality.EXACT,
         "risk_target": RiskTarget.ANSWERABLE,
-        "alpha": 0.1,
         "alphas": ALPHAS,
         **options,
     }
@@ -50,10 +49,11 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
     """
     result = tuned(racer, rows, risk_target=target)
     halves = [list(range(start, len(rows), 2)) for start in (0, 1)]
-    options = CalibrationOptions(
-        score=result.score, risk_target=target, null_threshold=racer.artifact.null_threshold
-    )
     for alpha in ALPHAS:
+        (score,) = {trial.score for trial in result.trials if trial.alpha == alpha}
+        options = CalibrationOptions(
+            score=score, risk_target=target, null_threshold=racer.artifact.null_threshold
+        )
         sizes, own = [], []
         for measured, calibrated in (halves, halves[::-1]):
             for sizes_of, where in ((sizes, calibrated), (own, measured)):
@@ -76,7 +76,7 @@ def test_labels_of_a_half_move_the_sets_of_the_other_only(racer, rows, changed):
     labels = scored.labels.copy()
     labels[changed::2] = np.random.default_rng(1).random(labels[changed::2].shape) < 0.5
     before, after = (
-        search._cross_fitted(each, options, racer, None, 0.1)
+        search._cross_fitted(each, options, racer.artifact.patterns, None)
         for each in (scored, replace(scored, labels=labels))
     )
     np.testing.assert_array_equal(after[changed::2], before[changed::2])
@@ -94,18 +94,19 @@ def test_both_halves_hold_every_task_of_a_sorted_file():
 
 
 def test_chosen_is_the_cheapest_within_one_standard_error_of_the_best(racer, rows):
-    """Recomputed from the trials; the most accurate one would have cost more."""
+    """Recomputed from the trials that are the majority, or proven to be better than it."""
     result = tuned(racer, rows, alphas=PAPER_ALPHAS)
-    best = max(trial.accuracy for trial in result.trials)
+    usable = [trial for trial in result.trials if trial.proven]
+    assert {trial.rule for trial in usable} >= {Rule.MAJORITY}
+    assert len(usable) < len(result.trials)
+    best = max(trial.accuracy for trial in usable)
     assert result.slack == pytest.approx(np.sqrt(best * (1 - best) / 240))
-    good = [trial for trial in result.trials if trial.accuracy >= best - result.slack]
+    good = [trial for trial in usable if trial.accuracy >= best - result.slack]
     assert result.chosen in good
     assert result.chosen.cost == min(trial.cost for trial in good)
     same = [trial for trial in good if trial.cost == result.chosen.cost]
     assert result.chosen.accuracy == max(trial.accuracy for trial in same)
-    best_cost = min(trial.cost for trial in result.trials if trial.accuracy == best)
-    assert result.chosen.cost < best_cost
-    cheaper = [trial for trial in result.trials if trial.cost < result.chosen.cost]
+    cheaper = [trial for trial in usable if trial.cost < result.chosen.cost]
     assert cheaper
     assert all(trial.accuracy < best - result.slack for trial in cheaper)
 
@@ -139,13 +140,17 @@ def test_prices_change_the_choice(racer, rows):
     """
     prices = (50.0, 1.0, 1.0)
     plain, priced = tuned(racer, rows), tuned(racer, rows, prices=prices)
-    assert plain.score is not Score.COVER_COST
-    assert priced.score is Score.COVER_COST
+    assert plain.chosen.score is not Score.COVER_COST
+    assert priced.chosen.score is Score.COVER_COST
     assert all(trial.size < trial.cost < 50.0 * 3.0 for trial in priced.trials)
     assert plain.chosen != priced.chosen
-    options = CalibrationOptions(score=plain.score, null_threshold=racer.artifact.null_threshold)
+    options = CalibrationOptions(
+        alpha=plain.chosen.alpha,
+        score=plain.chosen.score,
+        null_threshold=racer.artifact.null_threshold,
+    )
     scored = search._scored(racer, rows)
-    unpriced_sets = search._cross_fitted(scored, options, racer, prices, plain.chosen.alpha)
+    unpriced_sets = search._cross_fitted(scored, options, racer.artifact.patterns, prices)
     assert priced.chosen.cost < (unpriced_sets @ np.array(prices)).mean()
 
 
