@@ -126,7 +126,15 @@ def test_numbers_of_a_cell_fit_together(evaluation):
     """Every field of SetMetrics, calls saved, what it costs, and the accuracy of each vote."""
     votes = {f"accuracy_{rule}" for rule in ("majority", "weighted", "log_odds", "stacked")}
     names = {field.name for field in fields(SetMetrics)} | votes
-    names |= {"null", "calls_saved", "cost", "random_miss", "random_majority"}
+    names |= {
+        "null",
+        "calibration_rows",
+        "test_rows",
+        "calls_saved",
+        "cost",
+        "random_miss",
+        "random_majority",
+    }
     assert len(evaluation.cells) == 2 * 5 * 3
     for runs in evaluation.cells.values():
         assert set(runs) == names
