@@ -10,7 +10,6 @@ candidates masked as serving masks them (:mod:`racer_core.offline.stacking`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +39,7 @@ class StackedVote:
     def count(self, candidate: str, score: float) -> float:
         """What one candidate's vote counts, given its router score."""
         column = self.pool.index(candidate)
-        clipped = min(max(score, _CLIP), 1.0 - _CLIP)
-        logit = math.log(clipped / (1.0 - clipped))
-        return float(self.skill[column] + self.trust[column] * logit)
+        return float(self.skill[column] + self.trust[column] * clipped_logit(np.asarray(score)))
 
     def counts(self, scores: FloatArray) -> FloatArray:
         """The same for router scores of the whole pool, shape (n, K)."""

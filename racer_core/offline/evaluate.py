@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from racer_core.aggregation.vote import Method
 from racer_core.calibration.augmentation import null_score
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.prediction_set import prediction_sets
@@ -32,7 +33,7 @@ from racer_core.offline.protocol import (
 from racer_core.offline.selection import ALPHAS, MIN_ROWS, choose_tau, cost_that_keeps
 from racer_core.offline.table import Table
 from racer_core.offline.train import Progress, silent
-from racer_core.offline.votes import Rule, Votes
+from racer_core.offline.votes import Votes
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
 MERGED = "merged"
@@ -60,7 +61,7 @@ class Choice:
     risk_target: RiskTarget
     score: Score
     alpha: float
-    rule: Rule
+    rule: Method
     accuracy: float  # on the test rows, as are the next two
     size: float
     risk: float
@@ -336,7 +337,7 @@ class _Run:
         if self._test_votes is not None and self._validation_votes is not None:
             held_out = self._cross_fitted(setting, fit)
             temperature = self._temperature(setting, self._validation_votes, held_out)
-            measured["random_majority"] = self._test_votes.accuracy(Rule.MAJORITY, random, 1.0)
+            measured["random_majority"] = self._test_votes.accuracy(Method.MAJORITY, random, 1.0)
             for rule in self._test_votes.rules:
                 accuracy = self._test_votes.accuracy(rule, selected, temperature)
                 measured[f"accuracy_{rule}"] = accuracy

@@ -72,7 +72,7 @@ def stack(
     fit: Fit,
 ) -> StackedVote | None:
     """:func:`fit_stacked` on rows scored :func:`out_of_fold`, where there are enough to fit it."""
-    if np.count_nonzero(_contested(classes, labels)) < MIN_ROWS:
+    if not _suffices(classes, labels):
         return None
     return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit), classes)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.aggregation.vote import Method
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import RowsError
@@ -23,7 +24,7 @@ from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, choose_score
 from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
-from racer_core.offline.votes import TEMPERATURES, Rule, Votes
+from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
 from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score
 
@@ -36,7 +37,7 @@ class Trial:
 
     alpha: float
     score: Score  # the one with the least cost at this alpha
-    rule: Rule
+    rule: Method
     temperature: float | None  # of `weighted`
     accuracy: float  # of the voted answer; an abstention is not right
     size: float
@@ -188,9 +189,9 @@ def _trials(
 ) -> Iterator[Trial]:
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
-    majority = votes.right(Rule.MAJORITY, selected, 1.0)
+    majority = votes.right(Method.MAJORITY, selected, 1.0)
     for rule in votes.rules:
-        for temperature in TEMPERATURES if rule is Rule.WEIGHTED else (None,):
+        for temperature in TEMPERATURES if rule is Method.WEIGHTED else (None,):
             right = votes.right(rule, selected, temperature or 1.0)
             lead = right.astype(np.float64) - majority
             margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
@@ -202,5 +203,5 @@ def _trials(
                 accuracy=float(right.mean()),
                 size=size,
                 cost=cost,
-                proven=rule is Rule.MAJORITY or float(lead.mean()) > margin,
+                proven=rule is Method.MAJORITY or float(lead.mean()) > margin,
             )

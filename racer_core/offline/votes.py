@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
 from racer_core.aggregation.batch import winners
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import OPTIONS, SURE
+from racer_core.aggregation.vote import OPTIONS, SURE, Method
 from racer_core.offline.protocol import Rows
 from racer_core.types import BoolArray, FloatArray
 
 TEMPERATURES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
-
-
-class Rule(StrEnum):
-    """How votes are counted; ``weighted`` by the router's score."""
-
-    MAJORITY = "majority"
-    WEIGHTED = "weighted"
-    LOG_ODDS = "log_odds"
-    STACKED = "stacked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +34,11 @@ class Votes:
     stacked: StackedVote | None
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[Method, ...]:
         """``stacked`` only where it was fitted."""
-        return tuple(rule for rule in Rule if rule is not Rule.STACKED or self.stacked is not None)
+        return tuple(
+            rule for rule in Method if rule is not Method.STACKED or self.stacked is not None
+        )
 
     def at(self, rows: Rows) -> Votes:
         """Some of the rows."""
@@ -54,11 +46,11 @@ class Votes:
             self, labels=self.labels[rows], scores=self.scores[rows], same=self.same[rows]
         )
 
-    def accuracy(self, rule: Rule, selected: BoolArray, temperature: float) -> float:
+    def accuracy(self, rule: Method, selected: BoolArray, temperature: float) -> float:
         """Share of rows whose voted answer is right; an abstention is not."""
         return float(self.right(rule, selected, temperature).mean())
 
-    def right(self, rule: Rule, selected: BoolArray, temperature: float) -> BoolArray:
+    def right(self, rule: Method, selected: BoolArray, temperature: float) -> BoolArray:
         """Whether the voted answer of each row is right, shape (n,).
 
         Right means that the winner was labelled right, so no grader is needed here.
@@ -70,7 +62,7 @@ class Votes:
         readable = self.same[rows, chosen, chosen] > 0.0
         return self.labels[rows, chosen] & selected.any(axis=1) & readable
 
-    def best_rule(self, selected: BoolArray, temperature: float) -> Rule:
+    def best_rule(self, selected: BoolArray, temperature: float) -> Method:
         """The rule with the best accuracy on these rows; the first among equals."""
         return max(self.rules, key=lambda rule: self.accuracy(rule, selected, temperature))
 
@@ -78,24 +70,24 @@ class Votes:
         """T of ``weighted`` with the best accuracy on these rows; the largest among equals."""
         return max(
             TEMPERATURES,
-            key=lambda each: (self.accuracy(Rule.WEIGHTED, selected, each), each),
+            key=lambda each: (self.accuracy(Method.WEIGHTED, selected, each), each),
         )
 
-    def _counts(self, rule: Rule, selected: BoolArray, temperature: float) -> FloatArray:
+    def _counts(self, rule: Method, selected: BoolArray, temperature: float) -> FloatArray:
         match rule:
-            case Rule.MAJORITY:
+            case Method.MAJORITY:
                 return np.ones_like(self.scores)
-            case Rule.WEIGHTED:
+            case Method.WEIGHTED:
                 # Of answers that can be read, as served: else the counts may be lost in rounding.
                 readable = np.einsum("naa->na", self.same) > 0.0
                 called = np.where(selected & readable, self.scores, -np.inf)
                 top = called.max(axis=1, keepdims=True, initial=0.0)
                 return np.exp((called - top) / temperature)
-            case Rule.LOG_ODDS:
+            case Method.LOG_ODDS:
                 possible = np.maximum(self._distinct(selected), OPTIONS)[:, None]
                 sure = np.clip(self.scores, 1.0 - SURE, SURE)
                 return np.log(sure * (possible - 1.0) / (1.0 - sure))
-            case Rule.STACKED:
+            case Method.STACKED:
                 assert self.stacked is not None
                 return self.stacked.counts(self.scores)
 

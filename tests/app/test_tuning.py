@@ -12,10 +12,10 @@ import yaml
 from app import settings, tuning
 from app.errors import SettingsError
 from app.lifespan import open_racer
+from racer_core.aggregation.vote import Method
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.offline.tune import Trial, Tuning
-from racer_core.offline.votes import Rule
 from racer_core.types import LabelledRow, LabelledRows, Score
 
 from .conftest import POOL, Command, as_json, candidates, configure, labelled, noisy
@@ -24,12 +24,12 @@ from .conftest import POOL, Command, as_json, candidates, configure, labelled, n
 def suggested(**changes: Any) -> Tuning:
     """A search that chose the weighted vote at alpha 0.2."""
     score = changes.pop("score", Score.COVER)
-    fields = {"alpha": 0.2, "score": score, "rule": Rule.WEIGHTED, "temperature": 0.3, **changes}
+    fields = {"alpha": 0.2, "score": score, "rule": Method.WEIGHTED, "temperature": 0.3, **changes}
     chosen = Trial(**fields, accuracy=0.8, size=1.5, cost=1.5, proven=True)
     return Tuning(trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
 
 
-MAJORITY = {"alpha": 0.1, "rule": Rule.MAJORITY, "temperature": None}
+MAJORITY = {"alpha": 0.1, "rule": Method.MAJORITY, "temperature": None}
 
 FILE = """\
 # Our gateway.
@@ -205,10 +205,10 @@ def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
     assert tuning.change(path, suggested()).after.startswith(text)
 
 
-@pytest.mark.parametrize("rule", list(Rule))
-def test_what_is_written_is_a_configuration(file: Path, rule: Rule) -> None:
+@pytest.mark.parametrize("rule", list(Method))
+def test_what_is_written_is_a_configuration(file: Path, rule: Method) -> None:
     """The gateway reads it, with the values that were chosen."""
-    temperature = 0.05 if rule is Rule.WEIGHTED else None
+    temperature = 0.05 if rule is Method.WEIGHTED else None
     tuning.change(file, suggested(score=Score.PROB, rule=rule, temperature=temperature)).write()
     configured, _ = settings.load(file, {})
     assert (configured.routing.alpha, configured.routing.score) == (0.2, Score.PROB)

@@ -9,14 +9,10 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes, winners
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, aggregate
-from racer_core.offline.votes import TEMPERATURES, Rule, Votes
+from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.types import CandidateAnswer
 
-METHODS = {
-    Rule.MAJORITY: Method.MAJORITY,
-    Rule.WEIGHTED: Method.WEIGHTED,
-    Rule.LOG_ODDS: Method.LOG_ODDS,
-}
+METHODS = (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
 # Readable, of three forms, and not readable at all.
 TEXTS = ("A", "(a)", "the answer is B", "C.", "no idea", "")
 NAMES = ("m3", "m1", "m4", "m0", "m2")  # not in the order of the columns
@@ -50,7 +46,7 @@ def votes_of(pool, texts, labels, scores, stacked=None):
     )
 
 
-@given(world=worlds(), rule=st.sampled_from(list(METHODS)), t=st.sampled_from(TEMPERATURES))
+@given(world=worlds(), rule=st.sampled_from(METHODS), t=st.sampled_from(TEMPERATURES))
 def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
     """Every rule and temperature; unreadable answers and ties included.
 
@@ -66,9 +62,7 @@ def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
         ]
         right = False
         if answers:
-            merged = aggregate(
-                answers, method=METHODS[rule], equality=Equality.CHOICE, temperature=t
-            )
+            merged = aggregate(answers, method=rule, equality=Equality.CHOICE, temperature=t)
             right = bool(merged.votes) and labels[row][pool.index(merged.winner)]
         assert found[row] == right, (rule, row)
 
@@ -85,7 +79,7 @@ def served(method, pool, texts, labels, scores, t):
 
 @pytest.mark.parametrize("count", [11, 16, 25])
 @pytest.mark.parametrize("t", [0.05, 1.0])
-@pytest.mark.parametrize("rule", list(METHODS))
+@pytest.mark.parametrize("rule", METHODS)
 def test_large_pools_vote_as_the_gateway_does(rule, t, count):
     """More candidates than the ten answers that log-odds expect, at times more answers, too.
 
@@ -102,9 +96,7 @@ def test_large_pools_vote_as_the_gateway_does(rule, t, count):
     votes = Votes(pool=pool, labels=labels, scores=scores, same=same, stacked=None)
     everyone = np.ones_like(labels)
     assert votes._distinct(everyone).max() > 10
-    expected = [
-        served(METHODS[rule], pool, *row, t) for row in zip(texts, labels, scores, strict=True)
-    ]
+    expected = [served(rule, pool, *row, t) for row in zip(texts, labels, scores, strict=True)]
     assert votes.right(rule, everyone, t).tolist() == expected
 
 
@@ -121,7 +113,7 @@ def test_a_sure_candidate_that_cannot_be_read_takes_no_vote_away():
         pool=pool, labels=np.array([labels]), scores=np.array([scores]), same=same, stacked=None
     )
     assert served(Method.WEIGHTED, pool, texts, labels, scores, 0.05)
-    assert votes.right(Rule.WEIGHTED, np.ones((1, 4), dtype=bool), 0.05).tolist() == [True]
+    assert votes.right(Method.WEIGHTED, np.ones((1, 4), dtype=bool), 0.05).tolist() == [True]
 
 
 @given(world=worlds(), skills=st.lists(st.integers(-8, 8), min_size=5, max_size=5))
@@ -134,7 +126,7 @@ def test_stacked_vote_elects_the_strongest_answer(world, skills):
     counts = stacked.counts(np.array(scores))
     order = sorted(range(count), key=pool.__getitem__)
     chosen = winners(votes.same, np.array(sets), counts, np.array(scores), order)
-    assert Rule.STACKED in votes.rules
+    assert Method.STACKED in votes.rules
     for row, inside in enumerate(sets):
         voters = [m for m in range(count) if inside[m] and votes.same[row, m, m]]
         if voters:
@@ -151,9 +143,9 @@ def test_some_rows_are_a_part_of_all():
     texts = [["A", "B"], ["C", "C"], ["B", "A"]]
     votes = votes_of(("x", "y"), texts, [[True, False]] * 3, [[0.2, 0.9]] * 3)
     everyone = np.ones((3, 2), dtype=bool)
-    whole = votes.right(Rule.WEIGHTED, everyone, 0.1)
+    whole = votes.right(Method.WEIGHTED, everyone, 0.1)
     assert whole.tolist() == [False, False, False]  # the second one's answer is preferred
-    kept = votes.at(np.array([2, 0])).right(Rule.WEIGHTED, everyone[:2] & [True, False], 0.1)
+    kept = votes.at(np.array([2, 0])).right(Method.WEIGHTED, everyone[:2] & [True, False], 0.1)
     assert kept.tolist() == [True, True]
 
 
@@ -163,4 +155,4 @@ def test_temperature_is_the_best_on_its_rows():
     votes = votes_of(("x", "y", "z"), texts, [[True, False, False]] * 4, [[0.9, 0.5, 0.5]] * 4)
     best = votes.best_temperature(np.ones((4, 3), dtype=bool))
     assert best == max(t for t in TEMPERATURES if np.exp(0.4 / t) > 2)
-    assert votes.accuracy(Rule.WEIGHTED, np.ones((4, 3), dtype=bool), best) == 1.0
+    assert votes.accuracy(Method.WEIGHTED, np.ones((4, 3), dtype=bool), best) == 1.0

@@ -20,7 +20,7 @@ from racer_core.offline.fit import RouterChoice, fit_embedded
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.stacking import MIN_ROWS, fit_stacked, out_of_fold, stack
 from racer_core.offline.train import train
-from racer_core.offline.votes import Rule, Votes
+from racer_core.offline.votes import Votes
 from racer_core.routers.base import Batch
 from racer_core.types import CandidateAnswer, RiskTarget, Score
 from tests.synthetic import POOL, synthetic_rows
@@ -76,7 +76,7 @@ def test_learned_vote_beats_the_majority_where_one_candidate_is_much_better():
     """
     rows, fresh = drawn(STRONG, 400, seed=1), drawn(STRONG, 2_000, seed=2)
     stacked = fit_stacked(rows, classes_of(rows))
-    gain = accuracy(fresh, Rule.STACKED, stacked) - accuracy(fresh, Rule.MAJORITY, stacked)
+    gain = accuracy(fresh, Method.STACKED, stacked) - accuracy(fresh, Method.MAJORITY, stacked)
     assert gain > 0.3
     assert stacked.skill.argmax() == 0
 
@@ -93,7 +93,7 @@ def test_trust_is_learned_where_the_router_knows():
     stacked = fit_stacked(rows, classes_of(rows))
     assert (stacked.trust > 0.1).all()
     assert (stacked.trust < 1.3).all()
-    assert accuracy(rows, Rule.STACKED, stacked) > accuracy(rows, Rule.MAJORITY, stacked) + 0.05
+    assert accuracy(rows, Method.STACKED, stacked) > accuracy(rows, Method.MAJORITY, stacked) + 0.05
 
 
 def prepared(rows):
@@ -354,7 +354,7 @@ def test_measured_votes_are_those_that_are_served():
     stacked = StackedVote(pool, rng.normal(1.0, 0.5, 4), rng.normal(0.3, 0.3, 4))
     same = agreement(answer_classes(texts, Equality.CHOICE))
     votes = Votes(pool=pool, labels=labels, scores=scores, same=same, stacked=stacked)
-    found = votes.right(Rule.STACKED, sets, 1.0)
+    found = votes.right(Method.STACKED, sets, 1.0)
     for row in range(300):
         answers = [
             CandidateAnswer(candidate=name, text=texts[row][m], score=float(scores[row, m]))

@@ -7,12 +7,13 @@ import pytest
 
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Method
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import RowsError
 from racer_core.offline import tune as search
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.tune import MIN_ROWS, tune
-from racer_core.offline.votes import TEMPERATURES, Rule
+from racer_core.offline.votes import TEMPERATURES
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.synthetic import POOL, synthetic_rows
 
@@ -97,7 +98,7 @@ def test_chosen_is_the_cheapest_within_one_standard_error_of_the_best(racer, row
     """Recomputed from the trials that are the majority, or proven to be better than it."""
     result = tuned(racer, rows, alphas=PAPER_ALPHAS)
     usable = [trial for trial in result.trials if trial.proven]
-    assert {trial.rule for trial in usable} >= {Rule.MAJORITY}
+    assert {trial.rule for trial in usable} >= {Method.MAJORITY}
     assert len(usable) < len(result.trials)
     best = max(trial.accuracy for trial in usable)
     assert result.slack == pytest.approx(np.sqrt(best * (1 - best) / 240))
@@ -118,8 +119,8 @@ def test_every_alpha_is_tried_with_every_vote(racer, rows):
     wanted = [
         (alpha, rule, temperature)
         for alpha in ALPHAS
-        for rule in (Rule.MAJORITY, Rule.WEIGHTED, Rule.LOG_ODDS)
-        for temperature in (TEMPERATURES if rule is Rule.WEIGHTED else (None,))
+        for rule in (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
+        for temperature in (TEMPERATURES if rule is Method.WEIGHTED else (None,))
     ]
     assert votes == wanted
     assert all(trial.cost == trial.size for trial in result.trials)
@@ -130,7 +131,7 @@ def test_stacked_votes_take_part_where_they_were_fitted(racer, rows):
     """An artifact that has one: it is compared with the others."""
     stacked = StackedVote(POOL, np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]))
     fitted = replace(racer, artifact=replace(racer.artifact, stacked=stacked))
-    assert Rule.STACKED in {trial.rule for trial in tuned(fitted, rows).trials}
+    assert Method.STACKED in {trial.rule for trial in tuned(fitted, rows).trials}
 
 
 def test_prices_change_the_choice(racer, rows):

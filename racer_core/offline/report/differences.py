@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import Evaluation
 from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.view import FULL_POOL, View, described, views
-from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget, Score
 
 REMARK = (
@@ -87,22 +87,22 @@ def _votes(view: View) -> Iterator[Difference]:
     for rule in _others(view):
         for score in view.scores:
             for alpha in view.alphas:
-                stacked = view.runs(score, alpha, f"accuracy_{Rule.STACKED}")
+                stacked = view.runs(score, alpha, f"accuracy_{Method.STACKED}")
                 runs = stacked - view.runs(score, alpha, f"accuracy_{rule}")
-                what = f"{Rule.STACKED} - {rule}, sets of {score}"
+                what = f"{Method.STACKED} - {rule}, sets of {score}"
                 yield _difference(view, "accuracy", what, alpha, runs)
 
 
 def _full_pools(view: View) -> Iterator[Difference]:
     for rule in _others(view):
-        stacked = view.accuracy(f"{FULL_POOL}{Rule.STACKED}")
+        stacked = view.accuracy(f"{FULL_POOL}{Method.STACKED}")
         runs = stacked - view.accuracy(f"{FULL_POOL}{rule}")
-        yield _difference(view, "accuracy", f"{Rule.STACKED} - {rule}, full pool", None, runs)
+        yield _difference(view, "accuracy", f"{Method.STACKED} - {rule}, full pool", None, runs)
 
 
-def _others(view: View) -> tuple[Rule, ...]:
+def _others(view: View) -> tuple[Method, ...]:
     """What ``stacked`` is compared with, where it exists."""
-    return (Rule.MAJORITY, Rule.WEIGHTED) if Rule.STACKED in view.rules else ()
+    return (Method.MAJORITY, Method.WEIGHTED) if Method.STACKED in view.rules else ()
 
 
 def _difference(

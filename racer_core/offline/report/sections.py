@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import AVERAGE, Evaluation
 from racer_core.offline.protocol import Calibrated
 from racer_core.offline.report import differences, figures, overview, tables
@@ -12,7 +13,6 @@ from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
 from racer_core.offline.report.grid import Grid
 from racer_core.offline.report.view import FULL_POOL, View, described, left_out, views
-from racer_core.offline.votes import Rule
 from racer_core.types import RiskTarget, Score
 
 _CALIBRATED = {
@@ -122,7 +122,7 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
     protocol = evaluation.protocol
     if not evaluation.answered:
         yield "accuracy, votes and the choice of alpha and vote, as the rows have no answers"
-    elif f"{FULL_POOL}{Rule.STACKED}" not in next(iter(evaluation.controls.values())):
+    elif f"{FULL_POOL}{Method.STACKED}" not in next(iter(evaluation.controls.values())):
         yield (
             "the stacked vote, as too few training rows have both a right and a wrong answer "
             "to fit it on"
