@@ -67,7 +67,7 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         await chat.check()
         yield Services(
             settings=settings,
-            gatekeeper=Gatekeeper(secrets, settings.admin_key_env),
+            gatekeeper=Gatekeeper(secrets, settings.access.admin_key_env),
             telemetry=telemetry,
             store=store,
             active=active,

@@ -82,7 +82,10 @@ class Upstream:
     ) -> None:
         self._endpoints = {
             each.name: Endpoint(
-                name=each.name, base_url=each.base_url, timeout_s=each.timeout_s, key_of=each.name
+                name=each.name,
+                base_url=each.replicas[0],
+                timeout_s=each.timeout_s,
+                key_of=each.name,
             )
             for each in candidates
         }

@@ -237,7 +237,7 @@ def test_one_key_for_both_roles_is_refused(tmp_path: Path, artifact: Path) -> No
 def test_keys_can_have_other_names(serve: Serve) -> None:
     """The configuration names the variables; the usual ones then mean nothing."""
     gateway = serve(
-        data_key_env="OURS",
+        access={"data_key_env": "OURS"},
         environment={"OURS": "our-own-data-key-1", **ENVIRONMENT},
         calibrated=False,
     )

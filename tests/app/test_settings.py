@@ -80,7 +80,7 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "name_with_line_end": (
         {"candidates": [{"name": "a\n", "base_url": URL}]}, ("candidates.0.name",)
     ),
-    "no_url": ({"candidates": [{"name": "a"}]}, ("candidates.0.base_url",)),
+    "no_url": ({"candidates": [{"name": "a"}]}, ("candidates.0", "`base_url`",)),
     "timeout_0": (
         {"candidates": [{"name": "a", "base_url": URL, "timeout_s": 0}]},
         ("candidates.0.timeout_s",),

@@ -14,6 +14,7 @@ from app import settings
 from app.errors import SettingsError
 from app.server import DRAIN_S
 from app.settings import Settings
+from app.settings.access import Access
 from app.store import Store
 
 from . import dockerfile
@@ -125,7 +126,7 @@ def test_the_example_shows_the_defaults():
 
 def test_the_gateway_is_told_of_no_variable_that_nobody_reads():
     """Red when a key's name differs from the one that the settings read."""
-    names = {Settings.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
+    names = {Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
     assert names == set(KEYS)
     assert set(GATEWAY["environment"]) == names | {"HF_TOKEN"}
     assert GATEWAY["environment"]["RACER_DATA_KEY"].startswith("${RACER_DATA_KEY:?")

@@ -1,0 +1,50 @@
+"""Who may call the gateway, and how much."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.settings.base import Frozen
+from app.settings.candidates import Name
+from app.settings.routing import Alpha
+
+
+class Key(Frozen):
+    """One key: its hash as `racer key new` prints it, and what it may do."""
+
+    name: Name  # in logs and metrics; never the key
+    role: Literal["data", "admin"] = "data"
+    hash: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{32}:[0-9a-f]{64}$")]  # salt and digest
+    requests_per_minute: Annotated[int, Field(gt=0)] | None = None
+    tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
+    concurrency: Annotated[int, Field(gt=0)] = 64
+    max_alpha: Alpha | None = None
+    group: Annotated[str, Field(max_length=64)] | None = None  # with `group_by: key`
+    candidates: tuple[Name, ...] | None = None  # the only ones it may call
+
+
+class Listener(Frozen):
+    """A second socket, on which alone the admin endpoints then answer."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)]
+
+
+class Access(Frozen):
+    """Keys, hosts and doors."""
+
+    keys: tuple[Key, ...] = ()
+    data_key_env: str = "RACER_DATA_KEY"
+    admin_key_env: str = "RACER_ADMIN_KEY"
+    hosts: tuple[str, ...] = ()  # names under which clients reach the gateway, beside its address
+    admin: Listener | None = None
+    failures_per_minute: Annotated[int, Field(gt=0)] = 20  # wrong keys from one address
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [key.name for key in self.keys]
+        if len(set(names)) != len(names):
+            raise ValueError("two keys have the same name")
+        return self

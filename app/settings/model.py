@@ -1,0 +1,96 @@
+"""The whole configuration, and what its parts must agree on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.settings.access import Access
+from app.settings.aggregation import Aggregation
+from app.settings.base import Frozen
+from app.settings.candidates import Candidate, Fleet, Name
+from app.settings.limits import Limits
+from app.settings.routing import Encoder, Pool, Routing
+from app.settings.watching import Telemetry, Watching
+from racer_core.types import Score
+
+AUTO = "auto"  # the model name that asks for routing
+
+
+class Settings(Frozen):
+    """What the gateway is started with; everything but secrets."""
+
+    schema_version: Literal[1]
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    artifact: Path
+    store: str = "sqlite:///racer.db"
+    candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
+    pools: dict[Name, Pool] = Field(default_factory=dict[str, Pool])
+    embeddings: Name | None = None  # the candidate that serves `/v1/embeddings`
+    encoder: Encoder = Encoder()
+    routing: Routing = Routing()
+    aggregation: Aggregation = Aggregation()
+    fleet: Fleet = Fleet()
+    access: Access = Access()
+    limits: Limits = Limits()
+    watching: Watching = Watching()
+    telemetry: Telemetry = Telemetry()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = self.pool
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"candidates: the name {twice!r} stands twice")
+        if taken := [name for name in names if name == AUTO or name.startswith(f"{AUTO}/")]:
+            raise ValueError(f"candidates: `{taken[0]}` is the name of the router itself")
+        return self
+
+    @model_validator(mode="after")
+    def _prices_are_comparable(self) -> Self:
+        unpriced = [candidate.name for candidate in self.candidates if candidate.price is None]
+        if unpriced and len(unpriced) < len(self.candidates):
+            raise ValueError(f"candidates: {unpriced[0]!r} has no price, and others have one")
+        if unpriced and self.routing.score is Score.COVER_COST:
+            raise ValueError("routing.score: cover_cost needs a price for every candidate")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluators_are_known(self) -> Self:
+        for each in self.aggregation.raters.values():
+            if each.candidate is not None and each.candidate not in self.pool:
+                raise ValueError(
+                    f"aggregation: the evaluator {each.candidate!r} is no candidate of the pool; "
+                    "give `base_url` and `model` of another server"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _candidates_are_known(self) -> Self:
+        named = {"routing.observe": (self.routing.observe,), "embeddings": (self.embeddings,)}
+        named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
+        named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}
+        for place, names in named.items():
+            for name in names:
+                if name is not None and name not in self.pool:
+                    raise ValueError(f"{place}: {name!r} is no candidate of the pool")
+        return self
+
+    @property
+    def prices(self) -> tuple[float, ...] | None:
+        """The candidates' prices in order; None when they have none."""
+        prices = tuple(each.price for each in self.candidates if each.price is not None)
+        return prices or None
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates' names in order."""
+        return tuple(candidate.name for candidate in self.candidates)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that a client may name: the router, its named pools, the candidates."""
+        return (AUTO, *(f"{AUTO}/{name}" for name in self.pools), *self.pool)
