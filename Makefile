@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup fmt check test test-quick demo serve clean
+.PHONY: setup setup-vllm fmt check test test-quick test-vllm fuzz demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
 READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
@@ -24,6 +24,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 		--build-constraint constraints.txt --editable '.[dev]'
 	rm -f $(VENV)/.ready-* && touch $@
+
+# vLLM on the CPU, in an environment of its own.
+VLLM       := .venv-vllm
+VLLM_READY := $(VLLM)/.ready-$(notdir $(TORCH_INDEX))
+
+setup-vllm: $(VLLM_READY)
+
+$(VLLM_READY): tests/vllm/requirements.txt tests/vllm/install.sh
+	tests/vllm/install.sh $(VLLM) $(PYTHON) $(TORCH_INDEX)
+	touch $@
 
 fmt: setup
 	$(BIN)/ruff format .
@@ -41,6 +51,14 @@ test: setup
 test-quick: setup
 	$(BIN)/pytest -m "not slow"
 
+# Real vLLM servers behind the gateway: some 10 GB of memory.
+test-vllm: setup setup-vllm
+	RACER_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm
+
+# New examples for hours: 100,000 for every reader, 1,000 for every endpoint.
+fuzz: setup
+	$(BIN)/pytest --hypothesis-profile=fuzz --timeout 0 tests/fuzz
+
 demo: setup
 	$(BIN)/racer demo
 
@@ -48,4 +66,4 @@ serve: setup
 	$(BIN)/racer serve --config deploy/demo/racer.yaml
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from app.reasons import REMARKS
+from app.reasons import breaks
 from app.store import Record
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import RoutingDecision
@@ -23,6 +23,7 @@ class Certificate:
     alpha: float
     delta: float | None
     r: int
+    group: str | None  # whose rows set the threshold; None: everybody's
     pool: tuple[str, ...]
     trivial: bool
     lambda_hat: float
@@ -38,6 +39,7 @@ class Certificate:
         calibration: Calibration,
         decision: RoutingDecision,
         reasons: tuple[str, ...],
+        group: str | None = None,
     ) -> Self:
         """Certify a decision that ``calibration``, of the record or a sub-pool of it, made."""
         options = calibration.options
@@ -46,6 +48,7 @@ class Certificate:
             alpha=decision.alpha,
             delta=options.delta,
             r=options.r,
+            group=group,
             pool=calibration.pool,
             trivial=decision.trivial,
             lambda_hat=decision.lambda_hat,
@@ -58,7 +61,7 @@ class Certificate:
     @property
     def void_reasons(self) -> tuple[str, ...]:
         """The reasons that break the guarantee."""
-        return tuple(reason for reason in self.reasons if reason not in REMARKS)
+        return tuple(filter(breaks, self.reasons))
 
     @property
     def holds(self) -> bool:
@@ -83,7 +86,7 @@ class Certificate:
                 "alpha": self.alpha,
                 "delta": self.delta,
                 "r": self.r,
-                "group": None,
+                "group": self.group,
                 "pool": list(self.pool),
                 "conditional": "marginal" if self.delta is None else "pac",
                 "trivial": self.trivial,

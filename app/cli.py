@@ -11,7 +11,7 @@ import sys
 import click
 
 from app.client import GatewayUnreachable
-from app.commands import gateway, labelling, measuring, serving, training
+from app.commands import gateway, keys, labelling, measuring, serving, training, verifying
 from app.console import err
 from app.errors import SettingsError, UpstreamError
 from racer_core import __version__
@@ -61,5 +61,7 @@ for command in (
     measuring.evaluate,
     training.tune,
     serving.validate,
+    verifying.verify,
+    keys.key,
 ):
     cli.add_command(command)

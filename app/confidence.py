@@ -10,7 +10,7 @@ import re
 import unicodedata
 from typing import Final
 
-from app.upstream import Completion
+from app.fleet.completions import Completion
 from racer_core.aggregation.vote import Weight
 
 TOP: Final = 20  # tokens whose probability is asked for, as in the paper

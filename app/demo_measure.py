@@ -195,7 +195,12 @@ def _controls(
         scores: dict[str, float] = answer.racer["pool_scores"]
         first.append(alone[next(iter(scores))][i].content)
         everyone = [
-            CandidateAnswer(candidate=name, text=alone[name][i].content, score=scores[name])
+            CandidateAnswer(
+                candidate=name,
+                text=alone[name][i].content,
+                form=normalise(Equality.EXACT, alone[name][i].content),
+                score=scores[name],
+            )
             for name in rows.pool
         ]
         voted.append(aggregate(everyone).text)

@@ -12,15 +12,22 @@ RacerError (racer_core.errors)
 ├── UnsupportedBody      content type or encoding that is not read
 ├── Abstained            nobody is called and the operator chose an error for it
 ├── NotReady             no calibration is active yet
+├── StoreError           the store cannot be read or written
+│   ├── StoreFull        there is no room on its disk
+│   └── StoreBusy        somebody else has it locked
 ├── SettingsError        the configuration stops the start
 └── UpstreamError        a candidate gave no usable answer
     ├── UpstreamTimeout
-    ├── UpstreamUnavailable
-    └── NoAnswerError    no selected candidate answered
+    ├── UpstreamUnavailable  nobody is there, or says that it is overloaded
+    ├── UpstreamOverloaded   too many answers are being read at once
+    ├── UpstreamRateLimited
+    ├── UpstreamRejected     a 4xx that is the request's own fault
+    └── NoAnswerError        no selected candidate answered
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from racer_core.errors import (
@@ -79,6 +86,18 @@ class NotReady(RacerError):
     """No calibration is active yet."""
 
 
+class StoreError(RacerError):
+    """The store cannot be read or written; what is in memory goes on serving."""
+
+
+class StoreFull(StoreError):
+    """There is no room on its disk."""
+
+
+class StoreBusy(StoreError):
+    """Somebody else has it locked."""
+
+
 class SettingsError(RacerError):
     """The configuration stops the start; the message names the field and the cure."""
 
@@ -90,6 +109,7 @@ _LASTING = frozenset(
         "upstream_redirect",
         "upstream_encoding",
         "upstream_response_too_large",
+        "upstream_tls_error",
     }
 )
 
@@ -100,15 +120,49 @@ class UpstreamError(RacerError):
     Attributes:
         kind: The class of failure, safe to show; the error's ``code`` on the wire.
         lasting: The same request would fail again, so clients should not retry.
+        retry_after_s: When a retry may do better, if the candidate said so.
+        status: The candidate's own status, if it was an error.
     """
 
     default_kind = "upstream_error"
 
-    def __init__(self, message: str, *, kind: str | None = None, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str | None = None,
+        lasting: bool = False,
+        retry_after_s: float | None = None,
+        status: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.kind = kind or self.default_kind
         self.code = self.kind
         self.lasting = lasting or self.kind in _LASTING
+        self.retry_after_s = retry_after_s
+        self.status = status
+
+    def of_all(self, message: str, failures: Iterable[UpstreamError]) -> UpstreamError:
+        """This failure as that of several candidates, all of this ``kind``.
+
+        A fault of the client's own is one only if every candidate finds the same, and a retry is
+        worth while as soon as the first of them may do better.
+        """
+        every = list(failures)
+        waits = [each.retry_after_s for each in every if each.retry_after_s is not None]
+        alike = {each.likeness for each in every} == {self.likeness}
+        return (type(self) if alike else UpstreamError)(
+            message,
+            kind=self.kind,
+            lasting=all(each.lasting for each in every),
+            retry_after_s=min(waits, default=None),
+            status=self.status if alike else None,
+        )
+
+    @property
+    def likeness(self) -> tuple[type[UpstreamError], int | None]:
+        """What failures of a kind must have in common to be one on the wire."""
+        return type(self), None
 
 
 class UpstreamTimeout(UpstreamError):
@@ -121,6 +175,29 @@ class UpstreamUnavailable(UpstreamError):
     """A candidate cannot be reached."""
 
     default_kind = "upstream_unavailable"
+
+
+class UpstreamOverloaded(UpstreamError):
+    """Too many answers are being read at once to read this one too."""
+
+    default_kind = "upstream_overloaded"
+
+
+class UpstreamRateLimited(UpstreamError):
+    """A candidate takes no more calls for now."""
+
+    default_kind = "upstream_rate_limited"
+
+
+class UpstreamRejected(UpstreamError):
+    """A candidate finds fault with the request itself; ``status`` says which."""
+
+    default_kind = "upstream_rejected"
+
+    @property
+    def likeness(self) -> tuple[type[UpstreamError], int | None]:
+        """Another status is another fault."""
+        return type(self), self.status
 
 
 class NoAnswerError(UpstreamError):
@@ -147,8 +224,13 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     Abstained: (422, "invalid_request_error", "router_abstained"),
     Overloaded: (429, "rate_limit_error", "overloaded"),
     NotReady: (503, "api_error", "not_calibrated"),
+    StoreFull: (507, "api_error", "insufficient_storage"),
+    StoreBusy: (503, "api_error", "store_busy"),
     UpstreamTimeout: (504, "upstream_error", "upstream_timeout"),
     UpstreamUnavailable: (503, "upstream_error", "upstream_unavailable"),
+    UpstreamOverloaded: (503, "upstream_error", "upstream_overloaded"),
+    UpstreamRateLimited: (429, "rate_limit_error", "upstream_rate_limited"),
+    UpstreamRejected: (400, "invalid_request_error", "upstream_rejected"),
     UpstreamError: (502, "upstream_error", "upstream_error"),
     RacerError: (500, "api_error", "internal_error"),
 }
@@ -156,3 +238,4 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
 # A retry can cure these, after so many seconds. Every other error answers `x-should-retry: false`:
 # SDKs retry 408, 409, 429 and 5xx by themselves and would multiply the load.
 RETRY_AFTER_S: Final[dict[int, int]] = {429: 1, 502: 1, 503: 1, 504: 1}
+MAX_RETRY_AFTER_S: Final = 60  # whatever a candidate asks for

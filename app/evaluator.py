@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,9 @@ from typing import Any, Final
 
 from app.confidence import TOP, prompt, read
 from app.errors import SettingsError, UpstreamError
+from app.fleet.completions import Completion, Endpoint
+from app.fleet.fleet import Fleet
 from app.settings import EvaluatorModel, Settings, rater_name
-from app.upstream import Completion, Endpoint, Upstream
 from racer_core.aggregation.answers import normalise
 from racer_core.aggregation.vote import Weight
 
@@ -64,9 +66,9 @@ class _Rating:
 class Evaluator:
     """Rates answers with the configured model; with `weight: router` it asks nobody."""
 
-    def __init__(self, settings: Settings, upstream: Upstream) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self._rule = settings.aggregation
-        self._upstream = upstream
+        self._fleet = fleet
         self._raters = {
             name: _rater(name, spec, settings) for name, spec in self._rule.raters.items()
         }
@@ -81,21 +83,32 @@ class Evaluator:
         for rater in self._raters.values():
             await self._check(rater)
 
-    async def rate(self, question: str, answers: Mapping[str, str], group: str | None) -> Ratings:
+    async def rate(
+        self,
+        question: str,
+        answers: Mapping[str, str],
+        group: str | None,
+        forms: Mapping[str, str | None] | None = None,
+        *,
+        deadline: float = math.inf,
+    ) -> Ratings:
         """Rate the answers that can win a vote, all at once; nobody is asked when they agree.
 
         Args:
             question: What the candidates were asked.
             answers: Candidate to answer; equal texts are rated once.
             group: Whose evaluator is asked; None, or one without its own, takes the common one.
+            forms: What the answers count as; None reads them by the configured equality.
+            deadline: A ``time.monotonic()``; the evaluator has its own limit, too.
 
         Returns:
             A weight for every readable answer, None where the evaluator gave none.
         """
         if not self._raters:
             return Ratings()
-        forms = {name: normalise(self._rule.equality, text) for name, text in answers.items()}
-        readable = {name: answers[name] for name, form in forms.items() if form is not None}
+        if forms is None:
+            forms = {name: normalise(self._rule.equality, text) for name, text in answers.items()}
+        readable = {name: text for name, text in answers.items() if forms.get(name) is not None}
         if len({forms[name] for name in readable}) < 2:
             return Ratings()
         rater = self._raters.get(rater_name(group)) or self._raters[rater_name(None)]
@@ -104,7 +117,7 @@ class Evaluator:
         }
         distinct = list(dict.fromkeys(prompts.values()))
         started = time.monotonic()
-        said = await asyncio.gather(*(self._rating(rater, each) for each in distinct))
+        said = await asyncio.gather(*(self._rating(rater, each, deadline) for each in distinct))
         by_prompt = dict(zip(distinct, said, strict=True))
         ratings = {name: by_prompt[each] for name, each in prompts.items()}
         return Ratings(
@@ -115,11 +128,11 @@ class Evaluator:
             seconds=time.monotonic() - started,
         )
 
-    async def _rating(self, rater: _Rater, text: str) -> _Rating:
+    async def _rating(self, rater: _Rater, text: str, deadline: float) -> _Rating:
+        payload = _payload(rater, text, self._rule.weight)
+        until = min(deadline, time.monotonic() + rater.endpoint.timeout_s)
         try:
-            completion = await self._upstream.complete(
-                rater.endpoint, _payload(rater, text, self._rule.weight)
-            )
+            completion = await self._fleet.complete(rater.endpoint, payload, deadline=until)
         except UpstreamError as exc:
             return _Rating(failure=exc.kind)
         except Exception:  # ours, but no reason to fail the answer
@@ -167,8 +180,9 @@ class Evaluator:
     async def _probe(
         self, payload: Mapping[str, Any], endpoint: Endpoint, refusal: str
     ) -> Completion:
+        deadline = time.monotonic() + endpoint.timeout_s
         try:
-            return await self._upstream.complete(endpoint, payload)
+            return await self._fleet.complete(endpoint, payload, deadline=deadline)
         except UpstreamError as exc:
             if exc.kind == "upstream_rejected":
                 raise SettingsError(refusal) from exc
@@ -183,14 +197,13 @@ class Evaluator:
 def _rater(name: str, spec: EvaluatorModel, settings: Settings) -> _Rater:
     """Where a rater is: at one of the candidates' servers, or at its own."""
     if spec.candidate is None:
-        base_url, model, key_of = spec.base_url, spec.model, name
+        callee, model = name, spec.model or name
     else:
         candidate = next(each for each in settings.candidates if each.name == spec.candidate)
-        base_url, model, key_of = candidate.base_url, candidate.model, candidate.name
-    assert base_url is not None  # the settings have seen to it
+        callee, model = candidate.name, candidate.served_as
     return _Rater(
-        endpoint=Endpoint(name=name, base_url=base_url, timeout_s=spec.timeout_s, key_of=key_of),
-        model=model or key_of,
+        endpoint=Endpoint(name=name, callee=callee, timeout_s=spec.timeout_s),
+        model=model,
         prompt_chars=spec.prompt_chars,
     )
 

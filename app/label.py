@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,13 +19,14 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from app.errors import SettingsError, UpstreamError
+from app.fleet.fleet import Fleet
 from app.label_files import LabelFiles
 from app.label_graders import Grader, MathGrader, TextGrader
 from app.label_judge import Judge, judge_at
+from app.payload import candidate_payload
 from app.settings import Candidate, Secrets, Settings
+from app.surfaces.chat import Chat
 from app.telemetry import Telemetry
-from app.translate import candidate_payload
-from app.upstream import Upstream
 from racer_core.aggregation.grading import Grade
 from racer_core.errors import InputError, RacerError, RowsError
 from racer_core.records.questions import Question
@@ -101,11 +103,11 @@ def run(
     limit = settings.limits.query_chars
 
     async def labelled() -> _Labelling:
-        upstream = Upstream(settings.candidates, secrets, settings.limits, Telemetry())
-        async with grader, upstream:
+        fleet = Fleet(settings, secrets, Telemetry())
+        async with grader, fleet:
             await _check(grader, questions, source)
             with LabelFiles(out, settings.pool, conditions, limit) as files:
-                labelling = _Labelling(settings.candidates, upstream, grader, files)
+                labelling = _Labelling(settings, fleet, grader, files)
                 await labelling.run(questions, concurrency, progress)
                 return labelling
 
@@ -130,13 +132,15 @@ class _Labelling:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
-        upstream: Upstream,
+        settings: Settings,
+        fleet: Fleet,
         grader: Grader,
         files: LabelFiles,
     ) -> None:
-        self._candidates = candidates
-        self._upstream = upstream
+        self._candidates = settings.candidates
+        self._attempts = settings.fleet.attempts
+        self._fleet = fleet
+        self._surface = Chat()
         self._grader = grader
         self._files = files
         self._failures: Counter[tuple[str, str]] = Counter()  # (candidate, kind)
@@ -201,13 +205,18 @@ class _Labelling:
         fields = {"messages": [{"role": "user", "content": question.query}]}
         self.calls += 1
         try:
-            reply = await self._upstream.ask(name, candidate_payload(fields, candidate))
+            reply = await self._fleet.ask(
+                name,
+                self._surface,
+                candidate_payload(fields, candidate, self._surface.path),
+                deadline=time.monotonic() + self._attempts * candidate.timeout_s,
+            )
         except UpstreamError as exc:
             self._failures[name, exc.kind] += 1
             self._in_a_row[name] += 1
             return False
         self._in_a_row[name] = 0
-        self._files.add_answer(question, name, reply.text)
+        self._files.add_answer(question, name, self._surface.choices(reply.body)[0].text)
         return True
 
     async def _grade(self, question: Question, answer: str) -> bool | None:
@@ -277,10 +286,10 @@ def _grader(
             raise SettingsError("a judge at a URL needs --judge-model, its name there")
         judge = judge_at(grading.judge, grading.judge_model)
         keys = {judge.name: SecretStr(grading.judge_key)} if grading.judge_key else {}
-        return Judge(judge, replace(secrets, candidate_keys=keys), settings.limits), judge
+        return Judge(judge, settings, replace(secrets, candidate_keys=keys)), judge
     for candidate in settings.candidates:
         if candidate.name == grading.judge:
-            return Judge(candidate, secrets, settings.limits), candidate
+            return Judge(candidate, settings, secrets), candidate
     raise SettingsError(
         f"--judge {grading.judge}: neither a candidate ({', '.join(settings.pool)}) nor a URL"
     )

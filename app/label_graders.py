@@ -5,15 +5,10 @@ None stands for "could not be graded", which is never read as "wrong".
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
+from app.math_child import MathChild
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.errors import InputError
 from racer_core.records.questions import Question
@@ -74,9 +69,7 @@ class MathGrader:
     paid = False
 
     def __init__(self, deadline_s: int = MATH_DEADLINE_S) -> None:
-        self._deadline_s = deadline_s
-        self._child: Process | None = None
-        self._lock = asyncio.Lock()
+        self._child = MathChild(deadline_s)
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:
@@ -84,51 +77,21 @@ class MathGrader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._child is not None:
-            self._child.kill()
-            await self._child.wait()
+        await self._child.close()
 
     async def check(self, question: Question) -> None:
         """The reference must be mathematics."""
-        said = await self._ask({"reference": _reference(question)})
+        said = await self._child.ask({"reference": _reference(question)})
         if said is None or "error" in said:
             raise InputError(said["error"] if said else "the reference takes too long to read")
 
     async def correct(self, question: Question, answer: str) -> bool | None:
         """None when the comparison did not end in time."""
-        said = await self._ask({"reference": _reference(question), "answer": answer})
+        said = await self._child.ask({"reference": _reference(question), "answer": answer})
         if said is None:
             self.failures["took_too_long"] += 1
             return None
         return said["correct"]
-
-    async def _ask(self, task: Mapping[str, str]) -> dict[str, Any] | None:
-        async with self._lock:
-            child = self._child or await self._started()
-            assert child.stdin is not None
-            assert child.stdout is not None
-            with suppress(ConnectionError):  # it has ended; the end of its output says so
-                child.stdin.write(json.dumps(task).encode() + b"\n")
-                await child.stdin.drain()
-            said = await child.stdout.readline()
-            if not said.endswith(b"\n"):
-                await child.wait()
-                self._child = None
-                return None
-            return json.loads(said)
-
-    async def _started(self) -> Process:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "app.label_math",
-            str(self._deadline_s),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,
-        )
-        return self._child
 
 
 def _reference(question: Question) -> str:

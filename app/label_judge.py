@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import Counter
 from typing import Final, Self
 
 from pydantic import ValidationError
 
 from app.errors import SettingsError, UpstreamError
-from app.settings import Candidate, Limits, Secrets
+from app.fleet.fleet import Fleet
+from app.payload import candidate_payload
+from app.settings import Aggregation, Candidate, Secrets, Settings
+from app.surfaces.chat import Chat
 from app.telemetry import Telemetry
-from app.translate import candidate_payload
-from app.upstream import Upstream
 from app.validation import problems
 from racer_core.records.questions import Question
 
@@ -27,17 +29,21 @@ class Judge:
 
     paid = True
 
-    def __init__(self, model: Candidate, secrets: Secrets, limits: Limits) -> None:
+    def __init__(self, model: Candidate, settings: Settings, secrets: Secrets) -> None:
         self._model = model
-        self._upstream = Upstream((model,), secrets, limits, Telemetry())
+        self._surface = Chat()
+        self._attempts = settings.fleet.attempts
+        # A fleet of its own, so that its failures are not those of a candidate.
+        alone = {"candidates": (model,), "aggregation": Aggregation()}
+        self._fleet = Fleet(settings.model_copy(update=alone), secrets, Telemetry())
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:
-        await self._upstream.__aenter__()
+        await self._fleet.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._upstream.__aexit__()
+        await self._fleet.__aexit__()
 
     async def check(self, question: Question) -> None:
         """A judge can do without a reference."""
@@ -45,13 +51,16 @@ class Judge:
     async def correct(self, question: Question, answer: str) -> bool | None:
         """None when the judge failed, or said anything else than 1 or 0."""
         messages = [{"role": "user", "content": judge_prompt(question, answer)}]
-        payload = candidate_payload({"messages": messages}, self._model)
+        payload = candidate_payload({"messages": messages}, self._model, self._surface.path)
+        deadline = time.monotonic() + self._attempts * self._model.timeout_s
         try:
-            reply = await self._upstream.ask(self._model.name, payload)
+            reply = await self._fleet.ask(
+                self._model.name, self._surface, payload, deadline=deadline
+            )
         except UpstreamError as exc:
             self.failures[exc.kind] += 1
             return None
-        verdict = _VERDICT.fullmatch(reply.text or "")
+        verdict = _VERDICT.fullmatch(self._surface.choices(reply.body)[0].text or "")
         if verdict is None:
             self.failures["unreadable_verdict"] += 1
             return None

@@ -1,4 +1,4 @@
-"""Opens artifact, worker, upstream and store; yields Services; closes in reverse."""
+"""Opens artifact, worker, fleet and store; yields Services; closes in reverse."""
 
 from __future__ import annotations
 
@@ -6,23 +6,33 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
 from app.active import ActiveCalibration
-from app.calibrations import CalibrationService
+from app.calibrating.service import CalibrationService
+from app.equality import AnswerReader
 from app.errors import SettingsError
+from app.fleet.fleet import Fleet
+from app.front.drain import Drain
+from app.front.keys import KeyRing
+from app.grouping import Grouping
+from app.lag import LoopLag
+from app.math_child import MathChild
 from app.routing import RoutingService
-from app.security import Gatekeeper
 from app.service import ChatService
 from app.settings import Secrets, Settings
 from app.store import Store
 from app.telemetry import Telemetry
-from app.upstream import Upstream
+from app.tracing import Tracer, open_tracer
+from app.watching.watcher import Watcher
 from app.worker import RoutingWorker
+from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method
 from racer_core.racer import Racer
+
+MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +40,16 @@ class Services:
     """What handlers need, opened."""
 
     settings: Settings
-    gatekeeper: Gatekeeper
+    keys: KeyRing
+    drain: Drain
     telemetry: Telemetry
+    tracer: Tracer | None
     store: Store
     active: ActiveCalibration
     routing: RoutingService
     chat: ChatService
     calibrations: CalibrationService
+    watcher: Watcher
 
 
 @asynccontextmanager
@@ -45,35 +58,59 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
-        SettingsError: The store cannot be opened, or an evaluator cannot do what is configured.
+        SettingsError: The store cannot be opened, an evaluator cannot do what is configured, or
+            traces are configured and OpenTelemetry is not installed.
         UpstreamError: An evaluator cannot be reached.
     """
     async with AsyncExitStack() as stack:
         telemetry = Telemetry()
+        tracer = await stack.enter_async_context(
+            open_tracer(settings.telemetry, telemetry.spans_dropped)
+        )
         racer = await asyncio.to_thread(open_racer, settings)
         store = stack.enter_context(await asyncio.to_thread(Store, settings.store))
         limits = settings.limits
         worker = await stack.enter_async_context(
             RoutingWorker(racer, queue=limits.queue, batch=limits.batch, telemetry=telemetry)
         )
-        upstream = await stack.enter_async_context(
-            Upstream(settings.candidates, secrets, limits, telemetry)
-        )
+        fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
         active = ActiveCalibration(telemetry)
-        calibrations = CalibrationService(settings, racer, worker, store, active)
-        await calibrations.open()
-        routing = RoutingService(settings, racer, worker, active, telemetry)
-        chat = ChatService(settings, routing, upstream, racer.artifact.stacked)
+        grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
+        calibrations = await stack.enter_async_context(
+            CalibrationService(settings, racer, worker, store, active, grouping)
+        )
+        watcher = await stack.enter_async_context(
+            Watcher(settings.watching, store, active, telemetry, key=racer.artifact.salt.encode())
+        )
+        mathematics = MathChild(MATH_DEADLINE_S)
+        if settings.aggregation.equality is Equality.MATH:
+            await stack.enter_async_context(mathematics)
+        reader = AnswerReader(worker.embed, mathematics.form, settings.aggregation.similarity)
+        routing = RoutingService(settings, racer, worker, active, grouping, fleet.down, telemetry)
+        chat = ChatService(
+            settings,
+            routing,
+            fleet,
+            reader,
+            watcher,
+            racer.artifact.stacked,
+            telemetry,
+            tracer,
+        )
         await chat.check()
+        await stack.enter_async_context(LoopLag(telemetry.loop_lag))
         yield Services(
             settings=settings,
-            gatekeeper=Gatekeeper(secrets, settings.access.admin_key_env),
+            keys=KeyRing(settings.access.keys, secrets),
+            drain=Drain(),
             telemetry=telemetry,
+            tracer=tracer,
             store=store,
             active=active,
             routing=routing,
             chat=chat,
             calibrations=calibrations,
+            watcher=watcher,
         )
 
 

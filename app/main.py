@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
 
 from app import wire
+from app.front.gate import Gate
+from app.front.outermost import Outermost
+from app.front.traced import Traced
 from app.lifespan import Services
-from app.routes import calibrate, chat, health, models, route
-from app.telemetry import Telemetry
+from app.routes import (
+    calibrate,
+    chat,
+    completions,
+    embeddings,
+    feedback,
+    health,
+    models,
+    responses,
+    route,
+    watching,
+)
+from app.routes.answering import GONE, ClientLeft
 from racer_core import __version__
 from racer_core.errors import RacerError
-
-log = logging.getLogger(__name__)
 
 
 def create_app(services: Services) -> FastAPI:
@@ -29,21 +39,48 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,  # a redirect would go wherever the Host header says
     )
     app.state.services = services
-    keeper = services.gatekeeper
-    app.include_router(health.router)
-    for data in (chat.router, route.router, models.router, health.metrics_router):
-        app.include_router(data, dependencies=[Depends(keeper.data)])
-    app.include_router(calibrate.router, dependencies=[Depends(keeper.admin)])
+    answering = (chat, completions, responses, embeddings, route, models)
+    for part in (health, *answering, calibrate, feedback, watching):
+        app.include_router(part.router)
+    app.include_router(health.metrics_router)
     app.add_exception_handler(RacerError, _racer_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Outermost, telemetry=services.telemetry)
+    for gone in (ClientLeft, ClientDisconnect):
+        app.add_exception_handler(gone, _nobody_reads)
+    # The last one added is the first to see a request.
+    log_prompts = services.settings.telemetry.log_prompts
+    if services.tracer is not None:
+        app.add_middleware(Traced, tracer=services.tracer, log_prompts=log_prompts)
+    app.add_middleware(
+        Gate,
+        routes=app.routes,
+        settings=services.settings,
+        keys=services.keys,
+        drain=services.drain,
+    )
+    app.add_middleware(
+        Outermost,
+        telemetry=services.telemetry,
+        drain=services.drain,
+        log_prompts=log_prompts,
+    )
     return app
 
 
 async def _racer_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RacerError)
     status, body = wire.envelope(exc)
-    return wire.error_response(status, body, lasting=getattr(exc, "lasting", False))
+    return wire.error_response(
+        status,
+        body,
+        lasting=getattr(exc, "lasting", False),
+        retry_after_s=getattr(exc, "retry_after_s", None),
+    )
+
+
+async def _nobody_reads(request: Request, _: Exception) -> Response:
+    request.app.state.services.telemetry.clients_left.inc()
+    return Response(status_code=GONE)
 
 
 async def _http_error(_: Request, exc: Exception) -> Response:
@@ -54,41 +91,3 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     response = wire.error_response(exc.status_code, body)
     response.headers.update(exc.headers or {})
     return response
-
-
-class Outermost:
-    """Counts answers by route template and status, and answers what nobody expected.
-
-    A path that matches nothing is one label. Of an unknown error nothing is said: its text may hold
-    a prompt.
-    """
-
-    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
-        self._app = app
-        self._telemetry = telemetry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass through, reading the status on the way."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def counted(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                route = getattr(scope.get("route"), "path", "unmatched")
-                self._telemetry.requests.labels(route, message["status"]).inc()
-            await send(message)
-
-        try:
-            await self._app(scope, receive, counted)
-        except Exception:
-            if started:
-                raise
-            log.exception("unexpected error")
-            body = wire.error_body(
-                "internal error; see the gateway's log", "api_error", code="internal_error"
-            )
-            await wire.error_response(500, body)(scope, receive, counted)

@@ -8,9 +8,39 @@ from typing import Any
 
 from app.certificates import Certificate
 from app.evaluator import Ratings
+from app.fleet.fleet import Reply
 from app.routing import Routed
-from app.upstream import Reply
+from app.store import now
+from app.surfaces.base import Said, Surface
+from app.watching.decisions import DecisionNote
 from racer_core.types import Aggregate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One candidate's answer, as the gateway accounts for it."""
+
+    candidate: str
+    said: tuple[Said, ...]
+    usage: Mapping[str, int]  # tokens as the candidate counted them; empty when it did not
+    seconds: float
+    attempts: int = 1
+
+    @classmethod
+    def of(cls, reply: Reply, surface: Surface) -> Answer:
+        """What a reply says."""
+        return cls(
+            candidate=reply.candidate,
+            said=tuple(surface.choices(reply.body)),
+            usage=surface.usage(reply.body),
+            seconds=reply.seconds,
+            attempts=reply.attempts,
+        )
+
+    def shown(self) -> Any:
+        """Its first choice, for those who want every answer: a text or tool calls."""
+        first = self.said[0] if self.said else Said()
+        return [dict(call) for call in first.tool_calls] or first.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +50,16 @@ class Outcome:
     decision_id: str
     routed: Routed
     certificate: Certificate  # the routed one, with what happened since
-    body: dict[str, Any]  # the chat completion that is returned
-    replies: tuple[Reply, ...] = ()
+    body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
+    answers: tuple[Answer, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
+    cancelled: tuple[str, ...] = ()  # asked, but not waited for: the vote was decided
+    unasked: tuple[str, ...] = ()  # the vote was decided before their turn
     merged: Aggregate | None = None
     ratings: Ratings = field(default_factory=Ratings)  # by which votes were weighed
     overhead_ms: float = 0.0
+    shadow_rate: float | None = None  # everyone was called, at this rate, to be judged
+    explain: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -37,25 +71,92 @@ class Outcome:
             | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
         )
 
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens of all calls together."""
+        counted = [answer.usage for answer in self.answers]
+        total = summed(counted)
+        return {name: count + self.ratings.usage.get(name, 0) for name, count in total.items()}
+
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
-        return {
-            "decision_id": self.decision_id,
-            **self.routed.as_json(),
-            "certificate": self.certificate.as_json(),
-            "served_by": self.merged.winner if self.merged else None,
-            "votes": dict(self.merged.votes) if self.merged else {},
-            "weights": dict(self.ratings.weights),
-            "evaluation": self.ratings.as_json(),
-            "usage": [{"candidate": reply.candidate, **reply.usage} for reply in self.replies],
-            "usage_incomplete": any(not reply.usage for reply in self.replies)
-            or (self.ratings.calls > 0 and not self.ratings.usage),
-            "calls": [
-                {"candidate": r.candidate, "ms": round(r.seconds * 1e3, 2)} for r in self.replies
-            ]
-            + [{"candidate": name, "error": kind} for name, kind in self.failures.items()],
-            "overhead_ms": round(self.overhead_ms, 2),
-        }
+        everything = self.explain or self.shadow_rate is not None
+        return (
+            {
+                "decision_id": self.decision_id,
+                **self.routed.as_json(),
+                "certificate": self.certificate.as_json(),
+                "served_by": self.merged.winner if self.merged else None,
+                "votes": dict(self.merged.votes) if self.merged else {},
+                "weights": dict(self.ratings.weights),
+                "evaluation": self.ratings.as_json(),
+                "usage": [{"candidate": each.candidate, **each.usage} for each in self.answers],
+                "usage_incomplete": self._lacks_counts,
+                "calls": self._calls(),
+                "overhead_ms": round(self.overhead_ms, 2),
+            }
+            | (
+                {"answers": {each.candidate: each.shown() for each in self.answers}}
+                if everything
+                else {}
+            )
+            | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
+        )
+
+    def note(self, key: str) -> DecisionNote:
+        """What is remembered of it, under the name of the caller's key."""
+        routed, decision = self.routed, self.routed.decision
+        scored = routed.scored
+        near = None if scored is None else scored.neighbours
+        pool = self.certificate.pool
+        return DecisionNote(
+            decision_id=self.decision_id,
+            created_at=now(),
+            calibration_id=self.certificate.calibration_id,
+            key=key,
+            group=routed.group,
+            alpha=decision.alpha,
+            score=decision.score,
+            lambda_hat=decision.lambda_hat,
+            pool=pool,
+            selected=tuple(name for name in pool if name in routed.chosen),
+            null_selected=decision.null_selected,
+            fingerprint=routed.fingerprint.hex(),
+            scores=None if scored is None else tuple(scored.scores),
+            neighbours=None if near is None else tuple(near.tolist()),
+            chosen_by=routed.chosen_by,
+            holds=self.certificate.holds,
+            reasons=self.certificate.reasons,
+            served_by=self.merged.winner if self.merged else None,
+            answered=tuple(answer.candidate for answer in self.answers),
+            shadow_rate=self.shadow_rate,
+        )
+
+    @property
+    def _lacks_counts(self) -> bool:
+        """Tokens were used that nobody counted for us; a cancelled call has written some, too."""
+        uncounted = any(not each.usage for each in self.answers) or bool(self.cancelled)
+        return uncounted or (self.ratings.calls > 0 and not self.ratings.usage)
+
+    def _calls(self) -> list[dict[str, Any]]:
+        answered: list[dict[str, Any]] = [
+            {"candidate": each.candidate, "ms": round(each.seconds * 1e3, 2)}
+            | ({"attempts": each.attempts} if each.attempts > 1 else {})
+            for each in self.answers
+        ]
+        failed = [{"candidate": name, "error": kind} for name, kind in self.failures.items()]
+        cancelled = [{"candidate": name, "cancelled": "vote_decided"} for name in self.cancelled]
+        unasked = [{"candidate": name, "skipped": "vote_decided"} for name in self.unasked]
+        return [*answered, *failed, *cancelled, *unasked]
+
+
+def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
+    """Counts added up; those of chat are always there."""
+    total = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    for usage in usages:
+        for name in total:
+            total[name] += usage.get(name, 0)
+    return total
 
 
 def routing_headers(decision_id: str, routed: Routed, guarantee: str) -> dict[str, str]:

@@ -23,12 +23,26 @@ class Reason(StrEnum):
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
     ROUTER_FAILED = "router_failed_whole_pool"
+    SUB_POOL_PENDING = "sub_pool_pending_whole_pool"
+    FAN_OUT_LIMITED = "fan_out_limited"
+    OBSERVED = "observe_only"
+    PINNED = "pinned"
+    LEADER = "leader_streamed"
+    NO_VOTE = "no_vote"
+    # These are followed by ":" and a name: of a stream of the drift alarms, of a candidate.
+    STALE = "stale"
+    CANDIDATE_FAILED = "candidate_failed"
+    OUTVOTED_FAILED = "outvoted_candidate_failed"
+    CANDIDATE_DOWN = "candidate_down"
+
+    def of(self, name: str) -> str:
+        """The reason as it names a stream or a candidate."""
+        return f"{self}:{name}"
 
 
-CANDIDATE_FAILED: Final = "candidate_failed"  # followed by ":" and the candidate's name
-
-# These hold: premises that nobody but the caller can break, and sets that are the whole pool.
-REMARKS: Final = frozenset(
+# These hold: premises that nobody but the caller can break, sets that are the whole pool, and
+# causes outside the query.
+_REMARKS: Final = frozenset(
     {
         Reason.ALPHA_ASSUMED,
         Reason.SCORE_ASSUMED,
@@ -36,5 +50,13 @@ REMARKS: Final = frozenset(
         Reason.ALPHA_INFEASIBLE,
         Reason.ABSTENTION_EXCEEDS_ALPHA,
         Reason.ROUTER_FAILED,
+        Reason.SUB_POOL_PENDING,
+        Reason.OUTVOTED_FAILED,
+        Reason.CANDIDATE_DOWN,
     }
 )
+
+
+def breaks(reason: str) -> bool:
+    """Whether a reason voids the guarantee."""
+    return reason.partition(":")[0] not in _REMARKS

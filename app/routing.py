@@ -4,39 +4,81 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from app.active import ActiveCalibration
 from app.certificates import Certificate
-from app.errors import NotFound, Overloaded
+from app.errors import Forbidden, NotFound, Overloaded
+from app.front.keys import Caller
+from app.grouping import Grouping, GroupThreshold
+from app.query import Query
 from app.reasons import Reason
-from app.schemas import RacerOptions
+from app.schemas import DecisionOptions
 from app.settings import Settings
+from app.store import Record
 from app.telemetry import Telemetry
-from app.translate import Query
+from app.watching.decisions import ChosenBy
 from app.worker import RoutingWorker, ScoredQuery
 from racer_core.calibration.calibration import Calibration
-from racer_core.errors import InfeasibleAlphaError
+from racer_core.errors import InfeasibleAlphaError, InputError
 from racer_core.racer import Racer
 from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
 
+SUB_POOL_WAIT_S: Final = 0.25  # for a threshold of a smaller pool; then its whole pool is called
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What is to be decided, and for whom."""
+
+    query: Query
+    options: DecisionOptions
+    caller: Caller
+    pool: str | None = None  # a named part of the pool
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
-    """A decision, its certificate, and every candidate's router score."""
+    """A decision, its certificate, and what both were made from."""
 
     decision: RoutingDecision
     certificate: Certificate
     pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
+    fingerprint: bytes
+    scored: ScoredQuery | None  # None when the router failed
+    record: Record
+    group: str | None  # what the request belongs to, whether or not it has a threshold of its own
+    chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
+    chosen_by: ChosenBy
 
     @property
     def strongest(self) -> str:
         """The candidate with the highest router score."""
         return next(iter(self.pool_scores), self.certificate.pool[0])
+
+    @property
+    def vote_scores(self) -> dict[str, float]:
+        """What each candidate's vote is weighed by: r where it was selected, else f."""
+        decision = self.decision
+        return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
+
+    def calling(self, names: Sequence[str], reason: Reason) -> Routed:
+        """The same, but these candidates are called instead of the chosen set."""
+        scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
+        decision = replace(self.decision, selected=tuple(names), scores=scores)
+        return replace(self, decision=decision, certificate=self.certificate.because(reason))
+
+    def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> Routed:
+        """The same, but something else than the threshold made the set."""
+        return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
+
+    def because(self, *reasons: str) -> Routed:
+        """The same with further reasons in its certificate."""
+        return replace(self, certificate=self.certificate.because(*reasons))
 
     def as_json(self) -> dict[str, Any]:
         """The wire form of the decision."""
@@ -62,47 +104,155 @@ class RoutingService:
         racer: Racer,
         worker: RoutingWorker,
         active: ActiveCalibration,
+        grouping: Grouping,
+        down: Callable[[], Collection[str]],
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
         self._racer = racer
         self._worker = worker
         self._active = active
+        self._grouping = grouping
+        self._down = down
         self._telemetry = telemetry
 
-    async def route(self, query: Query, options: RacerOptions) -> Routed:
+    async def route(self, ask: Ask) -> Routed:
         """Score the query and apply the threshold.
 
         Raises:
             NotReady: No calibration is active.
             Overloaded: The router's queue is full.
-            InputError: Alpha outside (0, 1).
+            InputError: Alpha outside (0, 1), or no candidate can be asked this.
+            Forbidden: An alpha or a candidate that the key may not ask for.
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
         """
         record = self._active.record()  # read once: one record decides and certifies
-        calibration = record.calibration
+        query, options = ask.query, self._with_defaults(ask)
         reasons = list(query.reasons)
-        if options.candidates is not None:
-            calibration = await self._active.sub_pool(record, self._known(options.candidates))
-            reasons.append(Reason.POOL_ASSUMED)
+        names = self._allowed(ask, reasons)
+        able = set(query.able(self._settings.candidates))
+        if not able.issuperset(names):  # a cause inside the query: needs rows of that kind
+            names = self._only(names, able)
+            reasons.append(Reason.UNLABELLED_KIND)
+            query = replace(query, whole_pool=True)
+        down = self._down()
+        up = [name for name in names if name not in down]
+        if up and len(up) < len(names):  # a cause outside the query
+            reasons += [Reason.CANDIDATE_DOWN.of(name) for name in names if name not in up]
+            names = tuple(up)
+        scored = await self._score(query.text)
+        routed = await self._decided(record, names, query, options, ask, scored, reasons)
+        self._count(routed)
+        return routed
+
+    async def without(self, routed: Routed, ask: Ask, failed: Collection[str]) -> tuple[str, ...]:
+        """What the threshold of the surviving pool selects; empty when nobody survives.
+
+        For a candidate that failed in mid-request. Its failure may depend on the query, so this
+        certifies nothing.
+        """
+        names = tuple(name for name in routed.certificate.pool if name not in failed)
+        if not names:
+            return ()
+        options = self._with_defaults(ask)
+        try:
+            survived = await self._decided(
+                routed.record, names, ask.query, options, ask, routed.scored, []
+            )
+        except InfeasibleAlphaError:  # too late to refuse: the others were called
+            return names
+        return survived.decision.selected
+
+    async def _decided(
+        self,
+        record: Record,
+        names: tuple[str, ...],
+        query: Query,
+        options: DecisionOptions,
+        ask: Ask,
+        scored: ScoredQuery | None,
+        reasons: list[str],
+    ) -> Routed:
+        group = self._grouping.of_request(query.text, options.group, ask.caller.group)
+        threshold = await self._threshold(record, names, group)
+        if threshold is None:
+            calibration = await asyncio.to_thread(record.calibration.restrict, names)
+            threshold = GroupThreshold(calibration=calibration, group=None)
+            query = replace(query, whole_pool=True)
+            reasons.append(Reason.SUB_POOL_PENDING)
+        calibration = threshold.calibration
         if calibration.n == 0:
             reasons.append(Reason.NO_CALIBRATION_FOR_POOL)
-        if options.alpha is not None and options.alpha != calibration.options.alpha:
+        if ask.options.alpha is not None and ask.options.alpha != calibration.options.alpha:
             reasons.append(Reason.ALPHA_ASSUMED)
         if options.score not in (None, calibration.options.score):
             reasons.append(Reason.SCORE_ASSUMED)
-        scored = await self._score(query.text)
-        decision = self._decide(calibration, query, scored, options)
+        fingerprint = self._racer.fingerprint(query.text)
+        decision = self._decide(calibration, query, scored, options, fingerprint)
         if decision.trivial and not query.whole_pool:
             reasons.append(_why_everyone(calibration, decision, scored))
-        certificate = Certificate.of(record, calibration, decision, tuple(reasons))
-        self._count(decision, certificate)
-        return Routed(
+        everyone = scored is None or query.whole_pool
+        routed = Routed(
             decision=decision,
-            certificate=certificate,
+            certificate=Certificate.of(
+                record, calibration, decision, tuple(reasons), threshold.group
+            ),
             pool_scores=self._best_first(calibration.pool, scored),
+            fingerprint=fingerprint,
+            scored=scored,
+            record=record,
+            group=group,
+            chosen=decision.selected,
+            chosen_by=ChosenBy.EVERYONE if everyone else ChosenBy.THRESHOLD,
         )
+        limit = self._settings.limits.fan_out
+        if len(decision.selected) > limit:
+            routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
+        return routed
+
+    def _with_defaults(self, ask: Ask) -> DecisionOptions:
+        """The request's options; a named pool's alpha where it gives none; the key's bounds."""
+        alpha, most = ask.options.alpha, ask.caller.max_alpha
+        if alpha is not None and most is not None and alpha > most:
+            raise Forbidden(f"this key may ask for an alpha of at most {most:g}")
+        if alpha is None and ask.pool is not None:
+            alpha = self._settings.pools[ask.pool].alpha
+        if most is not None:
+            usual = self._active.record().calibration.options.alpha
+            alpha = min(usual if alpha is None else alpha, most)
+        return ask.options.model_copy(update={"alpha": alpha})
+
+    def _allowed(self, ask: Ask, reasons: list[str]) -> tuple[str, ...]:
+        """The candidates that the request, its pool and its key leave."""
+        names = self._racer.pool
+        if ask.pool is not None:
+            names = self._only(names, self._settings.pools[ask.pool].candidates)
+        if ask.caller.candidates is not None:
+            names = self._only(names, ask.caller.candidates)
+        if ask.options.candidates is not None:
+            names = self._only(names, self._known(ask.options.candidates))
+            reasons.append(Reason.POOL_ASSUMED)
+        return names
+
+    def _only(self, names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
+        left = tuple(name for name in names if name in wanted)
+        if not left:
+            raise InputError(
+                "no candidate is left that this key, pool and kind of request may be sent to",
+                param="candidates",
+            )
+        return left
+
+    async def _threshold(
+        self, record: Record, names: tuple[str, ...], group: str | None
+    ) -> GroupThreshold | None:
+        """The rows of the group for these candidates; None while they are still being computed."""
+        try:
+            async with asyncio.timeout(SUB_POOL_WAIT_S):
+                return await self._active.calibration(record, names, group)
+        except TimeoutError:
+            return None
 
     async def _score(self, text: str) -> ScoredQuery | None:
         """Router scores; None when the router failed, so that everyone is called instead."""
@@ -121,7 +271,8 @@ class RoutingService:
         calibration: Calibration,
         query: Query,
         scored: ScoredQuery | None,
-        options: RacerOptions,
+        options: DecisionOptions,
+        fingerprint: bytes,
     ) -> RoutingDecision:
         if scored is None:
             unknown = [0.0] * len(calibration.pool)
@@ -132,7 +283,7 @@ class RoutingService:
                 scores, alpha=options.alpha, score=options.score, truncated=scored.truncated
             )
         decision = calibration.decide(
-            self._racer.fingerprint(query.text),
+            fingerprint,
             scores,
             neighbours=scored.neighbours,
             alpha=options.alpha,
@@ -147,7 +298,7 @@ class RoutingService:
             )
         return decision
 
-    def _known(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _known(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
             if name not in self._racer.pool:
                 raise NotFound(
@@ -155,7 +306,7 @@ class RoutingService:
                     code="model_not_found",
                     param="candidates",
                 )
-        return tuple(name for name in self._racer.pool if name in names)
+        return names
 
     def _best_first(self, names: Sequence[str], scored: ScoredQuery | None) -> dict[str, float]:
         """Router scores of these candidates, best first."""
@@ -164,11 +315,11 @@ class RoutingService:
         scores = dict(zip(self._racer.pool, scored.scores, strict=True))
         return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
 
-    def _count(self, decision: RoutingDecision, certificate: Certificate) -> None:
-        self._telemetry.set_size.observe(len(decision.selected))
-        if decision.abstained:
+    def _count(self, routed: Routed) -> None:
+        self._telemetry.set_size.observe(len(routed.decision.selected))
+        if routed.decision.abstained:
             self._telemetry.abstained.inc()
-        if not certificate.holds:
+        if not routed.certificate.holds:
             self._telemetry.void.inc()
 
 

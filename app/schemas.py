@@ -13,8 +13,8 @@ Alpha = Annotated[
 ]
 
 
-class RacerOptions(BaseModel):
-    """The ``racer`` block of a chat request, or the fields of ``POST /route``."""
+class DecisionOptions(BaseModel):
+    """How one request is decided: the fields of ``POST /route``."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -25,9 +25,27 @@ class RacerOptions(BaseModel):
     )
     on_abstain: Literal["refuse", "strongest", "error"] | None = None
     group: str | None = Field(
-        default=None, max_length=128, description="Whose evaluator weighs the answers."
+        default=None,
+        max_length=128,
+        description="Whose threshold applies, and whose evaluator weighs the answers.",
     )
     usage: Literal["sum", "winner"] = "sum"
+    timeout: float | None = Field(
+        default=None, gt=0, description="Seconds for the whole request; the gateway's at most."
+    )
+    explain: bool = Field(
+        default=False,
+        description="Wait for every answer, and tell them all: no call is spared.",
+    )
+
+
+class RacerOptions(DecisionOptions):
+    """The ``racer`` block of a request."""
+
+    stream: Literal["vote", "leader"] = Field(
+        default="vote",
+        description="`leader` streams the best candidate at once; nothing is certified then.",
+    )
 
 
 class Message(BaseModel):
@@ -39,15 +57,13 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ChatRequest(BaseModel):
-    """The OpenAI chat shape: only what is read here is named, the rest passes through."""
+class _Routed(BaseModel):
+    """What every routed body has in common."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str = Field(min_length=1, description="`auto` routes; a candidate's name bypasses it.")
-    messages: list[Message] = Field(min_length=1)
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
     racer: RacerOptions | None = None
 
     @model_validator(mode="after")
@@ -59,7 +75,47 @@ class ChatRequest(BaseModel):
         return self
 
 
-class RouteRequest(RacerOptions):
+class ChatRequest(_Routed):
+    """The OpenAI chat shape: only what is read here is named, the rest passes through."""
+
+    messages: list[Message] = Field(min_length=1)
+    stream_options: dict[str, Any] | None = None
+
+
+class CompletionRequest(_Routed):
+    """A prompt to continue; several at once have no set in common."""
+
+    prompt: str | list[Any] = Field(description="Routing needs one text.")
+    stream_options: dict[str, Any] | None = None
+
+
+class InputItem(BaseModel):
+    """One item of a conversation; calls and their results pass through."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+
+
+class ResponsesRequest(_Routed):
+    """The Responses shape; what a server would have to remember is refused."""
+
+    input: str | list[InputItem]
+    instructions: str | None = None
+
+
+class EmbeddingsRequest(BaseModel):
+    """Passed to the candidate that serves embeddings."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str = Field(min_length=1)
+    input: str | list[Any]
+
+
+class RouteRequest(DecisionOptions):
     """A query, or a full chat body, and what the certificate should say."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -75,7 +131,7 @@ class RouteRequest(RacerOptions):
             raise ValueError("give either `query` or `messages`")
         if self.query is not None and self.model_extra:
             raise ValueError(f"unknown field {min(self.model_extra)[:40]!r} beside `query`")
-        if self.racer is not None and self.model_fields_set & set(RacerOptions.model_fields):
+        if self.racer is not None and self.model_fields_set & set(DecisionOptions.model_fields):
             raise ValueError("put all options into `racer`, or none of them")
         return self
 
@@ -96,12 +152,28 @@ class CalibrateOptions(BaseModel):
     expected_active_id: str | None = None
     dry_run: bool = False
     allow_overlap: bool = False
+    max_shift: float | None = Field(
+        default=None,
+        gt=0,
+        description="Change nothing if mean set size or lambda_hat move by more than this share.",
+    )
 
 
 class CalibrateFields(CalibrateOptions):
     """The same in a JSON body, where values have types: "0.1" is no number there."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CalibrateQuery(BaseModel):
+    """What only the query of ``POST /calibrate`` may say: it is needed before the rows are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    wait: bool | None = Field(
+        default=None,
+        description="Answer when it is done (true) or with a job (false); by size otherwise.",
+    )
 
 
 class ActivateRequest(BaseModel):

@@ -12,12 +12,14 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from app.errors import SettingsError
+from app.front.drain import Drain
+from app.front.receipt import ReceiptConfig
 from app.lifespan import open_services
 from app.main import create_app
 from app.settings import Secrets, Settings
 
-DRAIN_S = 30
 BACKLOG = 2048
+GOODBYE_S = 1.0  # for the last words to what is cut
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -26,23 +28,11 @@ def bind(settings: Settings) -> socket.socket:
     Raises:
         SettingsError: The port is in use, or the address is not this machine's.
     """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((settings.host, settings.port))
-        listener.listen(BACKLOG)  # only now does a second gateway find the port taken
-    except OSError as exc:
-        listener.close()
-        place = f"{settings.host}:{settings.port}"
-        if exc.errno == errno.EADDRINUSE:
-            raise SettingsError(f"{place} is in use: choose another port with --port") from exc
-        raise SettingsError(f"cannot listen on {place}: {exc.strerror}") from exc
-    return listener
+    return _listen(settings.host, settings.port, "choose another port with --port")
 
 
 class Server:
-    """One gateway on one socket."""
+    """One gateway on one socket, and on a second one if admin has its own."""
 
     def __init__(self, settings: Settings, secrets: Secrets, listener: socket.socket) -> None:
         self._settings = settings
@@ -56,22 +46,23 @@ class Server:
 
         Args:
             ready: Called once requests are accepted.
+
+        Raises:
+            SettingsError: The admin listener cannot be opened.
+            ArtifactError: Raised, like the rest, by :func:`app.lifespan.open_services`.
         """
-        async with open_services(self._settings, self._secrets) as services:
-            self._uvicorn = _Uvicorn(
-                uvicorn.Config(
-                    create_app(services),
-                    lifespan="off",
-                    http="httptools",
-                    ws="none",
-                    access_log=False,
-                    server_header=False,
-                    timeout_graceful_shutdown=DRAIN_S,
-                ),
-                ready,
-            )
-            if not self._stopping:  # asked to stop while the encoder was loading
-                await self._uvicorn.serve(sockets=[self._listener])
+        settings = self._settings
+        with contextlib.ExitStack() as stack:
+            listeners = [self._listener]
+            if settings.access.admin is not None:
+                listeners.append(stack.enter_context(self._listen_for_admin()))
+            async with open_services(settings, self._secrets) as services:
+                config = ReceiptConfig(create_app(services), settings.limits)
+                delay_s = settings.limits.drain_delay_s
+                self._uvicorn = _Uvicorn(config, services.drain, delay_s, ready)
+                if not self._stopping:  # asked to stop while the encoder was loading
+                    await self._uvicorn.serve(sockets=listeners)
+                    await self._uvicorn.say_goodbye()
 
     async def serve_until_signalled(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -84,15 +75,25 @@ class Server:
         """Begin to drain; asked a second time, give up on what is in flight."""
         self._stopping = True
         if self._uvicorn is not None:
-            self._uvicorn.force_exit = self._uvicorn.should_exit
-            self._uvicorn.should_exit = True
+            self._uvicorn.drain()
+
+    def _listen_for_admin(self) -> socket.socket:
+        admin = self._settings.access.admin
+        assert admin is not None
+        if admin.port == self._listener.getsockname()[1]:
+            raise SettingsError("access.admin.port must differ from the gateway's own port")
+        return _listen(admin.host, admin.port, "choose another access.admin.port")
 
 
 class _Uvicorn(uvicorn.Server):
     """uvicorn without its signal handling, which ends the process before services are closed."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, delay_s: float, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._drain = drain
+        self._delay_s = delay_s
         self._ready = ready
 
     @contextlib.contextmanager
@@ -104,3 +105,35 @@ class _Uvicorn(uvicorn.Server):
         """Start, then say so."""
         await super().startup(sockets)
         self._ready()
+
+    def drain(self) -> None:
+        """Not ready from now on; the listeners close when balancers had time to notice."""
+        self._drain.begin()
+        self.force_exit = self._drain.given_up
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, ten times a second, whether it is time to go."""
+        self.should_exit = self._drain.is_over(self._delay_s)
+        return await super().on_tick(counter)
+
+    async def say_goodbye(self) -> None:
+        """Cut what is still in flight, and let it say so to its client."""
+        if tasks := set(self.server_state.tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=GOODBYE_S)
+
+
+def _listen(host: str, port: int, cure: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)  # only now does a second gateway find the port taken
+    except OSError as exc:
+        listener.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise SettingsError(f"{host}:{port} is in use: {cure}") from exc
+        raise SettingsError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    return listener

@@ -4,325 +4,470 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from app import sse, translate
-from app.errors import Abstained, NoAnswerError, UpstreamError
-from app.evaluator import Evaluator, Ratings
-from app.outcome import Outcome, routing_headers
+from app import equality, sse, voting
+from app.ballot import Ballot
+from app.certificates import Certificate
+from app.equality import AnswerReader
+from app.errors import Abstained, Forbidden, NoAnswerError, UpstreamError
+from app.evaluator import Evaluator
+from app.fleet.fleet import Fleet, Reply
+from app.outcome import Answer, Outcome, routing_headers
+from app.payload import candidate_payload
 from app.pump import Pump
-from app.reasons import CANDIDATE_FAILED, Reason
-from app.routing import Routed, RoutingService
-from app.schemas import RacerOptions
+from app.reasons import Reason
+from app.routing import Ask, Routed, RoutingService
+from app.sessions import Sessions
 from app.settings import Settings
-from app.translate import Query
-from app.upstream import Reply, Upstream, finishes
+from app.surfaces import reading
+from app.surfaces.base import Surface
+from app.telemetry import Telemetry
+from app.tracing import Tracer
+from app.voting import Collected
+from app.watching.decisions import ChosenBy
+from app.watching.watcher import Watcher
+from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import aggregate
-from racer_core.types import Aggregate, CandidateAnswer
+from racer_core.types import Aggregate
 
-log = logging.getLogger(__name__)
-
-REFUSAL = (
+REFUSAL: Final = (
     "No model of the pool is likely to answer this correctly, so none was asked. "
     "Rephrase the question, or ask for a smaller risk."
 )
-FIRST_BYTE_WAIT_S = 0.2  # a stream's headers wait so long, so that early failure keeps its status
+FIRST_BYTE_WAIT_S: Final = 0.2  # a stream's headers wait, so that early failure keeps its status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Request(Ask):
     """One request, translated."""
 
-    query: Query
-    options: RacerOptions
+    surface: Surface
     fields: Mapping[str, Any]  # what candidates are sent
-    include_usage: bool = False  # the client wants a usage chunk at the end of a stream
+    leader: bool = False  # stream the best candidate at once
+    session: str | None = None  # keeps its set for a time
+    spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """One candidate asked by its name, without routing."""
+
+    name: str
+    surface: Surface
+    fields: Mapping[str, Any]
+    timeout_s: float | None = None
+    spend: Callable[[int], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    """A request under way."""
+
+    request: Request
+    decision_id: str
+    routed: Routed
+    ballot: Ballot
+    started: float  # monotonic
+    deadline: float  # monotonic
+    shadow_rate: float | None  # everyone is called, for a sample that is judged in full
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        return self.routed.decision.selected
 
 
 class ChatService:
-    """Answers chat requests."""
+    """Answers requests of every surface."""
 
     def __init__(
         self,
         settings: Settings,
         routing: RoutingService,
-        upstream: Upstream,
+        fleet: Fleet,
+        reader: AnswerReader,
+        watcher: Watcher,
         stacked: StackedVote | None,
+        telemetry: Telemetry,
+        tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
+        self._telemetry = telemetry
+        self._tracer = tracer
         self._stacked = stacked
         self._routing = routing
-        self._upstream = upstream
-        self._evaluator = Evaluator(settings, upstream)
+        self._fleet = fleet
+        self._reader = reader
+        self._watcher = watcher
+        self._evaluator = Evaluator(settings, fleet)
+        self._sessions = Sessions(settings.routing.session_ttl_s)
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
 
     async def check(self) -> None:
         """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
         await self._evaluator.check()
 
-    async def answer(self, ask: Ask) -> Outcome:
+    async def answer(self, request: Request) -> Outcome:
         """Route, call the set at once, merge what arrived.
 
         Raises:
             Abstained: Nobody was selected and ``on_abstain`` is ``error``.
             UpstreamError: No selected candidate answered.
         """
-        started = time.monotonic()
-        decision_id, routed = await self._route(ask)
-        if not routed.decision.selected:
-            return _refusal(decision_id, routed, started)
-        return await self._call_and_merge(ask, decision_id, routed, started)
+        turn = await self._turn(request)
+        return self._noted(turn, await self._answered(turn))
 
-    async def decide(self, query: Query, options: RacerOptions) -> Outcome:
+    async def decide(self, ask: Ask) -> Outcome:
         """Route only: no candidate is called."""
         started = time.monotonic()
-        routed = await self._routing.route(query, options)
-        return Outcome(
-            decision_id=_new_id(),
+        routed = (await self._routing.route(ask)).because(*self._watcher.stale)
+        outcome = Outcome(
+            decision_id=_new_id("chatcmpl-"),
             routed=routed,
             certificate=routed.certificate,
-            body={},
             overhead_ms=(time.monotonic() - started) * 1e3,
         )
+        return self._remembered(outcome, ask)
 
-    async def pinned(self, name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def pinned(self, asked: Named) -> dict[str, Any]:
         """Ask one candidate by name, without routing: there is no certificate."""
-        payload = translate.candidate_payload(fields, self._candidates[name])
-        reply = await self._upstream.ask(name, payload)
-        return {**reply.body, "model": name}
+        name, surface = asked.name, asked.surface
+        payload = candidate_payload(asked.fields, self._candidates[name], surface.path)
+        deadline = self._deadline(asked.timeout_s)
+        reply = await self._fleet.ask(name, surface, payload, deadline=deadline)
+        asked.spend(surface.usage(reply.body).get("total_tokens", 0))
+        return surface.named(reply.body, name)
 
-    async def pinned_stream(
-        self, name: str, fields: Mapping[str, Any], stream_options: Mapping[str, Any] | None
-    ) -> Pump:
+    async def embeddings(
+        self, name: str, fields: Mapping[str, Any], spend: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Have texts embedded by one candidate."""
+        sent = {**fields, "model": self._candidates[name].served_as}
+        answer = await self._fleet.forward(name, "embeddings", sent, deadline=self._deadline(None))
+        spend(reading.counts(answer.get("usage"), reading.CHAT_USAGE).get("total_tokens", 0))
+        return {**answer, "model": name}
+
+    async def pinned_stream(self, asked: Named) -> Pump:
         """Stream one candidate by name."""
-        options = {"stream_options": stream_options} if stream_options else {}
-        pump = Pump(self._pass_through(name, {**fields, **options}))
+        pump = Pump(self._pass_through(asked, self._deadline(asked.timeout_s)))
         await pump.started()
         return pump
 
-    async def stream(self, ask: Ask) -> tuple[Pump, dict[str, str]]:
+    async def stream(self, request: Request) -> tuple[Pump, dict[str, str]]:
         """Events and headers. One selected candidate streams live; several are merged first."""
-        started = time.monotonic()
-        decision_id, routed = await self._route(ask)
-        match routed.decision.selected:
+        turn = await self._turn(request)
+        if request.leader and len(turn.selected) > 1:
+            led = turn.routed.calling(turn.selected[:1], Reason.LEADER)
+            turn = replace(turn, routed=led)
+        match turn.selected:
             case ():
-                outcome = _refusal(decision_id, routed, started)
-                pump = Pump(_whole(outcome, ask))
-                headers = outcome.headers
-            case (only,):
-                pump = Pump(self._live(ask, only, decision_id, routed, started))
-                await pump.started()
-                headers = routing_headers(decision_id, routed, routed.certificate.header)
-                headers["x-racer-served-by"] = only
+                outcome = self._noted(turn, await self._answered(turn))
+                return Pump(_whole(outcome, request.surface)), outcome.headers
+            case (only,) if turn.shadow_rate is None:
+                pump = Pump(self._live(turn, only))
+                try:
+                    await pump.started()
+                except UpstreamError as exc:
+                    return await self._instead(turn, only, exc)
+                headers = routing_headers(
+                    turn.decision_id, turn.routed, turn.routed.certificate.header
+                )
+                return pump, {**headers, "x-racer-served-by": only}
             case _:
-                pump = Pump(self._merged(ask, decision_id, routed, started))
-                await pump.started(FIRST_BYTE_WAIT_S)
-                headers = routing_headers(decision_id, routed, "pending")
-        return pump, headers
+                return await self._merged_pump(turn, None)
 
-    async def _route(self, ask: Ask) -> tuple[str, Routed]:
-        routed = await self._routing.route(ask.query, ask.options)
+    async def _instead(
+        self, turn: _Turn, failed: str, exc: UpstreamError
+    ) -> tuple[Pump, dict[str, str]]:
+        """What the surviving pool selects, where the only selected candidate failed at once."""
+        got = Collected(failures={failed: exc})
+        if not await self._instead_of(turn, got):
+            raise exc
+        return await self._merged_pump(turn, got)
+
+    async def _merged_pump(self, turn: _Turn, got: Collected | None) -> tuple[Pump, dict[str, str]]:
+        pump = Pump(self._merged(turn, got))
+        await pump.started(FIRST_BYTE_WAIT_S)
+        return pump, routing_headers(turn.decision_id, turn.routed, "pending")
+
+    async def _turn(self, request: Request) -> _Turn:
+        """Route a request, and apply what may override the threshold's set."""
+        started = time.monotonic()
+        routed = await self._routing.route(request)
+        decision_id = _new_id(request.surface.id_prefix)
+        kind = equality.kind_of(
+            self._settings.aggregation.equality, request.query.text, request.fields
+        )
+        routed = self._overridden(request, routed, kind)
+        self._trace(decision_id, routed, routed.certificate)
+        shadow = self._watcher.sampled(decision_id)
+        return _Turn(
+            request=request,
+            decision_id=decision_id,
+            routed=routed,
+            ballot=Ballot(
+                rule=self._settings.aggregation,
+                kind=kind,
+                surface=request.surface,
+                reader=self._reader,
+                stacked=self._stacked,
+                scores=routed.vote_scores,
+                members=routed.decision.selected,
+                everyone=shadow or request.options.explain,
+            ),
+            started=started,
+            deadline=self._deadline(request.options.timeout, started),
+            shadow_rate=self._settings.watching.shadow_rate if shadow else None,
+        )
+
+    def _overridden(self, request: Request, routed: Routed, kind: Equality) -> Routed:
+        """What is called in the end: the threshold's set, or something else and why."""
+        routed = routed.because(*self._watcher.stale)
+        if (observed := self._settings.routing.observe) is not None:
+            return self._observing(request, routed, observed)
         if routed.decision.abstained:
-            match ask.options.on_abstain or self._settings.routing.on_abstain:
+            match request.options.on_abstain or self._settings.routing.on_abstain:
                 case "error":
                     raise Abstained("the router abstained: no candidate is likely to be right")
                 case "strongest":
-                    routed = _strongest(routed)
+                    routed = routed.choosing(
+                        (routed.strongest,), ChosenBy.STRONGEST, Reason.ABSTAINED_STRONGEST
+                    )
                 case "refuse":
                     pass
-        return _new_id(), routed
+        if request.session is not None:
+            key = f"{request.caller.name} {request.session}"
+            kept = self._sessions.set_of(key, routed.decision.selected)
+            usable = tuple(name for name in kept if name in routed.certificate.pool)
+            if usable and set(usable) != set(routed.decision.selected):
+                routed = routed.choosing(usable, ChosenBy.OVERRIDDEN, Reason.PINNED)
+        open_ended = kind is Equality.SEMANTIC
+        only_top = self._settings.aggregation.open_ended == "top"
+        if open_ended and only_top and len(routed.decision.selected) > 1:
+            routed = routed.calling(routed.decision.selected[:1], Reason.NO_VOTE)
+        return routed
 
-    async def _call_and_merge(
-        self, ask: Ask, decision_id: str, routed: Routed, started: float
-    ) -> Outcome:
-        selected = routed.decision.selected
+    @staticmethod
+    def _observing(request: Request, routed: Routed, observed: str) -> Routed:
+        """One candidate, whatever was chosen."""
+        allowed = request.caller.candidates
+        if allowed is not None and observed not in allowed:
+            raise Forbidden(f"all requests go to {observed!r} now, which this key may not call")
+        return routed.calling((observed,), Reason.OBSERVED)
+
+    def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
+        most = self._settings.limits.deadline_s
+        begun = time.monotonic() if started is None else started
+        return begun + (most if timeout_s is None else min(timeout_s, most))
+
+    async def _answered(self, turn: _Turn, got: Collected | None = None) -> Outcome:
+        if not turn.selected:
+            return _refusal(turn)
         called = time.monotonic()
-        replies, failures = await self._call(selected, ask.fields)
+        got = await self._collected(turn, got)
         waited = time.monotonic() - called
-        if not replies:
-            raise _nobody_answered(failures)
-        texts = {reply.candidate: reply.text or "" for reply in replies}
-        ratings = await self._evaluator.rate(ask.query.text, texts, ask.options.group)
-        merged = self._merge(routed, texts, ratings)
-        certificate = routed.certificate.because(
-            *(f"{CANDIDATE_FAILED}:{name}" for name in failures)
+        if not got.replies:
+            raise _nobody_answered(got.failures)
+        with self._aggregating(len(got.replies)):
+            return await self._merge(turn, got, waited)
+
+    async def _collected(self, turn: _Turn, got: Collected | None) -> Collected:
+        """The set's answers; where one failed that could matter, those of the surviving pool's."""
+        names = turn.selected
+        if turn.shadow_rate is not None:
+            names = (*names, *(n for n in turn.routed.certificate.pool if n not in names))
+        if got is None:
+            got = await self._collect(turn, names, Collected())
+        failed = [name for name in got.failures if name in turn.selected]
+        if failed and not turn.ballot.settled(got):
+            got = await self._collect(turn, await self._instead_of(turn, got), got)
+        return got
+
+    async def _instead_of(self, turn: _Turn, got: Collected) -> list[str]:
+        """Whom the surviving pool's set adds, as far as the limit on calls goes."""
+        if self._settings.routing.observe is not None:  # no other traffic than without the router
+            return []
+        surviving = await self._routing.without(turn.routed, turn.request, got.failures)
+        known = {*got.replies, *got.failures}
+        left = max(0, self._settings.limits.fan_out - len(known))
+        return [name for name in surviving if name not in known][:left]
+
+    async def _collect(self, turn: _Turn, names: Sequence[str], got: Collected) -> Collected:
+        surface = turn.request.surface
+
+        async def call(name: str) -> Reply:
+            payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
+            return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
+
+        return await voting.collect(names, call=call, ballot=turn.ballot, into=got)
+
+    async def _merge(self, turn: _Turn, got: Collected, waited: float) -> Outcome:
+        request, surface, ballot = turn.request, turn.request.surface, turn.ballot
+        voters = _voters(turn, got)
+        medoids = await ballot.cluster(got, voters)
+        ratings = await self._evaluator.rate(
+            request.query.text,
+            {name: ballot.text(got.replies[name]) for name in voters},
+            turn.routed.group,
+            got.forms,
+            deadline=turn.deadline,
         )
-        winner = next(reply for reply in replies if reply.candidate == merged.winner)
-        usage = translate.summed_usage(replies)
-        usage |= {name: count + ratings.usage.get(name, 0) for name, count in usage.items()}
-        body = {**winner.body, "id": decision_id, "model": winner.candidate}
-        return Outcome(
-            decision_id=decision_id,
-            routed=routed,
-            certificate=certificate,
-            body=body if ask.options.usage == "winner" else {**body, "usage": usage},
-            replies=tuple(replies),
-            failures={name: exc.kind for name, exc in failures.items()},
+        merged = ballot.elect(got, voters, ratings, medoids)
+        outcome = Outcome(
+            decision_id=turn.decision_id,
+            routed=turn.routed,
+            certificate=turn.routed.certificate.because(*_failed(turn, got)),
+            answers=tuple(
+                Answer.of(got.replies[name], surface)
+                for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
+                if name in got.replies
+            ),
+            failures={name: exc.kind for name, exc in got.failures.items()},
+            cancelled=tuple(got.cancelled),
+            unasked=tuple(got.unasked),
             merged=merged,
             ratings=ratings,
-            overhead_ms=(time.monotonic() - started - waited - ratings.seconds) * 1e3,
+            overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
+            shadow_rate=turn.shadow_rate,
+            explain=request.options.explain,
         )
-
-    async def _call(
-        self, selected: Sequence[str], fields: Mapping[str, Any]
-    ) -> tuple[list[Reply], dict[str, UpstreamError]]:
-        """Call everyone at once; a failure is noted and does not fail the others."""
-        answers = await asyncio.gather(
-            *(
-                self._upstream.ask(
-                    name, translate.candidate_payload(fields, self._candidates[name])
-                )
-                for name in selected
-            ),
-            return_exceptions=True,
+        usage = None if request.options.usage == "winner" else outcome.usage
+        body = surface.stamped(
+            got.replies[merged.winner].body,
+            decision_id=turn.decision_id,
+            model=merged.winner,
+            usage=usage,
         )
-        replies: list[Reply] = []
-        failures: dict[str, UpstreamError] = {}
-        for name, answer in zip(selected, answers, strict=True):
-            if isinstance(answer, Reply):
-                replies.append(answer)
-            elif isinstance(answer, UpstreamError):
-                failures[name] = answer
-            elif isinstance(answer, Exception):  # ours, but no reason to fail the others
-                log.error("a call to %s failed unexpectedly", name, exc_info=answer)
-                failures[name] = UpstreamError(f"{name} could not be asked")
-            else:
-                raise answer
-        return replies, failures
+        return replace(outcome, body=body)
 
-    def _merge(self, routed: Routed, texts: Mapping[str, str], ratings: Ratings) -> Aggregate:
-        scores = dict(zip(routed.decision.selected, routed.decision.scores, strict=True))
-        rule = self._settings.aggregation
-        return aggregate(
-            [
-                CandidateAnswer(
-                    candidate=name, text=text, score=scores[name], weight=ratings.weights.get(name)
-                )
-                for name, text in texts.items()
-            ],
-            method=rule.method,
-            weight=rule.weight,
-            equality=rule.equality,
-            temperature=rule.temperature,
-            options=rule.options,
-            stacked=self._stacked,
+    async def _live(self, turn: _Turn, name: str) -> AsyncGenerator[bytes]:
+        """One candidate's events as they come; the ``racer`` object rides on the last one."""
+        surface = turn.request.surface
+        payload = surface.streamed(
+            candidate_payload(turn.request.fields, self._candidates[name], surface.path)
         )
-
-    async def _live(
-        self, ask: Ask, name: str, decision_id: str, routed: Routed, started: float
-    ) -> AsyncGenerator[bytes]:
-        """One candidate's chunks as they come; the ``racer`` object rides on the last one.
-
-        The finishing chunk waits for the token counts that servers send after it.
-        """
-        fields = {**ask.fields, "stream_options": {"include_usage": True}}
-        overhead_ms = (time.monotonic() - started) * 1e3
-        usage: dict[str, Any] | None = None
-        finish: dict[str, Any] | None = None
-        async with contextlib.aclosing(self._chunks(name, fields)) as chunks:
-            async for chunk in chunks:
-                chunk |= {"id": decision_id, "model": name}
-                usage = chunk.pop("usage", None) or usage
-                if not chunk["choices"]:
-                    continue  # the usage chunk: ours comes last, and only if it was asked for
-                if finish is not None:  # several choices finish one by one
-                    yield sse.event(finish)
-                finish = chunk if finishes(chunk) else None
-                if finish is None:
-                    yield sse.event(chunk)
-        if finish is None:
-            raise UpstreamError(f"{name} stopped in mid-answer", kind="upstream_disconnected")
-        seconds = time.monotonic() - started
+        overhead_ms = (time.monotonic() - turn.started) * 1e3
+        live = surface.live(decision_id=turn.decision_id, model=name)
+        async with (
+            self._fleet.stream(name, surface, payload, deadline=turn.deadline) as pieces,
+            contextlib.aclosing(pieces) as closing,
+        ):
+            async for piece in closing:
+                for event in live.feed(piece):
+                    yield event
         outcome = Outcome(
-            decision_id=decision_id,
-            routed=routed,
-            certificate=routed.certificate,
-            body={},
-            replies=(Reply(candidate=name, body={"usage": usage}, seconds=seconds),),
+            decision_id=turn.decision_id,
+            routed=turn.routed,
+            certificate=turn.routed.certificate,
+            answers=(
+                Answer(
+                    candidate=name,
+                    said=(),
+                    usage=live.usage,
+                    seconds=time.monotonic() - turn.started,
+                ),
+            ),
             merged=Aggregate(winner=name, text="", votes={}),
             overhead_ms=overhead_ms,
         )
-        if ask.include_usage:
-            yield sse.event(finish)
-            finish = {**finish, "choices": [], "usage": usage}
-        yield sse.event({**finish, "racer": outcome.as_json()})
-        yield sse.DONE
+        for event in live.close(self._noted(turn, outcome).as_json()):
+            yield event
 
-    async def _pass_through(self, name: str, fields: Mapping[str, Any]) -> AsyncGenerator[bytes]:
-        async with contextlib.aclosing(self._chunks(name, fields)) as chunks:
-            async for chunk in chunks:
-                yield sse.event({**chunk, "model": name})
-        yield sse.DONE
-
-    async def _chunks(self, name: str, fields: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
-        payload = translate.candidate_payload(fields, self._candidates[name]) | {"stream": True}
+    async def _pass_through(self, asked: Named, deadline: float) -> AsyncGenerator[bytes]:
+        name, surface = asked.name, asked.surface
+        payload = surface.streamed(
+            candidate_payload(asked.fields, self._candidates[name], surface.path)
+        )
+        tokens = 0
         async with (
-            self._upstream.stream(name, payload) as chunks,
-            contextlib.aclosing(chunks) as closing,
+            self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,
+            contextlib.aclosing(pieces) as closing,
         ):
-            async for chunk in closing:
-                yield chunk
+            async for piece in closing:
+                tokens = surface.usage(piece).get("total_tokens", tokens)
+                if surface.is_wanted(piece):
+                    yield surface.event(surface.named(piece, name))
+        asked.spend(tokens)
+        yield surface.end
 
-    async def _merged(
-        self, ask: Ask, decision_id: str, routed: Routed, started: float
-    ) -> AsyncGenerator[bytes]:
-        """Comments while the set answers, then the winner's answer as chunks."""
-        task = asyncio.create_task(self._call_and_merge(ask, decision_id, routed, started))
-        waiting = f"{len(routed.decision.selected)} candidates are answering"
+    async def _merged(self, turn: _Turn, got: Collected | None) -> AsyncGenerator[bytes]:
+        """Comments while the set answers, then the winner's answer as events."""
+        task = asyncio.create_task(self._answered(turn, got))
+        waiting = f"{len(turn.selected)} candidates are answering"
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._settings.limits.comment_every_s)
                 if not task.done():
                     yield sse.comment(waiting)
-            outcome = task.result()
+            outcome = self._noted(turn, task.result())
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async for event in _whole(outcome, ask):
+        async for event in _whole(outcome, turn.request.surface):
             yield event
 
+    def _noted(self, turn: _Turn, outcome: Outcome) -> Outcome:
+        """Remember the decision, and charge its tokens to the key."""
+        turn.request.spend(outcome.usage["total_tokens"])
+        return self._remembered(outcome, turn.request)
 
-async def _whole(outcome: Outcome, ask: Ask) -> AsyncGenerator[bytes]:
-    """A finished answer as a stream; the last chunk carries the ``racer`` object."""
-    *chunks, last = translate.completion_chunks(outcome.body)
-    if ask.include_usage:
-        chunks.append(last)
-        last = {**last, "choices": list[Any](), "usage": outcome.body.get("usage")}
-    for chunk in chunks:
-        yield sse.event(chunk)
-    yield sse.event({**last, "racer": outcome.as_json()})
-    yield sse.DONE
+    def _remembered(self, outcome: Outcome, ask: Ask) -> Outcome:
+        self._watcher.note(outcome.note(ask.caller.name))
+        self._telemetry.overhead_seconds.observe(outcome.overhead_ms / 1e3)
+        self._trace(outcome.decision_id, outcome.routed, outcome.certificate)
+        return outcome
+
+    def _trace(self, decision_id: str, routed: Routed, certificate: Certificate) -> None:
+        if self._tracer is not None:
+            self._tracer.decided(
+                decision_id=decision_id,
+                alpha=certificate.alpha,
+                selected=routed.decision.selected,
+                holds=certificate.holds,
+                reasons=certificate.reasons,
+            )
+
+    def _aggregating(self, answers: int) -> contextlib.AbstractContextManager[object]:
+        if self._tracer is None:
+            return contextlib.nullcontext()
+        return self._tracer.aggregate(answers)
 
 
-def _new_id() -> str:
-    return f"chatcmpl-{uuid.uuid4().hex}"
+async def _whole(outcome: Outcome, surface: Surface) -> AsyncGenerator[bytes]:
+    """A finished answer as a stream."""
+    for event in surface.whole_stream(outcome.body, outcome.as_json()):
+        yield event
 
 
-def _refusal(decision_id: str, routed: Routed, started: float) -> Outcome:
+def _voters(turn: _Turn, got: Collected) -> list[str]:
+    """Who votes: all who answered, but for those whom only a shadow sample called."""
+    if turn.shadow_rate is None:
+        return list(got.replies)
+    return [name for name in got.replies if name in turn.selected] or list(got.replies)
+
+
+def _failed(turn: _Turn, got: Collected) -> list[str]:
+    """A reason for every candidate of the set that gave nothing."""
+    failed = [name for name in got.failures if name in turn.selected]
+    reason = Reason.OUTVOTED_FAILED if turn.ballot.settled(got) else Reason.CANDIDATE_FAILED
+    return [reason.of(name) for name in failed]
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+def _refusal(turn: _Turn) -> Outcome:
     return Outcome(
-        decision_id=decision_id,
-        routed=routed,
-        certificate=routed.certificate,
-        body=translate.refusal_body(decision_id, int(time.time()), REFUSAL),
-        overhead_ms=(time.monotonic() - started) * 1e3,
-    )
-
-
-def _strongest(routed: Routed) -> Routed:
-    """Call the best candidate although the router abstained; the certificate says so."""
-    best = routed.strongest
-    return replace(
-        routed,
-        decision=replace(
-            routed.decision, selected=(best,), scores=(routed.pool_scores.get(best, 0.0),)
-        ),
-        certificate=routed.certificate.because(Reason.ABSTAINED_STRONGEST),
+        decision_id=turn.decision_id,
+        routed=turn.routed,
+        certificate=turn.routed.certificate,
+        body=turn.request.surface.refusal(turn.decision_id, REFUSAL),
+        overhead_ms=(time.monotonic() - turn.started) * 1e3,
     )
 
 
@@ -333,5 +478,5 @@ def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:
     lasting = all(exc.lasting for exc in failures.values())
     first = next(iter(failures.values()))
     if {exc.kind for exc in failures.values()} == {first.kind}:
-        return type(first)(message, kind=first.kind)
+        return first.of_all(message, failures.values())
     return NoAnswerError(message, lasting=lasting)

@@ -30,7 +30,7 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._begun = bytearray()  # a line of which the end has not come
         self._data: list[bytes] = []
         self._size = 0
         self._after_cr = False
@@ -40,28 +40,32 @@ class EventReader:
         """Return the events that this chunk completes.
 
         Raises:
-            InputError: An event is over 1 MiB, or not UTF-8.
+            InputError: An event is over 1 MiB as it is written, or not UTF-8.
         """
         if not chunk:
             return []
         if self._after_cr:  # an LF here is the other half of a line end that was already seen
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
-        *lines, self._buffer = (
-            (self._buffer + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        )
-        if self._size + len(self._buffer) > MAX_EVENT_BYTES:
-            raise InputError("an event is over 1 MiB")
-        return [data for line in lines if (data := self._line(line)) is not None]
+        first, *others = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._begun += first
+        lines: list[bytes] = []
+        if others:
+            lines = [bytes(self._begun), *others[:-1]]
+            self._begun = bytearray(others[-1])
+        events = [data for line in lines if (data := self._line(line)) is not None]
+        self._check(len(self._begun))
+        return events
 
     def _line(self, line: bytes) -> str | None:
+        self._check(len(line))
         if self._first:
             line, self._first = line.removeprefix(b"\xef\xbb\xbf"), False
         if line:
             field, _, value = line.partition(b":")
             if field == b"data":
                 self._data.append(value.removeprefix(b" "))
-                self._size += len(value)
+                self._size += len(line)
             return None
         if not self._data:
             return None
@@ -70,3 +74,8 @@ class EventReader:
             return data.decode("utf-8")
         except UnicodeDecodeError as exc:
             raise InputError("an event is not UTF-8") from exc
+
+    def _check(self, more: int) -> None:
+        """Alike for a line that is whole and for its beginning, however the stream is cut."""
+        if self._size + more > MAX_EVENT_BYTES:
+            raise InputError("an event is over 1 MiB")

@@ -1,4 +1,7 @@
-"""Calibrations on disk: SQLite by default, PostgreSQL by URL. Same code, SQLAlchemy.
+"""What is kept on disk: SQLite by default, PostgreSQL by URL. Same code, SQLAlchemy.
+
+Calibrations are read and written here; the tables of decisions, verdicts and watches stand here
+too, and ``app/watching/archive.py`` reads and writes them.
 
 One transaction per change, so that whatever moment the process dies at, the store opens with the
 old state or the new one. SQLite runs with ``journal_mode=DELETE, synchronous=FULL``: its WAL mode
@@ -10,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import sqlite3
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Self, cast
@@ -18,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import (
     ForeignKey,
+    Index,
     LargeBinary,
     String,
     create_engine,
@@ -28,7 +33,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from app.errors import Conflict, NotFound, SettingsError
+from app.errors import Conflict, NotFound, SettingsError, StoreBusy, StoreError, StoreFull
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import RacerError
@@ -59,6 +64,57 @@ class _ActiveRow(_Base):
     calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id"))
 
 
+class DecisionRow(_Base):
+    """One routed query. The columns are what is searched and counted; the rest is a document."""
+
+    __tablename__ = "decisions"
+    # What is counted over a million rows is counted in an index.
+    __table_args__ = (
+        Index("decisions_by_set", "calibration_id", "ordinary", "selected", "null_selected"),
+        Index("decisions_by_sample", "calibration_id", "shadow", "judged", "loss"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    calibration_id: Mapped[str] = mapped_column(String(64))
+    key: Mapped[str] = mapped_column(String(128))  # whose decision it is
+    selected: Mapped[str]  # the set in the order of the pool: JSON
+    null_selected: Mapped[bool]
+    ordinary: Mapped[bool]  # at the calibration's own alpha, score and pool: it counts for the risk
+    shadow: Mapped[bool]  # everyone was called
+    judged: Mapped[bool]  # a shadow decision with a verdict on everyone
+    loss: Mapped[float | None]  # of a judged one; None where it does not count
+    document: Mapped[str]
+    neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
+
+
+class VerdictRow(_Base):
+    """Whether one candidate's answer to a decision was right."""
+
+    __tablename__ = "verdicts"
+
+    decision_id: Mapped[str] = mapped_column(
+        ForeignKey("decisions.id", ondelete="CASCADE"), primary_key=True
+    )
+    candidate: Mapped[str] = mapped_column(String(256), primary_key=True)
+    correct: Mapped[bool]
+    counts: Mapped[bool]  # False: a data key's, not yet accepted
+    key: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[str] = mapped_column(String(32))
+
+
+class WatchRow(_Base):
+    """The state of the drift alarms of one calibration."""
+
+    __tablename__ = "watches"
+
+    calibration_id: Mapped[str] = mapped_column(
+        ForeignKey("calibrations.id", ondelete="CASCADE"), primary_key=True
+    )
+    since: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """A calibration as it is kept: everything needed to recompute any threshold."""
@@ -81,10 +137,6 @@ class Summary:
     artifact: str
     options: dict[str, Any]
     evidence: dict[str, Any]
-
-
-class StoreError(RacerError):
-    """The store cannot be read or written; what is in memory goes on serving."""
 
 
 class Store:
@@ -121,7 +173,7 @@ class Store:
             Conflict: ``expected_active_id`` is given and another one is active.
         """
         row = _to_row(record)
-        with self._transaction() as session:
+        with self.transaction() as session:
             session.add(row)
             session.flush()
             if activate:
@@ -137,7 +189,7 @@ class Store:
             Conflict: ``expected_active_id`` is given and another one is active, or the record was
                 made with another artifact than the one with this digest.
         """
-        with self._transaction() as session:
+        with self.transaction() as session:
             record = _to_record(_find(session, calibration_id))
             if record.artifact != artifact:
                 raise Conflict(
@@ -149,13 +201,24 @@ class Store:
 
     def active(self) -> Record | None:
         """The active record; None before the first activation."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             active = session.get(_ActiveRow, _SLOT)
             return _to_record(_find(session, active.calibration_id)) if active else None
 
+    def record(self, calibration_id: str) -> Record:
+        """One record with its rows. Raises :class:`NotFound`."""
+        with self.transaction() as session:
+            return _to_record(_find(session, calibration_id))
+
+    def ids(self, artifact: str) -> list[str]:
+        """The records that were made for an artifact and fleet with this digest."""
+        with self.transaction() as session:
+            made = _CalibrationRow.artifact == artifact
+            return list(session.scalars(select(_CalibrationRow.id).where(made)))
+
     def summaries(self) -> list[Summary]:
         """All records, newest first."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             active = session.get(_ActiveRow, _SLOT)
             newest_first = _CalibrationRow.created_at.desc(), _CalibrationRow.id
             columns = select(
@@ -171,16 +234,17 @@ class Store:
 
     def summary(self, calibration_id: str) -> Summary:
         """One record without its rows. Raises :class:`NotFound`."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             active = session.get(_ActiveRow, _SLOT)
             row = _find(session, calibration_id)
             return _summary(row, active.calibration_id if active else None)
 
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self._engine)
+    def transaction(self) -> Transaction:
+        """A session that is committed on success; for tables that others read and write."""
+        return Transaction(self._engine)
 
 
-class _Transaction:
+class Transaction:
     """``with`` a session: commits on success, rolls back and translates errors otherwise."""
 
     def __init__(self, engine: Any) -> None:
@@ -194,11 +258,24 @@ class _Transaction:
             if kind is None:
                 self._session.commit()
         except SQLAlchemyError as failure:
-            raise StoreError(f"the store cannot be written: {type(failure).__name__}") from failure
+            raise _fault(failure, "written") from failure
         finally:
             self._session.close()
         if isinstance(exc, SQLAlchemyError):
-            raise StoreError(f"the store cannot be used: {type(exc).__name__}") from exc
+            raise _fault(exc, "used") from exc
+
+
+def _fault(exc: SQLAlchemyError, what: str) -> StoreError:
+    """What went wrong, told apart where an operator would do something else about it."""
+    driver = getattr(exc, "orig", None)
+    code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or getattr(driver, "sqlstate", None)
+    match code:
+        case sqlite3.SQLITE_FULL | "53100":
+            return StoreFull("the disk of the store is full; make room and try again")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | "55P03":
+            return StoreBusy("the store is locked by somebody else; try again soon")
+        case _:
+            return StoreError(f"the store cannot be {what}: {type(exc).__name__}")
 
 
 def _activate(session: Session, calibration_id: str, expected: str | None) -> None:

@@ -15,6 +15,25 @@ class Telemetry:
         self.requests = Counter(
             "racer_requests", "Answered requests", ("route", "status"), registry=self.registry
         )
+        self.overhead_seconds = Histogram(
+            "racer_overhead_seconds",
+            "Time of a decision or an answer without the waiting for candidates",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.clients_left = Counter(
+            "racer_cancelled_requests",
+            "Requests whose client left before the end of the answer",
+            registry=self.registry,
+        )
+        self.loop_lag = Gauge(
+            "racer_event_loop_lag_seconds",
+            "The longest that the event loop was late lately",
+            registry=self.registry,
+        )
+        self.spans_dropped = Counter(
+            "racer_spans_dropped", "Spans that did not reach the collector", registry=self.registry
+        )
         self.set_size = Histogram(
             "racer_set_size",
             "Candidates selected per routed query",
@@ -40,6 +59,35 @@ class Telemetry:
             "Time a candidate took",
             ("candidate",),
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.candidate_up = Gauge(
+            "racer_candidate_up",
+            "1 while some replica of a candidate gets calls",
+            ("candidate",),
+            registry=self.registry,
+        )
+        self.replicas = Gauge(
+            "racer_candidate_replicas",
+            "Replicas by the state of their circuit",
+            ("candidate", "state"),
+            registry=self.registry,
+        )
+        self.buffered_bytes = Gauge(
+            "racer_buffered_bytes",
+            "Bytes of candidates' answers that are in memory",
+            registry=self.registry,
+        )
+        self.ejections = Counter(
+            "racer_candidate_ejections",
+            "Times that a replica was taken out after failures",
+            ("candidate",),
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "racer_candidate_retries",
+            "Calls that were made again",
+            ("candidate",),
             registry=self.registry,
         )
         self.router_seconds = Histogram(

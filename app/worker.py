@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from app.errors import NotReady, Overloaded
 from app.telemetry import Telemetry
@@ -94,19 +95,38 @@ class RoutingWorker:
             if item in self._waiting:  # its client left before its turn
                 self._waiting.remove(item)
 
-    def score_rows(self, texts: Sequence[str]) -> Scored:
+    def score_rows(
+        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+    ) -> Scored:
         """Score many rows from another thread, in slices between which live queries go first.
 
         Blocks the calling thread, which must not be the event loop's.
+
+        Args:
+            texts: Taken a slice at a time.
+            progress: Hears how many rows were scored, and of how many, before each slice; what it
+                raises ends the scoring.
         """
-        slices = [texts[i : i + _ROWS] for i in range(0, len(texts), _ROWS)]
-        parts = [self._thread.submit(self._racer.score, part).result() for part in slices]
-        near = [part.neighbours for part in parts if part.neighbours is not None]
-        return Scored(
-            np.concatenate([part.scores for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-            np.concatenate(near) if near else None,
-        )
+        count = len(texts)
+        whole: Scored | None = None
+        for start in range(0, count, _ROWS):
+            if progress is not None:
+                progress(start, count)
+            part = self._thread.submit(self._racer.score, texts[start : start + _ROWS]).result()
+            whole = whole or _room_for(part, count)
+            rows = slice(start, start + _ROWS)
+            whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
+            if whole.neighbours is not None and part.neighbours is not None:
+                whole.neighbours[rows] = part.neighbours
+        if whole is None:
+            raise ValueError("there are no rows to score")
+        return whole
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embeddings of texts, (B, D), each of length 1; on the encoder's thread."""
+        loop = asyncio.get_running_loop()
+        encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
+        return encoded.embeddings
 
     async def _run(self) -> None:
         while True:
@@ -147,6 +167,16 @@ class RoutingWorker:
     async def _on_thread(self, texts: Sequence[str]) -> Scored:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._racer.score, texts)
+
+
+def _room_for(part: Scored, count: int) -> Scored:
+    """What the scores of so many rows go into; filled slice by slice, it is never held twice."""
+    near = part.neighbours
+    return Scored(
+        np.empty((count, part.scores.shape[1])),
+        np.empty(count, bool),
+        None if near is None else np.empty((count, near.shape[1]), near.dtype),
+    )
 
 
 def _fail(items: Iterable[_Waiting], exc: Exception) -> None:

@@ -136,6 +136,7 @@ class CandidateAnswer:
 
     candidate: str
     text: str
+    form: str | None  # answers with equal forms agree; None: nothing can be read, so no vote
     score: float
     weight: float | None = None  # what an evaluator gave it, in [0, 1]; None: it gave nothing
 

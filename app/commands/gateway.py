@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from app import report
-from app.client import GatewayClient
-from app.console import ADMIN_KEY, FILE, JSON, KEY, URL, busy, out, print_json
+from app.client import GatewayClient, Progress
+from app.console import ADMIN_KEY, FILE, JSON, KEY, URL, err, out, print_json, progress_bars
 from racer_core.types import RiskTarget, Score
 
 
@@ -45,6 +51,11 @@ def route(
 @click.option("--allow-overlap", is_flag=True, help="Accept training rows; the guarantee is void.")
 @click.option("--activate/--no-activate", default=True, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Show the evidence, change nothing.")
+@click.option(
+    "--max-shift",
+    type=click.FloatRange(0, min_open=True),
+    help="Change nothing if mean set size or lambda_hat move by more than this share.",
+)
 @JSON
 def calibrate(
     rows: Path,
@@ -60,9 +71,10 @@ def calibrate(
     allow_overlap: bool,
     activate: bool,
     dry_run: bool,
+    max_shift: float | None,
     as_json: bool,
 ) -> None:
-    """Upload labelled ROWS to a running gateway."""
+    """Upload labelled ROWS to a running gateway; Ctrl-C cancels it and changes nothing."""
     options = {
         "alpha": alpha,
         "delta": delta,
@@ -74,8 +86,48 @@ def calibrate(
         "allow_overlap": allow_overlap,
         "activate": activate,
         "dry_run": dry_run,
+        "max_shift": max_shift,
     }
-    with busy("calibrating", as_json), GatewayClient(url, key) as client:
-        result = client.calibrate(rows, options)
-    shown = {name: result[name] for name in ("id", "active")} | result["evidence"]
-    print_json(result) if as_json else out.print(report.fields(shown))
+    quiet = as_json or not err.is_terminal  # a log has no use for a bar that moves
+    with progress_bars(quiet) as show, GatewayClient(url, key) as client:
+        show("uploading", 0, 1)
+        result = client.calibrate(rows, options, partial(_show_phase, show))
+    if as_json:
+        print_json(result)
+        return
+    evidence = dict(result["evidence"])
+    tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
+    out.print(report.fields({name: result[name] for name in ("id", "active")} | _flat(evidence)))
+    for name, lines in tables.items():
+        if lines:
+            out.print(_table(name, lines))
+
+
+def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
+    """A bar per phase; reading is counted in MiB, and what counts nothing is one step."""
+    if phase == "reading":
+        phase, done, total = "reading, MiB", done >> 20, total >> 20
+    show(phase, done, max(total, 1))
+
+
+def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Figures that all lines have, one line each."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in lines[0]:
+        table.add_column(name, justify="right")
+    for line in lines:
+        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
+        table.add_row(*map(Text, shown))
+    return table
+
+
+def _flat(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of a part under both names, so that each has a line."""
+    flat: dict[str, Any] = {}
+    for name, value in evidence.items():
+        if isinstance(value, dict):
+            parts = cast("dict[str, Any]", value)
+            flat |= {f"{name} {part}": parts[part] for part in parts}
+        else:
+            flat[name] = value
+    return flat

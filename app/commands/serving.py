@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     """Run the gateway."""
     import uvloop
 
-    from app import server
+    from app import logs, server
 
     given: dict[str, Any] = {"host": host, "port": port}
     given = {name: value for name, value in given.items() if value is not None}
     configured, secrets = settings.load(config, **given)
-    with server.bind(configured) as listener:
+    with server.bind(configured) as listener, logs.written(configured.telemetry.log, sys.stderr):
         uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
 
 

@@ -149,27 +149,40 @@ def train(
 @click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
 @JSON
 def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
-    """Choose score, alpha and vote on validation rows; show the change as a diff."""
+    """Choose score, alpha and vote on validation rows; show the change as a diff.
+
+    An evaluator in the configuration is asked about the rows' answers.
+    """
     from app import tuning
     from app.lifespan import open_racer
     from racer_core.offline import tune as search
 
-    configured, _ = settings.load(config)
+    configured, secrets = settings.load(config)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
     rows = read_rows(validation, configured.pool)
+    opened = open_racer(configured)
+    search.check_rows(opened, rows)
     with progress_bars(as_json) as progress:
+        rated = None
+        if configured.aggregation.raters:
+            rated = tuning.rate(configured, secrets, rows, progress)
         tuned = search.tune(
-            open_racer(configured),
+            opened,
             rows,
             equality=configured.aggregation.equality,
             risk_target=configured.routing.risk_target,
             prices=None if objective == "size" else configured.prices,
+            ratings=rated.ratings if rated else None,
             progress=progress,
         )
     change = tuning.change(config, tuned)
-    if configured.aggregation.raters:
-        err.print("racer: the evaluator's weights were not compared; the change removes them")
+    if rated and rated.failed:
+        err.print(
+            f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "
+            "count as the mean of the others given to the same set",
+            soft_wrap=True,
+        )
     if write:
         change.write()
     if as_json:

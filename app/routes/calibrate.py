@@ -1,28 +1,27 @@
-"""POST /calibrate and the history of calibrations. Admin."""
+"""POST /calibrate, its jobs, and the history of calibrations. Admin."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
+from fastapi.responses import StreamingResponse
 
-from app import wire
-from app.errors import UnsupportedBody
-from app.lifespan import OpenServices, Services
-from app.openapi import inline, json_body
-from app.schemas import ActivateRequest, CalibrateFields, CalibrateOptions
+from app import sse, wire
+from app.calibrating.jobs import Job
+from app.calibrating.spool import receive, spool_folder
+from app.lifespan import OpenServices
+from app.openapi import BODY, EVENTS, KEYED, content, errors, inline, json_body
+from app.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
 from racer_core import strict_json
-from racer_core.errors import InputError
-from racer_core.records.reader import check_rows, document_rows, parse_document, parse_rows
-from racer_core.types import LabelledRows
 
 router = APIRouter(tags=["calibration"])
 
-_ROWS_SCHEMA = {
+_ROWS_SCHEMA: Final = {
     "type": "object",
     "required": ["rows"],
     "properties": {
@@ -31,45 +30,118 @@ _ROWS_SCHEMA = {
         **inline(CalibrateOptions)["properties"],
     },
 }
-_FILE_SCHEMA = {
+_FILE_SCHEMA: Final = {
     "type": "object",
     "required": ["file"],
     "properties": {"file": {"type": "string", "format": "binary"}},
 }
+_BINARY_SCHEMA: Final = {"type": "string", "format": "binary"}
 
 
 @router.post(
     "/calibrate",
     summary="Recalibrate from labelled rows",
+    responses=errors(*KEYED, *BODY, 409, 507)
+    | {202: {"description": "A job; `location` says where to ask for it."}},
     openapi_extra={
+        "parameters": [
+            {"name": "wait", "in": "query", "schema": {"type": "boolean"}},
+        ],
         "requestBody": {
             "required": True,
             "content": {
                 "application/json": {"schema": _ROWS_SCHEMA},
                 "application/x-ndjson": {"schema": {"type": "string"}},
+                "text/csv": {"schema": {"type": "string"}},
+                "application/vnd.apache.parquet": {"schema": _BINARY_SCHEMA},
                 "multipart/form-data": {"schema": _FILE_SCHEMA},
             },
-        }
+        },
     },
 )
 @router.post("/v1/calibrate", include_in_schema=False)
 async def calibrate(request: Request, services: OpenServices) -> Response:
-    """Rows as JSON, NDJSON or a file; nothing changes unless every row is valid.
+    """Rows as JSON, NDJSON, CSV, parquet or a file; nothing changes unless every row is valid.
 
-    Options are fields of the JSON body, form fields, or query parameters.
+    Options are fields of the JSON body, form fields, or query parameters. Large uploads are
+    answered with a job.
     """
-    rows, options = await _read(request, services)
-    return wire.json_response(await services.calibrations.calibrate(rows, options))
+    settings, calibrations = services.settings, services.calibrations
+    given: dict[str, Any] = dict(request.query_params)
+    asked = {"wait": given.pop("wait")} if "wait" in given else {}
+    wait = wire.checked(CalibrateQuery, asked).wait
+    with calibrations.jobs.arriving():
+        folder = spool_folder(settings.store)
+        upload = await receive(request, settings.limits.upload_bytes, folder)
+    try:
+        job = calibrations.start(upload, given | upload.fields, request.state.caller.name)
+    except BaseException:
+        upload.close()
+        raise
+    if wait:
+        while not job.ended:
+            await job.changed()
+    elif wait is False or not await calibrations.jobs.answers_soon(job):
+        headers = {"location": f"/calibrations/jobs/{job.id}"}
+        return wire.json_response({"job": job.as_json()}, status=202, headers=headers)
+    return wire.json_response(job.outcome())
 
 
-@router.get("/calibrations", summary="All calibrations, newest first")
+@router.get(
+    "/calibrations/jobs",
+    summary="Calibrations under way and lately ended, newest first",
+    responses=errors(*KEYED),
+)
+async def list_jobs(services: OpenServices) -> Response:
+    """For whoever lost the answer that named a job."""
+    jobs = [job.as_json() for job in services.calibrations.jobs.all()]
+    return wire.json_response({"object": "list", "data": jobs})
+
+
+@router.get(
+    "/calibrations/jobs/{job_id}",
+    summary="How far a calibration is",
+    responses=errors(*KEYED, 404),
+)
+async def get_job(job_id: str, services: OpenServices) -> Response:
+    """Status, phase, and in the end the result or the error."""
+    return wire.json_response({"job": services.calibrations.jobs.get(job_id).as_json()})
+
+
+@router.get(
+    "/calibrations/jobs/{job_id}/events",
+    summary="The progress of a calibration, live",
+    response_class=Response,
+    responses=errors(*KEYED, 404) | content(EVENTS),
+)
+async def job_events(job_id: str, services: OpenServices) -> Response:
+    """Server-sent events, each the whole job; the stream ends with the job."""
+    job = services.calibrations.jobs.get(job_id)
+    events = _events(job, services.settings.limits.comment_every_s)
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+@router.delete(
+    "/calibrations/jobs/{job_id}",
+    summary="Cancel a calibration",
+    responses=errors(*KEYED, 404, 409),
+)
+async def cancel_job(job_id: str, services: OpenServices) -> Response:
+    """Nothing is changed by it then; 409 once it is too late."""
+    return wire.json_response({"job": (await services.calibrations.jobs.cancel(job_id)).as_json()})
+
+
+@router.get("/calibrations", summary="All calibrations, newest first", responses=errors(*KEYED))
 async def list_calibrations(services: OpenServices) -> Response:
     """History with evidence."""
     summaries = await asyncio.to_thread(services.store.summaries)
     return wire.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
 
 
-@router.get("/calibrations/{calibration_id}", summary="One calibration")
+@router.get(
+    "/calibrations/{calibration_id}", summary="One calibration", responses=errors(*KEYED, 404)
+)
 async def get_calibration(calibration_id: str, services: OpenServices) -> Response:
     """Options and evidence."""
     return wire.json_response(
@@ -80,6 +152,7 @@ async def get_calibration(calibration_id: str, services: OpenServices) -> Respon
 @router.post(
     "/calibrations/{calibration_id}/activate",
     summary="Make a calibration the active one",
+    responses=errors(*KEYED, 404, 409, 413, 422, 507),
     openapi_extra=json_body(ActivateRequest, required=False),
 )
 async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
@@ -90,62 +163,10 @@ async def activate(calibration_id: str, request: Request, services: OpenServices
     return wire.json_response({"id": record.id, "active": True, "evidence": record.evidence})
 
 
-async def _read(request: Request, services: Services) -> tuple[LabelledRows, CalibrateOptions]:
-    limits = services.settings.limits
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    given: dict[str, Any] = dict(request.query_params)
-    pool = services.settings.pool
-    match kind:
-        case "application/json":
-            data = await wire.read_body(request, limits.upload_bytes)
-            return await asyncio.to_thread(_from_document, data, given, pool, limits.query_chars)
-        case "application/x-ndjson" | "application/jsonl" | "application/ndjson":
-            data, source = await wire.read_body(request, limits.upload_bytes), "rows.jsonl"
-        case "multipart/form-data":
-            data, source, fields = await _form(request, limits.upload_bytes)
-            given |= fields
-        case _:
-            raise UnsupportedBody(
-                "send application/json, application/x-ndjson or multipart/form-data"
-            )
-    options = wire.checked(CalibrateOptions, given)
-    rows = await asyncio.to_thread(
-        parse_rows,
-        data,
-        source,
-        pool,
-        max_query_chars=limits.query_chars,
-        max_bytes=limits.upload_bytes,
-    )
-    return rows, options
-
-
-def _from_document(
-    data: bytes, given: dict[str, Any], pool: tuple[str, ...], max_query_chars: int
-) -> tuple[LabelledRows, CalibrateOptions]:
-    document = parse_document(data)
-    numbered = list(document_rows(document))
-    said = {name: value for name, value in document.items() if name not in ("rows", "candidates")}
-    wire.checked(CalibrateFields, said)
-    options = wire.checked(CalibrateOptions, {**given, **said})
-    rows = check_rows(numbered, "rows", pool, max_query_chars=max_query_chars, unit="row")
-    return rows, options
-
-
-async def _form(request: Request, limit: int) -> tuple[bytes, str, dict[str, Any]]:
-    """The one file of a form, its name, and the other fields."""
-    parser = MultiPartParser(
-        request.headers, wire.body_stream(request, limit), max_files=1, max_fields=16
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as exc:
-        raise InputError(f"not a valid form: {exc.message}") from exc
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise InputError('the form needs a file in the field "file"', param="file")
-        fields = {name: value for name, value in form.items() if name != "file"}
-        return await file.read(), (file.filename or "rows.jsonl")[-80:], fields
-    finally:
-        await form.close()
+async def _events(job: Job, again_s: float) -> AsyncGenerator[bytes]:
+    while not job.ended:
+        yield sse.event({"job": job.as_json()})
+        with suppress(TimeoutError):  # said again, it keeps the connection alive
+            async with asyncio.timeout(again_s):
+                await job.changed()
+    yield sse.event({"job": job.as_json()})

@@ -7,18 +7,23 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from app import wire
 from app.lifespan import OpenServices
+from app.openapi import KEYED, content, errors
 
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", summary="The process answers")
+@router.get("/healthz", summary="The process answers", responses=errors(400, 500, 503))
 async def healthz() -> Response:
     """200 as long as the event loop turns."""
     return wire.json_response({"status": "ok"})
 
 
-@router.get("/readyz", summary="Queries can be routed")
+@router.get(
+    "/readyz",
+    summary="Queries can be routed",
+    responses=errors(400, 500) | {503: {"description": "Not yet, or no more; `reason` says why."}},
+)
 async def readyz(services: OpenServices) -> Response:
     """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do."""
     if services.active.ready:
@@ -28,7 +33,12 @@ async def readyz(services: OpenServices) -> Response:
     )
 
 
-@metrics_router.get("/metrics", summary="Prometheus metrics")
+@metrics_router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=Response,
+    responses=errors(*KEYED) | content("text/plain"),
+)
 async def metrics(services: OpenServices) -> Response:
     """Prometheus text format."""
     return Response(services.telemetry.render(), media_type=CONTENT_TYPE_LATEST)

@@ -3,46 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
 
-from app import translate, wire
+from app import payload, query, wire
+from app.bounds import check_fields
+from app.front.keys import caller_of
 from app.lifespan import OpenServices
-from app.openapi import json_body
-from app.schemas import Message, RacerOptions, RouteRequest
-from app.service import Ask
+from app.openapi import BODY, CALLS, KEYED, errors, json_body
+from app.routes.answering import note_answer, note_prompt, unless_left
+from app.routing import Ask
+from app.schemas import DecisionOptions, Message, RouteRequest
+from app.service import Request
+from app.surfaces.chat import Chat
 from racer_core.errors import InputError
 
 router = APIRouter(tags=["racer"])
 
-_OPTIONS = set(RacerOptions.model_fields)
+_OPTIONS = frozenset(DecisionOptions.model_fields)
+_OURS = frozenset(RouteRequest.model_fields) - {"messages"}
 
 
 @router.post(
     "/route",
     summary="Choose the set for a query",
+    responses=errors(*KEYED, *BODY, *CALLS),
     openapi_extra=json_body(RouteRequest),
 )
 @router.post("/v1/route", include_in_schema=False)
-async def route(request: Request, services: OpenServices) -> Response:
+async def route(request: HttpRequest, services: OpenServices) -> Response:
     """With `execute: true` also each candidate's answer, the votes and the aggregate."""
-    body, raw = await wire.read(request, RouteRequest, services.settings.limits.body_bytes)
-    messages = _messages(body)
-    options = body.racer or RacerOptions(**{name: getattr(body, name) for name in _OPTIONS})
-    fields = translate.passed_through(body, raw)
-    query = translate.to_query(
-        messages, fields, services.settings.candidates, services.settings.limits.query_chars
-    )
+    settings = services.settings
+    body, raw = await wire.read(request, RouteRequest, settings.limits.body_bytes)
+    fields = payload.passed_through(raw, _OURS)
+    check_fields(fields, settings.limits)
+    asked = query.of_messages(_messages(body), fields, settings)
+    options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
+    caller = caller_of(request)
+    note_prompt(request, services, lambda: asked)
     if not body.execute:
-        outcome = await services.chat.decide(query, options)
+        outcome = await services.chat.decide(Ask(query=asked, options=options, caller=caller))
         return wire.json_response(outcome.as_json(), headers=outcome.headers)
-    sent = fields if body.query is None else {**fields, "messages": _as_messages(body.query)}
-    outcome = await services.chat.answer(Ask(query=query, options=options, fields=sent))
-    answers = {reply.candidate: reply.text for reply in outcome.replies}
-    answer = outcome.body["choices"][0]["message"].get("content")
-    return wire.json_response(
-        {**outcome.as_json(), "answers": answers, "answer": answer}, headers=outcome.headers
+    surface = Chat(n=fields.get("n") or 1)
+    outcome = await unless_left(
+        request,
+        services.chat.answer(
+            Request(
+                query=asked,
+                options=options.model_copy(update={"explain": True}),
+                caller=caller,
+                surface=surface,
+                fields=fields if body.query is None else fields | _as_messages(body.query),
+                spend=request.state.quota.spend,
+            )
+        ),
     )
+    note_answer(request, services, surface, outcome.body)
+    answer = surface.choices(outcome.body)[0].text
+    told: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
+    return wire.json_response(told, headers=outcome.headers)
 
 
 def _messages(body: RouteRequest) -> Sequence[Message]:
@@ -51,5 +72,5 @@ def _messages(body: RouteRequest) -> Sequence[Message]:
     return body.messages or [Message(role="user", content=body.query)]
 
 
-def _as_messages(query: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": query}]
+def _as_messages(query: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": query}]}

@@ -29,7 +29,11 @@ class Listener(Frozen):
     """A second socket, on which alone the admin endpoints then answer."""
 
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)]
+    port: Annotated[int, Field(gt=0, le=65535)]  # by its port a request is told apart
+
+
+_Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
+_RESERVED = ("data", "admin", "local")  # the environment's two keys, and who needs none
 
 
 class Access(Frozen):
@@ -38,13 +42,17 @@ class Access(Frozen):
     keys: tuple[Key, ...] = ()
     data_key_env: str = "RACER_DATA_KEY"
     admin_key_env: str = "RACER_ADMIN_KEY"
-    hosts: tuple[str, ...] = ()  # names under which clients reach the gateway, beside its address
+    hosts: tuple[_Host, ...] = ()  # names under which clients reach the gateway, without port
     admin: Listener | None = None
     failures_per_minute: Annotated[int, Field(gt=0)] = 20  # wrong keys from one address
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _keys_are_told_apart(self) -> Self:
         names = [key.name for key in self.keys]
         if len(set(names)) != len(names):
             raise ValueError("two keys have the same name")
+        if taken := [name for name in names if name in _RESERVED]:
+            raise ValueError(f"keys: the name {taken[0]!r} is taken by the gateway itself")
+        if len({key.hash for key in self.keys}) != len(self.keys):
+            raise ValueError("keys: two keys have the same hash")
         return self

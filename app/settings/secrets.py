@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from pydantic import SecretStr
 
 from app.errors import SettingsError
+from app.front import hashing
 from app.settings.model import Settings
 
 MIN_KEY_CHARS = 16
+MIN_DIFFERENT_CHARS = 8  # hexadecimal keys of 16 characters have about 10
+# Printed in documentation, ours or somebody else's, so everybody knows them.
+_PUBLISHED = ("sk-1234", "changeme", "change-me", "your-api-key", "my-secret-key", "0123456789")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +30,25 @@ class Secrets:
 
 def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
     """Read the keys, refusing weak ones and a door left open."""
-    data_key = _key(environment, settings.access.data_key_env)
-    admin_key = _key(environment, settings.access.admin_key_env)
+    access = settings.access
+    data_key = _key(environment, access.data_key_env)
+    admin_key = _key(environment, access.admin_key_env)
     if data_key is not None and data_key == admin_key:
         raise SettingsError("the admin key must differ from the data key")
-    if data_key is None and not is_loopback(settings.host):
-        raise SettingsError(
-            f"host {settings.host} is reachable from outside, so a data key is required: "
-            f"set ${settings.access.data_key_env}, or bind to 127.0.0.1"
-        )
+    for variable, key in ((access.data_key_env, data_key), (access.admin_key_env, admin_key)):
+        if key is not None and (name := _name_of(key, settings)) is not None:
+            raise SettingsError(
+                f"${variable} holds the key that access.keys has as {name!r}: make another one "
+                "with `racer key new`, so that each stands for one caller"
+            )
+    if data_key is None and not any(key.role == "data" for key in access.keys):
+        listeners = [settings.host] if access.admin is None else [settings.host, access.admin.host]
+        for host in listeners:
+            if not is_loopback(host):
+                raise SettingsError(
+                    f"host {host} is reachable from outside, so a data key is required: "
+                    f"set ${access.data_key_env}, or bind to 127.0.0.1"
+                )
     callees = {candidate.name: candidate for candidate in settings.candidates}
     wanted = {
         name: callee.api_key_env
@@ -57,12 +71,34 @@ def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:
             f"${variable} must be printable ASCII without spaces or line ends: no client could "
             "send it in a header"
         )
-    if len(value) < MIN_KEY_CHARS:
+    if (why := _weakness(value)) is not None:
         raise SettingsError(
-            f"${variable} has fewer than {MIN_KEY_CHARS} characters: take a random key, "
-            "for example `openssl rand -hex 24`"
+            f"${variable} {why}: take a random key, from `racer key new` or `openssl rand -hex 24`"
         )
     return SecretStr(value)
+
+
+def _weakness(key: str) -> str | None:
+    """Why a key could be guessed; None when it looks random."""
+    if len(key) < MIN_KEY_CHARS:
+        return f"has fewer than {MIN_KEY_CHARS} characters"
+    if len(key) > hashing.MAX_KEY_BYTES:
+        return f"has more than {hashing.MAX_KEY_BYTES} characters"
+    if any(example in key.lower() for example in _PUBLISHED):
+        return "is made from a published example"
+    if len(set(key)) < MIN_DIFFERENT_CHARS:
+        return f"has fewer than {MIN_DIFFERENT_CHARS} different characters"
+    if hashing.is_damaged(key):
+        return "was cut or mistyped, for its checksum does not fit"
+    return None
+
+
+def _name_of(key: SecretStr, settings: Settings) -> str | None:
+    presented = key.get_secret_value().encode()
+    for each in settings.access.keys:
+        if hashing.fits(presented, *hashing.parsed(each.hash)):
+            return each.name
+    return None
 
 
 def is_loopback(host: str) -> bool:

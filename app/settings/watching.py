@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from app.settings.base import Frozen
+from app.settings.base import Frozen, http_url
 
 
 class Watching(Frozen):
@@ -17,7 +18,21 @@ class Watching(Frozen):
     keep_rows: Annotated[int, Field(gt=0)] = 1_000_000
     feedback: Literal["admin", "all"] = "admin"  # whose verdicts count
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # decisions for which everyone is called
-    false_alarm: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of all drift alarms, ever
+    # Of all drift alarms of one calibration, ever; null watches nothing.
+    false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
+
+    @model_validator(mode="after")
+    def _shadow_decisions_are_kept(self) -> Self:
+        if self.shadow_rate > 0.0 and not self.decisions:
+            raise ValueError("shadow_rate needs `decisions: true`: nobody could judge them")
+        return self
+
+
+def _collector_url(url: str) -> str:
+    plain = http_url(url)
+    if "@" in urlsplit(plain).netloc:
+        raise ValueError("must hold no credentials: set $OTEL_EXPORTER_OTLP_HEADERS instead")
+    return plain
 
 
 class Telemetry(Frozen):
@@ -25,4 +40,5 @@ class Telemetry(Frozen):
 
     log: Literal["text", "json"] = "json"
     log_prompts: bool = False
-    otlp_endpoint: str | None = None  # traces go to an OpenTelemetry collector, over HTTP
+    # Traces go to an OpenTelemetry collector, over HTTP; /v1/traces is added.
+    otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None

@@ -1,1 +1,4 @@
-"""Merging the candidates' answers: ``answers`` says when two are equal, ``vote`` who wins."""
+"""Merging the candidates' answers.
+
+``answers`` and ``semantic`` say when two are equal, ``vote`` who wins, ``early`` when that is sure.
+"""

@@ -67,13 +67,16 @@ _CALLED = {
 
 def _math_equal(answer: str | None, reference: str) -> bool:
     gold = _parsed_reference(reference)
-    if answer is None:
-        return False
+    given = [] if answer is None else parsed_mathematics(answer)
+    return bool(given) and bool(_library().verify(gold, given, timeout_seconds=None))
+
+
+def parsed_mathematics(answer: str) -> list[Any]:
+    """What an answer states, as sympy's objects; empty when it states no mathematics."""
     tail = answer[-MAX_MATH_CHARS:]
     # A bare `x^2 + 1` is a whole answer; prose without formulas or numbers is none.
     bare = len(tail) <= MAX_BARE_CHARS and "\n" not in tail
-    given = _parsed(tail) or (_parsed(f"${tail.strip()}$") if bare else [])
-    return bool(given) and bool(_library().verify(gold, given, timeout_seconds=None))
+    return _parsed(tail) or (_parsed(f"${tail.strip()}$") if bare else [])
 
 
 def _parsed_reference(reference: str) -> list[Any]:

@@ -7,11 +7,10 @@ evaluator thinks of an answer comes in with it (``CandidateAnswer.weight``): not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
-from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.errors import InputError
 from racer_core.types import Aggregate, CandidateAnswer
@@ -46,10 +45,10 @@ def aggregate(
     *,
     method: Method = Method.MAJORITY,
     weight: Weight = Weight.ROUTER,
-    equality: Equality = Equality.EXACT,
     temperature: float = 1.0,
     options: int = OPTIONS,
     stacked: StackedVote | None = None,
+    preferred: Collection[str] = (),
 ) -> Aggregate:
     """Merge the answers that arrived.
 
@@ -57,17 +56,19 @@ def aggregate(
     counts :func:`log_odds`. Weights normalise over answers that can be read; the paper's sum also
     contains the null model, which has none. Ties go to the higher mean router score, then to the
     higher best score, then to the first name. Without any readable answer, the answer of the
-    candidate with the highest router score is returned, without votes.
+    candidate with the highest router score is returned, without votes. Answers agree where their
+    forms are equal; who computes them decides what that means (:class:`CandidateAnswer.form`).
 
     Args:
         answers: At most one of each candidate, in any order.
         method: How votes are counted.
         weight: The w of ``weighted``: the router score, or what the evaluator gave.
-        equality: When two answers are the same.
         temperature: T of ``weighted``, above 0; infinity is the majority.
         stacked: The fitted weights that ``stacked`` counts.
         options: How many answers the question can have, for ``log_odds``; at least as many as
             were given are taken.
+        preferred: Candidates that speak for their classes whatever their scores, as the medoids
+            of clusters do; a class without one is spoken for by its highest router score.
 
     Raises:
         InputError: No answers at all, a temperature that is not above 0, fewer than 2 options,
@@ -77,23 +78,53 @@ def aggregate(
         raise InputError("nothing to aggregate: no candidate answered")
     classes: dict[str, list[CandidateAnswer]] = {}
     for answer in answers:
-        form = normalise(equality, answer.text)
-        if form is not None:
-            classes.setdefault(form, []).append(answer)
+        if answer.form is not None:
+            classes.setdefault(answer.form, []).append(answer)
     readable = [each for group in classes.values() for each in group]
+    counts = counted(
+        readable,
+        method=method,
+        weight=weight,
+        temperature=temperature,
+        possible=max(options, len(classes)),
+        stacked=stacked,
+    )
+    return _elect(answers, classes, _votes(classes, readable, counts), preferred)
+
+
+def counted(
+    readable: Sequence[CandidateAnswer],
+    *,
+    method: Method,
+    weight: Weight,
+    temperature: float,
+    possible: int,
+    stacked: StackedVote | None,
+) -> list[float]:
+    """What each of these votes counts, whatever it is for.
+
+    Args:
+        readable: The answers that can be read; weights normalise over them.
+        method: How votes are counted.
+        weight: Of ``weighted``.
+        temperature: Of ``weighted``.
+        possible: C of ``log_odds``, at least 2.
+        stacked: Of ``stacked``.
+
+    Raises:
+        InputError: As :func:`aggregate`.
+    """
     match method:
         case Method.MAJORITY:
-            counts = [1.0] * len(readable)
+            return [1.0] * len(readable)
         case Method.WEIGHTED:
-            counts = softmax(_weights(readable, weight), temperature)
+            return softmax(_weights(readable, weight), temperature)
         case Method.LOG_ODDS:
-            possible = max(options, len(classes))
-            counts = [log_odds(each.score, possible) for each in readable]
+            return [log_odds(each.score, possible) for each in readable]
         case Method.STACKED:
             if stacked is None:
                 raise InputError("the stacked vote needs a model that was fitted on answers")
-            counts = [stacked.count(each.candidate, each.score) for each in readable]
-    return _elect(answers, classes, _votes(classes, readable, counts))
+            return [stacked.count(each.candidate, each.score) for each in readable]
 
 
 def _votes(
@@ -112,6 +143,7 @@ def _elect(
     answers: Sequence[CandidateAnswer],
     classes: Mapping[str, Sequence[CandidateAnswer]],
     votes: Mapping[str, float],
+    preferred: Collection[str],
 ) -> Aggregate:
     """The strongest class and its best text, whatever the votes were counted in."""
 
@@ -122,7 +154,8 @@ def _elect(
         return round(votes[form], _DECIMALS), round(mean, _DECIMALS), max(scores)
 
     ranked = sorted(classes, key=lambda form: _first(classes[form]).candidate)
-    winner = _first(classes[max(ranked, key=strength)] if classes else answers)
+    best = classes[max(ranked, key=strength)] if classes else answers
+    winner = _first([each for each in best if each.candidate in preferred] or best)
     return Aggregate(winner=winner.candidate, text=winner.text, votes=votes)
 
 

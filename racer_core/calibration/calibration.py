@@ -314,7 +314,8 @@ class Calibration:
         """
         if self.groups is None:
             return self, None
-        own = {group for group in self.groups if group is not None and self._feasible(group, alpha)}
+        named = {group for group in self.groups if group is not None}
+        own = {group for group in named if self._feasible(group, alpha)}
         if name in own:
             return self.group(name), name
         return self._take([i for i, group in enumerate(self.groups) if group not in own]), None

@@ -57,7 +57,7 @@ class Wager:
         self.rounds = 0
         self.log_unit = 0.0
         self.log_peak = 0.0
-        self.capital = [0.0] * bets
+        self.capital: list[float] = [0.0] * bets
 
     def settle(self, factors: Sequence[float]) -> None:
         """Release this round's money, let capital jump between bets, multiply each by its factor.

@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.answers import Equality, check_textual
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score, checked_alpha
 
@@ -72,6 +72,7 @@ class Protocol:
             raise InputError("at least one split is needed", param="splits")
         if not self.alphas or not self.scores or not self.risk_targets:
             raise InputError("at least one alpha, score and risk target is needed")
+        check_textual(self.equality)
 
     def of(self, benchmark: str) -> Shares:
         """The shares of one benchmark."""

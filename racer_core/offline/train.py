@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from racer_core import artifacts
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import answer_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
@@ -108,7 +108,8 @@ def train(
         candidates: Models and decoding parameters; None takes the rows' pool as it is.
         false_abstain_budget: Largest share of answerable validation rows that tau may refuse; None
             never refuses.
-        equality: When two answers are the same, for the stacked vote.
+        equality: When two answers are the same, for the stacked vote; kinds that a text alone
+            cannot tell fit none.
         progress: Hears of each stage.
 
     Raises:
@@ -182,12 +183,14 @@ def _stacked(
     salt: str,
     equality: Equality,
 ) -> StackedVote | None:
-    """The stacked vote; None where the rows have no answers.
+    """The stacked vote; None where the rows have no answers, or none that compare as texts.
 
     KNN and MLP are trained anew on each fold of the training rows. RouterDC is too dear for that,
     and somebody's own router has no training here: theirs is fitted on the validation rows, which
     they have not learned.
     """
+    if not is_textual(equality):
+        return None
     folds = choice.kind in CROSS_FITTED
     used = rows if folds else validation
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
-from racer_core.aggregation.vote import Method
+from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.errors import RowsError
+from racer_core.errors import InputError, RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, choose_score
@@ -32,17 +32,32 @@ MIN_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRatings:
+    """What an evaluator thinks of recorded answers."""
+
+    weight: Weight  # how it was asked: `verbal` or `p_true`
+    # In [0, 1], shape (n, K), columns in the order of the racer's pool; NaN where it gave none.
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One setting, measured on validation rows that did not set its threshold."""
 
     alpha: float
     score: Score  # the one with the least cost at this alpha
     rule: Method
+    weight: Weight | None  # of `weighted`
     temperature: float | None  # of `weighted`
     accuracy: float  # of the voted answer; an abstention is not right
     size: float
-    cost: float  # mean price of a query; the size where there are no prices
+    cost: float  # mean price of a query; the size where there are no prices; ratings are not in it
     proven: bool  # the majority, or better than it by two paired standard errors
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether an evaluator must be asked to vote like this."""
+        return self.weight not in (None, Weight.ROUTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +78,16 @@ def tune(
     risk_target: RiskTarget,
     prices: tuple[float, ...] | None = None,
     alphas: Sequence[float] = PAPER_ALPHAS,
+    ratings: AnswerRatings | None = None,
     progress: Progress = silent,
 ) -> Tuning:
     """Choose score, alpha and vote.
 
     At every level the score with the least cost. A vote other than the majority counts only where
     it beats the majority by two paired standard errors. Among what is left, and within one standard
-    error of the best accuracy, the cheapest setting is chosen. Levels for which half of the rows
-    are too few are left out.
+    error of the best accuracy, the cheapest setting is chosen; of equally cheap ones a vote that
+    asks no evaluator, whose calls no price tells. Levels for which half of the rows are too few are
+    left out.
 
     Args:
         racer: Loaded artifact.
@@ -79,7 +96,51 @@ def tune(
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
+        ratings: Of the rows' answers; None leaves votes weighed by an evaluator out.
         progress: Hears of each alpha.
+
+    Raises:
+        RowsError: As :func:`check_rows`, or too few rows for every alpha.
+        InputError: The ratings are not those of these rows.
+    """
+    check_rows(racer, rows)
+    scored = _scored(racer, rows)
+    patterns = racer.artifact.patterns
+    answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
+    votes = Votes(
+        pool=racer.pool,
+        labels=scored.labels,
+        scores=scored.scores,
+        same=agreement(answer_classes(answers, equality)),
+        stacked=None if _fitted_on(racer, scored) else racer.artifact.stacked,
+    )
+    schemes = tuple(_schemes(votes, ratings))
+    per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
+    trials: list[Trial] = []
+    for number, level in enumerate(alphas, 1):
+        score = choose_score(scored, patterns, alpha=level, risk_target=risk_target, prices=prices)
+        options = CalibrationOptions(
+            alpha=level,
+            score=score,
+            risk_target=risk_target,
+            null_threshold=racer.artifact.null_threshold,
+        )
+        sets = _cross_fitted(scored, options, patterns, prices)
+        if sets is not None:
+            trials += _trials(options, schemes, sets, per_call)
+        progress("alphas", number, len(alphas))
+    if not trials:
+        raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
+    usable = [trial for trial in trials if trial.proven]
+    best = max(trial.accuracy for trial in usable)
+    slack = math.sqrt(best * (1.0 - best) / len(rows))
+    good = [trial for trial in usable if trial.accuracy >= best - slack]
+    chosen = min(good, key=lambda trial: (trial.cost, trial.evaluated, -trial.accuracy))
+    return Tuning(trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
+
+
+def check_rows(racer: Racer, rows: LabelledRows) -> None:
+    """Refuse rows that nothing can be tuned on, before anything is spent on them.
 
     Raises:
         RowsError: Fewer than 100 answerable rows, rows without a query or answers, of another pool,
@@ -101,42 +162,11 @@ def tune(
             "validation rows",
             [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
         )
-    scored = _scored(racer, rows)
-    if known := sum(each in racer.artifact.training_fingerprints for each in scored.fingerprints):
+    trained = racer.artifact.training_fingerprints
+    if known := sum(racer.fingerprint(query) in trained for query in rows.queries):
         raise RowsError(
             "validation rows", [f"{known} of them trained the router: tune on rows of their own"]
         )
-    patterns = racer.artifact.patterns
-    answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
-    votes = Votes(
-        pool=racer.pool,
-        labels=scored.labels,
-        scores=scored.scores,
-        same=agreement(answer_classes(answers, equality)),
-        stacked=None if _fitted_on(racer, scored) else racer.artifact.stacked,
-    )
-    per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
-    trials: list[Trial] = []
-    for number, level in enumerate(alphas, 1):
-        score = choose_score(scored, patterns, alpha=level, risk_target=risk_target, prices=prices)
-        options = CalibrationOptions(
-            alpha=level,
-            score=score,
-            risk_target=risk_target,
-            null_threshold=racer.artifact.null_threshold,
-        )
-        sets = _cross_fitted(scored, options, patterns, prices)
-        if sets is not None:
-            trials += _trials(options, votes, sets, per_call)
-        progress("alphas", number, len(alphas))
-    if not trials:
-        raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
-    usable = [trial for trial in trials if trial.proven]
-    best = max(trial.accuracy for trial in usable)
-    slack = math.sqrt(best * (1.0 - best) / len(rows))
-    good = [trial for trial in usable if trial.accuracy >= best - slack]
-    chosen = min(good, key=lambda trial: (trial.cost, -trial.accuracy))
-    return Tuning(trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
 
 
 def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
@@ -184,24 +214,61 @@ def _cross_fitted(
     return selected
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scheme:
+    """One way to vote over the rows."""
+
+    rule: Method
+    votes: Votes
+    weight: Weight | None = None
+    temperature: float | None = None
+
+    def right(self, selected: BoolArray) -> BoolArray:
+        """Whether the voted answer of each row is right, shape (n,)."""
+        return self.votes.right(self.rule, selected, self.temperature or 1.0)
+
+
+def _schemes(votes: Votes, ratings: AnswerRatings | None) -> Iterator[_Scheme]:
+    for rule in votes.rules:
+        if rule is Method.WEIGHTED:
+            yield from _weighted(votes, Weight.ROUTER)
+        else:
+            yield _Scheme(rule=rule, votes=votes)
+    if ratings is None:
+        return
+    if ratings.values.shape != votes.scores.shape:
+        raise InputError(
+            f"ratings of shape {ratings.values.shape} for {votes.scores.shape} answers"
+        )
+    yield from _weighted(replace(votes, ratings=ratings.values), ratings.weight)
+
+
+def _weighted(votes: Votes, weight: Weight) -> Iterator[_Scheme]:
+    for temperature in TEMPERATURES:
+        yield _Scheme(rule=Method.WEIGHTED, votes=votes, weight=weight, temperature=temperature)
+
+
 def _trials(
-    options: CalibrationOptions, votes: Votes, selected: BoolArray, per_call: FloatArray
+    options: CalibrationOptions,
+    schemes: Sequence[_Scheme],
+    selected: BoolArray,
+    per_call: FloatArray,
 ) -> Iterator[Trial]:
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
-    majority = votes.right(Method.MAJORITY, selected, 1.0)
-    for rule in votes.rules:
-        for temperature in TEMPERATURES if rule is Method.WEIGHTED else (None,):
-            right = votes.right(rule, selected, temperature or 1.0)
-            lead = right.astype(np.float64) - majority
-            margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
-            yield Trial(
-                alpha=options.alpha,
-                score=options.score,
-                rule=rule,
-                temperature=temperature,
-                accuracy=float(right.mean()),
-                size=size,
-                cost=cost,
-                proven=rule is Method.MAJORITY or float(lead.mean()) > margin,
-            )
+    voted = [(scheme, scheme.right(selected)) for scheme in schemes]
+    majority = next(right for scheme, right in voted if scheme.rule is Method.MAJORITY)
+    for scheme, right in voted:
+        lead = right.astype(np.float64) - majority
+        margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
+        yield Trial(
+            alpha=options.alpha,
+            score=options.score,
+            rule=scheme.rule,
+            weight=scheme.weight,
+            temperature=scheme.temperature,
+            accuracy=float(right.mean()),
+            size=size,
+            cost=cost,
+            proven=scheme.rule is Method.MAJORITY or float(lead.mean()) > margin,
+        )

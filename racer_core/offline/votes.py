@@ -25,6 +25,8 @@ class Votes:
         scores: Router scores, shape (n, K).
         same: Who gave the same answer, shape (n, K, K).
         stacked: The fitted vote; None where training rows did not suffice.
+        ratings: What ``weighted`` counts instead of the router scores: an evaluator's ratings in
+            [0, 1], NaN where it gave none, shape (n, K).
     """
 
     pool: tuple[str, ...]
@@ -32,6 +34,7 @@ class Votes:
     scores: FloatArray
     same: FloatArray
     stacked: StackedVote | None
+    ratings: FloatArray | None = None
 
     @property
     def rules(self) -> tuple[Method, ...]:
@@ -43,7 +46,11 @@ class Votes:
     def at(self, rows: Rows) -> Votes:
         """Some of the rows."""
         return replace(
-            self, labels=self.labels[rows], scores=self.scores[rows], same=self.same[rows]
+            self,
+            labels=self.labels[rows],
+            scores=self.scores[rows],
+            same=self.same[rows],
+            ratings=None if self.ratings is None else self.ratings[rows],
         )
 
     def accuracy(self, rule: Method, selected: BoolArray, temperature: float) -> float:
@@ -79,8 +86,8 @@ class Votes:
                 return np.ones_like(self.scores)
             case Method.WEIGHTED:
                 # Of answers that can be read, as served: else the counts may be lost in rounding.
-                readable = np.einsum("naa->na", self.same) > 0.0
-                called = np.where(selected & readable, self.scores, -np.inf)
+                readable = selected & (np.einsum("naa->na", self.same) > 0.0)
+                called = np.where(readable, self._weights(readable), -np.inf)
                 top = called.max(axis=1, keepdims=True, initial=0.0)
                 return np.exp((called - top) / temperature)
             case Method.LOG_ODDS:
@@ -90,6 +97,19 @@ class Votes:
             case Method.STACKED:
                 assert self.stacked is not None
                 return self.stacked.counts(self.scores)
+
+    def _weights(self, readable: BoolArray) -> FloatArray:
+        """The w of ``weighted``, shape (n, K); a missing rating is the mean of its set's others.
+
+        Of the set's and not of the row's: when serving nobody else was rated.
+        """
+        if self.ratings is None:
+            return self.scores
+        missing = np.isnan(self.ratings)
+        known = readable & ~missing
+        total = np.where(known, self.ratings, 0.0).sum(axis=1, keepdims=True)
+        mean = total / np.maximum(known.sum(axis=1, keepdims=True), 1)
+        return np.where(missing, mean, self.ratings)
 
     def _distinct(self, selected: BoolArray) -> FloatArray:
         """How many different answers the sets give, shape (n,)."""

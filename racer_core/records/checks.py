@@ -2,13 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
 from racer_core.types import LabelledRow, LabelledRows, checked_pool
+
+MAX_CANDIDATES = 64
+_HOPELESS = 10_000  # problems after which nobody reads on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowLimits:
+    """What a file of rows may hold."""
+
+    query_chars: int = MAX_QUERY_CHARS
+    line_bytes: int | None = None  # of one row, as it is written
+    rows: int | None = None
+
+
+class CheckedRows:
+    """The valid rows of one file, one after the other; copies of a row are left out and counted.
+
+    Once a row is wrong no further one is given, and at the end all that are wrong are named.
+
+    Args:
+        numbered: What was parsed.
+        source: The file's name, for messages.
+        pool: The candidates that the rows must be about; None takes the pool that they name.
+        limits: How much is read.
+        unit: What the numbers count.
+
+    Raises:
+        RowsError: There is no row, or the header's pool is not the one that was asked for.
+    """
+
+    def __init__(
+        self,
+        numbered: Iterable[Numbered],
+        source: str,
+        pool: Sequence[str] | None,
+        *,
+        limits: RowLimits,
+        unit: str,
+    ) -> None:
+        self._source = source
+        self._limits = limits
+        self._unit = unit
+        self._lines = iter(numbered)
+        header = next(self._lines, None)
+        if header is not None and not _is_header(header[1]):
+            self._lines, header = chain([header], self._lines), None
+        first = next(self._lines, None)
+        if first is None:
+            raise RowsError(source, ["no rows"])
+        self._lines = chain([first], self._lines)
+        self._header = header is not None
+        self.duplicates = 0
+        self.pool = self._pool(pool, header, first[0])
+
+    def _pool(
+        self, pool: Sequence[str] | None, header: Numbered | None, first: Place
+    ) -> tuple[str, ...]:
+        try:
+            named = row_pool(cast("dict[str, Any]", header[1])) if header else None
+            if pool and named and set(named) != set(pool):
+                raise InputError(f"the header's candidates are not the pool {shown(pool)}")
+            names = checked_pool(pool) if pool else named or self._first_pool()
+            if len(names) > MAX_CANDIDATES:
+                raise InputError(f"{len(names)} candidates, over the limit of {MAX_CANDIDATES}")
+        except RowsError:
+            raise
+        except InputError as exc:
+            place = header[0] if header else first
+            raise RowsError(self._source, [f"{self._unit} {place}: {exc}"]) from exc
+        return names
+
+    def _first_pool(self) -> tuple[str, ...]:
+        """The pool of the first row that names one."""
+        read: list[Numbered] = []
+        for number, value in self._lines:
+            read.append((number, value))
+            if isinstance(value, dict) and (pool := row_pool(cast("dict[str, Any]", value))):
+                self._lines = chain(read, self._lines)
+                return pool
+        if unreadable := [self._told(at, row) for at, row in read if isinstance(row, InputError)]:
+            raise RowsError(self._source, unreadable)
+        raise InputError(
+            'the rows do not name their pool: give "correct" as a map of every candidate, '
+            'or "candidates" beside the list'
+        )
+
+    def __iter__(self) -> Iterator[LabelledRow]:
+        """The rows. Can be taken once.
+
+        Raises:
+            RowsError: Any row is wrong, two rows of one query disagree, or there are too many.
+        """
+        problems: list[str] = []
+        # By digest: the queries of a large file would take its size in memory once more.
+        seen: dict[bytes, tuple[Place, int]] = {}
+        bits = {name: 1 << i for i, name in enumerate(self.pool)}
+        for count, (number, value) in enumerate(self._lines, 1):
+            if self._limits.rows is not None and count > self._limits.rows:
+                raise RowsError(self._source, [f"more than {self._limits.rows:,} rows"])
+            try:
+                row = self._row(value)
+                labels = sum(bits[name] for name in row.correct)
+                place = (number, labels)
+                first = seen.setdefault(_digest(row.query), place) if row.query else place
+                if first[1] != labels:
+                    raise InputError(
+                        f"same query as {self._unit} {first[0]}, with different labels"
+                    )
+            except InputError as exc:
+                problems.append(self._told(number, exc))
+                if len(problems) == _HOPELESS:
+                    break
+            else:
+                if first is not place:
+                    self.duplicates += 1
+                elif not problems:
+                    yield row
+        if problems:
+            raise RowsError(self._source, problems)
+
+    def _row(self, value: object) -> LabelledRow:
+        if isinstance(value, InputError):
+            raise value
+        return parse_row(value, self.pool, self._limits.query_chars, header=self._header)
+
+    def _told(self, place: Place, problem: object) -> str:
+        return f"{self._unit} {place}: {problem}"
 
 
 def check_rows(
@@ -24,60 +154,14 @@ def check_rows(
     Raises:
         RowsError: Any row is wrong, two rows of one query disagree, or there is no row.
     """
-    lines = list(numbered)
-    header = lines.pop(0) if lines and _is_header(lines[0][1]) else None
-    if not lines:
-        raise RowsError(source, ["no rows"])
-    try:
-        named = row_pool(cast("dict[str, Any]", header[1])) if header else None
-        if pool and named and set(named) != set(pool):
-            raise InputError(f"the header's candidates are not the pool {shown(pool)}")
-        names = checked_pool(pool) if pool else named or _first_pool(lines)
-    except InputError as exc:
-        unreadable = [f"{unit} {line}: {row}" for line, row in lines if isinstance(row, InputError)]
-        place = (header or lines[0])[0]
-        raise RowsError(source, unreadable or [f"{unit} {place}: {exc}"]) from exc
-    rows, problems = _parse_all(lines, names, max_query_chars, unit, header=header is not None)
-    if problems:
-        raise RowsError(source, problems)
-    return LabelledRows(pool=names, rows=tuple(rows), duplicates=len(lines) - len(rows))
+    limits = RowLimits(query_chars=max_query_chars)
+    checked = CheckedRows(numbered, source, pool, limits=limits, unit=unit)
+    rows = tuple(checked)
+    return LabelledRows(pool=checked.pool, rows=rows, duplicates=checked.duplicates)
 
 
-def _parse_all(
-    lines: Sequence[Numbered],
-    pool: tuple[str, ...],
-    max_query_chars: int,
-    unit: str,
-    *,
-    header: bool,
-) -> tuple[list[LabelledRow], list[str]]:
-    rows: list[LabelledRow] = []
-    problems: list[str] = []
-    seen: dict[str, tuple[Place, frozenset[str]]] = {}
-    for number, value in lines:
-        try:
-            if isinstance(value, InputError):
-                raise value
-            row = parse_row(value, pool, max_query_chars, header=header)
-            first = seen.setdefault(row.query, (number, row.correct)) if row.query else None
-            if first and first[1] != row.correct:
-                raise InputError(f"same query as {unit} {first[0]}, with different labels")
-        except InputError as exc:
-            problems.append(f"{unit} {number}: {exc}")
-        else:
-            if first is None or first[0] == number:
-                rows.append(row)
-    return rows, problems
-
-
-def _first_pool(lines: Sequence[Numbered]) -> tuple[str, ...]:
-    for _, value in lines:
-        if isinstance(value, dict) and (pool := row_pool(cast("dict[str, Any]", value))):
-            return pool
-    raise InputError(
-        'the rows do not name their pool: give "correct" as a map of every candidate, '
-        'or "candidates" beside the list'
-    )
+def _digest(query: str) -> bytes:
+    return hashlib.blake2b(query.encode(), digest_size=16).digest()
 
 
 def _is_header(value: object) -> bool:

@@ -1,6 +1,7 @@
-"""Bytes to numbered objects: JSON lines, a JSON document, CSV and parquet, each also as gzip.
+"""Files to numbered objects: JSON lines, a JSON document, CSV and parquet.
 
-Knows file formats and nothing of what a row means.
+Knows file formats and nothing of what a row means. Reads as it goes: what is held at once is a
+line, a value of a document, or a batch of parquet rows.
 """
 
 from __future__ import annotations
@@ -8,19 +9,19 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import re
 import zlib
-from codecs import BOM_UTF8
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, cast
+from typing import Any, BinaryIO
 
-from racer_core import strict_json
 from racer_core.errors import InputError
+from racer_core.records.document import read_document, strict_value
+from racer_core.records.lines import binary_lines, check_text, text_lines
+from racer_core.records.parquet import read_parquet
 
 MAX_UNPACKED_BYTES = 2**30
+_MAX_COLUMNS = 1_000
 Place = int | str  # a line's number, or a name such as a task and a document in it
 Numbered = tuple[Place, object]  # where a row stands, and it or the InputError that reading raised
 
@@ -62,66 +63,32 @@ def _gunzip(data: bytes, max_bytes: int) -> bytes:
     return contents
 
 
-def _text(data: bytes) -> str:
-    data = data.removeprefix(BOM_UTF8)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        line = data.count(b"\n", 0, exc.start) + 1
-        raise InputError(f"line {line}: not UTF-8; save the file as UTF-8") from exc
-
-
-def json_objects(data: bytes, name: str) -> Iterator[Numbered]:
-    """The rows of a JSON document (``.json``), or of JSON lines."""
-    return document_rows(parse_document(data)) if name.endswith(".json") else json_lines(data)
+def json_objects(file: BinaryIO, name: str, max_line: int | None = None) -> Iterator[Numbered]:
+    """The rows of a JSON document (``.json``), or of JSON lines; none may be longer than asked."""
+    if name.endswith(".json"):
+        return read_document(file, max_line).rows
+    return read_lines(file, max_line)
 
 
 def json_lines(data: bytes) -> Iterator[Numbered]:
-    """One JSON value a line, blank lines left out."""
-    # Split at LF alone: str.splitlines() would cut inside strings that hold U+0085 or U+2028.
-    for number, line in enumerate(_text(data).split("\n"), 1):
-        if line.strip():
-            yield number, _attempt(line)
+    """As :func:`read_lines`, from memory and however long they are."""
+    return read_lines(io.BytesIO(data))
 
 
-def _attempt(line: str) -> object:
-    try:
-        return strict_json.loads(line)
-    except InputError as exc:
-        return exc
+def read_lines(file: BinaryIO, max_bytes: int | None = None) -> Iterator[Numbered]:
+    """One JSON value a line, blank lines left out.
 
-
-def parse_document(data: bytes) -> dict[str, Any]:
-    """Parse ``{"rows": [...], ...}``, or a bare list of rows.
+    Lines end at LF alone: a string may hold U+0085 or U+2028.
 
     Raises:
-        InputError: Not strict JSON; names the row where one is at fault.
+        InputError: The file is not UTF-8.
     """
-    text = _text(data)
-    try:
-        value = strict_json.loads(text)
-    except InputError as exc:
-        rows = _ROWS.search(text)
-        row = strict_json.first_bad_item(text, rows.end()) if rows else None
-        raise InputError(f"row {row}: {exc}" if row else str(exc), param="rows") from exc
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"rows": value}
-
-
-_ROWS = re.compile(r'\A\s*\[|"rows"\s*:\s*\[')
-
-
-def document_rows(document: Mapping[str, Any]) -> Iterator[Numbered]:
-    """The numbered rows of ``{"rows": [...]}``; ``candidates`` beside them is their header.
-
-    Raises:
-        InputError: No list of rows.
-    """
-    rows = document.get("rows")
-    if not isinstance(rows, list):
-        raise InputError('expected a list of rows, or an object with "rows"', param="rows")
-    if "candidates" in document:
-        yield 0, {"candidates": document["candidates"]}
-    yield from enumerate(cast("list[object]", rows), 1)
+    check_text(file)
+    for number, line in binary_lines(file, max_bytes):
+        if isinstance(line, InputError):
+            yield number, line
+        elif line.strip():
+            yield number, strict_value(line.decode("utf-8"))
 
 
 def is_table(name: str) -> bool:
@@ -129,19 +96,24 @@ def is_table(name: str) -> bool:
     return name.endswith((".csv", ".parquet"))
 
 
-def table(data: bytes, name: str) -> Table:
+def table(file: BinaryIO, name: str, max_line: int | None = None) -> Table:
     """The columns and rows of CSV or parquet.
 
     Raises:
-        InputError: Not such a file. CSV may raise it later too, at the line where it breaks.
+        InputError: Not such a file. It may be raised later too, at the row where the file breaks.
     """
-    return _parquet(data) if name.endswith(".parquet") else _csv(data)
+    if name.endswith(".parquet"):
+        return Table(*read_parquet(file))
+    return _csv(file, max_line)
 
 
-def _csv(data: bytes) -> Table:
-    reader = csv.reader(io.StringIO(_text(data), newline=""), strict=True)
+def _csv(file: BinaryIO, max_line: int | None) -> Table:
+    check_text(file)
+    reader = csv.reader(text_lines(file, max_line), strict=True)
     with _csv_errors(reader):
         header = tuple(next(reader, list[str]()))
+    if len(header) > _MAX_COLUMNS:
+        raise InputError(f"line 1: {len(header):,} columns, over the limit of {_MAX_COLUMNS:,}")
     return Table(columns=header, rows=_csv_rows(reader, header))
 
 
@@ -161,16 +133,3 @@ def _csv_errors(reader: Any) -> Generator[None]:
         yield
     except csv.Error as exc:
         raise InputError(f"line {reader.line_num}: not CSV ({exc})") from exc
-
-
-def _parquet(data: bytes) -> Table:
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as exc:
-        raise InputError("parquet needs pyarrow: pip install 'racer-gateway[parquet]'") from exc
-    try:
-        read = parquet.read_table(arrow.BufferReader(data))
-        rows: list[object] = read.to_pylist()
-    except (arrow.ArrowException, OSError, ValueError, OverflowError) as exc:
-        raise InputError("not a parquet file that can be read") from exc
-    return Table(columns=tuple(read.column_names), rows=iter(enumerate(rows, 1)))

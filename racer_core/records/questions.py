@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,8 @@ def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[
 def _objects(data: bytes, source: str) -> Iterable[Numbered]:
     data, name = formats.unpacked(data, source, formats.MAX_UNPACKED_BYTES)
     if not formats.is_table(name):
-        return formats.json_objects(data, name)
-    return _cells(formats.table(data, name))
+        return formats.json_objects(io.BytesIO(data), name)
+    return _cells(formats.table(io.BytesIO(data), name))
 
 
 def _cells(table: formats.Table) -> Iterator[Numbered]:

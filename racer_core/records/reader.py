@@ -5,24 +5,19 @@ All or nothing: either every row is valid, or :class:`RowsError` names the lines
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats, lm_eval, routerbench
-from racer_core.records.checks import check_rows
-from racer_core.records.formats import (
-    MAX_UNPACKED_BYTES,
-    Numbered,
-    Table,
-    document_rows,
-    parse_document,
-)
+from racer_core.records.checks import CheckedRows, RowLimits, check_rows
+from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, Table
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import LabelledRows
 
-__all__ = ["check_rows", "document_rows", "parse_document", "parse_rows", "read_rows"]
+__all__ = ["check_rows", "parse_rows", "read_rows", "stream_rows"]
 
 
 def read_rows(
@@ -74,7 +69,7 @@ def read_routerbench(
         data, name = formats.unpacked(data, path.name, MAX_UNPACKED_BYTES)
         if not formats.is_table(name):
             raise InputError("a RouterBench export is a .csv or a .parquet file")
-        table = formats.table(data, name)
+        table = formats.table(io.BytesIO(data), name)
         numbered = list(routerbench.labelled(table, threshold=threshold, tasks=tasks))
     except InputError as exc:
         raise RowsError(path.name, [str(exc)]) from exc
@@ -96,10 +91,35 @@ def parse_rows(
     Raises as :func:`read_rows`.
     """
     try:
-        numbered = list(_objects(data, source, max_bytes))
+        data, name = formats.unpacked(data, source, max_bytes)
+        limits = RowLimits(query_chars=max_query_chars)
+        checked = stream_rows(io.BytesIO(data), name, source, pool, limits)
+        rows = tuple(checked)
+    except RowsError:
+        raise
     except InputError as exc:
         raise RowsError(source, [str(exc)]) from exc
-    return check_rows(numbered, source, pool, max_query_chars=max_query_chars, unit=_unit(source))
+    return LabelledRows(pool=checked.pool, rows=rows, duplicates=checked.duplicates)
+
+
+def stream_rows(
+    file: BinaryIO, name: str, source: str, pool: Sequence[str] | None, limits: RowLimits
+) -> CheckedRows:
+    """The rows of a file as they are read, so that it need not fit into memory.
+
+    Args:
+        file: At its beginning, uncompressed.
+        name: In lower case; the format follows from its end.
+        source: What messages call the file.
+        pool: As for :func:`read_rows`.
+        limits: How much is read.
+
+    Raises:
+        RowsError: As :func:`read_rows`, here or while rows are taken.
+        InputError: Likewise, where the file itself cannot be read.
+    """
+    numbered = _objects(file, name, limits.line_bytes)
+    return CheckedRows(numbered, source, pool, limits=limits, unit=_unit(name))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -119,11 +139,10 @@ def _unit(source: str) -> str:
     return "row" if source.lower().endswith((".json", ".parquet")) else "line"
 
 
-def _objects(data: bytes, source: str, max_bytes: int) -> Iterator[Numbered]:
-    data, name = formats.unpacked(data, source, max_bytes)
+def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Numbered]:
     if not formats.is_table(name):
-        return formats.json_objects(data, name)
-    table = formats.table(data, name)
+        return formats.json_objects(file, name, max_line)
+    table = formats.table(file, name, max_line)
     if routerbench.is_export(table.columns):
         return routerbench.labelled(table)
     return _csv_rows(table) if name.endswith(".csv") else table.rows

@@ -70,6 +70,10 @@ def checked_query(text: object, max_chars: int) -> str:
         raise InputError(
             f"query has {len(text):,} characters, over the limit of {max_chars:,}", param="query"
         )
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InputError("query holds a lone surrogate, which is not text", param="query") from exc
     return text
 
 

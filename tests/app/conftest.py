@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,19 @@ def as_json(rows: LabelledRows) -> list[dict[str, Any]]:
 def user(text: str) -> list[Any]:
     """A conversation of one turn."""
     return [{"role": "user", "content": text}]
+
+
+SEEN_S = 1.0  # ten times the goal for an upstream to see that nobody waits any more
+
+
+def until(condition: Callable[[], bool], seconds: float = SEEN_S) -> bool:
+    """Whether it becomes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def decided(answer: dict[str, Any]) -> dict[str, Any]:
@@ -210,9 +224,12 @@ def configure(folder: Path, artifact: Path, upstream: str, **changes: Any) -> Pa
     }
     # `cover` would call one of two who are always right together; tests of votes need both.
     routing = {"score": "gap"} | changes.pop("routing", {})
+    # The same few queries over and over are a drift; tests of alarms turn them on.
+    watching = {"false_alarm": None} | changes.pop("watching", {})
     folder.mkdir(exist_ok=True)
     path = folder / "racer.yaml"
-    path.write_text(yaml.safe_dump(values | {"routing": routing} | changes), encoding="utf-8")
+    values |= {"routing": routing, "watching": watching} | changes
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return path
 
 

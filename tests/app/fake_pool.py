@@ -17,20 +17,11 @@ from typing import Any
 
 from aiohttp import web
 
+from .fake_shapes import SHAPES, Script, embeddings, usage_of
+
+__all__ = ["UPSTREAM_WORDS", "FakePool", "Rater", "Script", "proposed", "usage_of"]
+
 UPSTREAM_WORDS = "an upstream's own words"  # no client may ever read them in an error
-
-
-@dataclass
-class Script:
-    """How one candidate behaves."""
-
-    text: str = "42"
-    delay_s: float = 0.0
-    pause_s: float = 0.0  # between the chunks of a stream
-    fault: str | None = None
-    message: dict[str, Any] | None = None  # instead of a plain text
-    fields: dict[str, Any] = field(default_factory=dict)  # of the completion, over the usual ones
-    choices: list[dict[str, Any]] | None = None  # of a stream, a chunk each, instead of the text
 
 
 @dataclass
@@ -79,6 +70,7 @@ class FakePool:
     scripts: dict[str, Script] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)  # of the same requests
+    paths: list[str] = field(default_factory=list)  # of the same requests
     raters: dict[str, Rater] = field(default_factory=dict)
     rated: list[dict[str, Any]] = field(default_factory=list)  # every body asked of an evaluator
     cancelled: list[str] = field(default_factory=list)
@@ -100,7 +92,8 @@ class FakePool:
 
     def reset(self) -> None:
         """Forget scripts and requests."""
-        for each in (self.scripts, self.requests, self.headers, self.cancelled, self.trapped):
+        kept = (self.scripts, self.requests, self.headers, self.paths)
+        for each in (*kept, self.cancelled, self.trapped):
             each.clear()
         self.raters.clear()
         self.rated.clear()
@@ -125,7 +118,10 @@ class FakePool:
     async def _serve(self, ready: threading.Event) -> None:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._answer)
-        app.router.add_post("/v1/completions", self._rate)
+        app.router.add_post("/v1/completions", self._continue)
+        app.router.add_post("/v1/responses", self._answer)
+        app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_get("/v1/models", self._list)  # what a probe asks for
         app.router.add_route("*", "/{path:.*}", self._trap)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
@@ -146,6 +142,7 @@ class FakePool:
         body = await request.json()
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.requests.append(body)
+        self.paths.append(request.path)
         script = self.scripts.get(body["model"], Script())
         self.running.append(body["model"])
         self.peak = max(self.peak, len(self.running))
@@ -157,6 +154,22 @@ class FakePool:
             raise
         finally:
             self.running.remove(body["model"])
+
+    async def _continue(self, request: web.Request) -> web.StreamResponse:
+        """A prompt; one that shows an answer is a question to an evaluator."""
+        prompt = (await request.json())["prompt"]
+        asked_to_rate = isinstance(prompt, str) and "Proposed Answer: " in prompt
+        return await (self._rate if asked_to_rate else self._answer)(request)
+
+    async def _embed(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.requests.append(body)
+        self.paths.append(request.path)
+        return _json(json.dumps(embeddings(body)).encode())
+
+    async def _list(self, _: web.Request) -> web.Response:
+        return _json(b'{"object": "list", "data": []}')
 
     async def _rate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -183,6 +196,7 @@ class FakePool:
     async def _reply(
         self, request: web.Request, body: dict[str, Any], script: Script
     ) -> web.StreamResponse:
+        shape = SHAPES[request.path]
         match script.fault:
             case None:
                 pass
@@ -195,7 +209,7 @@ class FakePool:
             case "huge":
                 script = Script(text="4" * 1_000_000)
             case "gzip":
-                packed = gzip.compress(json.dumps(completion(body["model"], script)).encode())
+                packed = gzip.compress(json.dumps(shape.whole(body["model"], script)).encode())
                 return _json(packed, {"content-encoding": "gzip"})
             case "reset":
                 assert request.transport is not None
@@ -214,7 +228,7 @@ class FakePool:
                 return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=int(status))
         if body.get("stream"):
             return await self._stream(request, body, script)
-        return _json(json.dumps(completion(body["model"], script)).encode())
+        return _json(json.dumps(shape.whole(body["model"], script)).encode())
 
     async def _stream(
         self,
@@ -225,54 +239,23 @@ class FakePool:
         cut: bool = False,
         ending: bytes | None = None,
     ) -> web.StreamResponse:
-        """The text, a character a chunk; then the usual end, ``ending`` instead, or a cut."""
+        """The text, a character an event; then the usual end, ``ending`` instead, or a cut."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        whole = ending is None
-        for piece in [*script.text] if whole or ending not in _NOTHING_BEFORE else []:
-            await response.write(_event(_chunk(body["model"], {"content": piece})))
+        shape = SHAPES[request.path]
+        for said in [] if ending in _NOTHING_BEFORE else shape.spoken(body, script):
+            await response.write(said)
             await asyncio.sleep(script.pause_s)
         if cut:
             assert request.transport is not None
             request.transport.close()
             return response
-        if ending is not None:
-            await response.write(ending)
-            return response
-        for choice in script.choices or [{"index": 0, "delta": {}, "finish_reason": "stop"}]:
-            await response.write(_event(_chunk(body["model"], {}) | {"choices": [choice]}))
-        if (body.get("stream_options") or {}).get("include_usage"):
-            usage = _chunk(body["model"], {}) | {"choices": [], "usage": usage_of(script.text)}
-            await response.write(_event(usage))
-        await response.write(b"data: [DONE]\n\n")
+        for last in shape.ending(body, script) if ending is None else [ending]:
+            await response.write(last)
         return response
 
 
 _NOTHING_BEFORE = (_BROKEN_STREAMS["stream_odd_choice"], _BROKEN_STREAMS["stream_empty"])
-
-
-def usage_of(text: str) -> dict[str, int]:
-    """Ten prompt tokens, one completion token a character."""
-    return {
-        "prompt_tokens": 10,
-        "completion_tokens": len(text),
-        "total_tokens": 10 + len(text),
-    }
-
-
-def completion(model: str, script: Script) -> dict[str, Any]:
-    """A whole chat completion, with a field that no client of today knows."""
-    message = script.message or {"role": "assistant", "content": script.text}
-    usual = {
-        "id": "upstream-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": f"{model} at its server",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": usage_of(script.text),
-        "a_field_of_tomorrow": {"kept": True},
-    }
-    return usual | script.fields
 
 
 def proposed(body: dict[str, Any]) -> str:
@@ -310,17 +293,3 @@ def rating(body: dict[str, Any], rater: Rater) -> dict[str, Any]:
 
 def _json(data: bytes, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=data, content_type="application/json", headers=headers)
-
-
-def _chunk(model: str, delta: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": "upstream-1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": f"{model} at its server",
-        "choices": [{"index": 0, "delta": delta, "finish_reason": None}],
-    }
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"

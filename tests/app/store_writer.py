@@ -1,5 +1,6 @@
 """Forks writers of a store and kills each with ``kill -9``; run by ``test_kill``.
 
+What the writers do is what the gateway does with a record: evidence from its rows, one transaction.
 A process of its own, without threads: forking is safe and a writer starts in milliseconds.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from app.calibrating.evidence import evidence
 from app.store import Record, Store, now
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
@@ -22,20 +24,21 @@ ARTIFACT = "a" * 64
 
 
 def record(name: str) -> Record:
-    """Forty random rows."""
-    rng = np.random.default_rng(len(name))
+    """Forty random rows, others for every name, and the evidence of them."""
+    rng = np.random.default_rng(list(name.encode()))
+    calibration = Calibration(
+        pool=("a", "b", "c"),
+        fingerprints=tuple(rng.bytes(16) for _ in range(40)),
+        scores=rng.random((40, 3)),
+        labels=rng.random((40, 3)) < 0.6,
+        options=CalibrationOptions(),
+    )
     return Record(
         id=name,
         created_at=now(),
         artifact=ARTIFACT,
-        calibration=Calibration(
-            pool=("a", "b", "c"),
-            fingerprints=tuple(rng.bytes(16) for _ in range(40)),
-            scores=rng.random((40, 3)),
-            labels=rng.random((40, 3)) < 0.6,
-            options=CalibrationOptions(),
-        ),
-        evidence={},
+        calibration=calibration,
+        evidence=evidence(calibration),
     )
 
 
@@ -64,7 +67,7 @@ def round_of(url: str, number: int) -> list[list[str]]:
     os.close(pipe)
     with os.fdopen(read, "rb") as said:
         first = said.readline()
-        time.sleep(random.random() * 0.12)
+        time.sleep(random.random() * 0.25)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         lines = (first + said.read()).decode().split("\n")[:-1]

@@ -62,7 +62,7 @@ def test_the_configuration_says_how_answers_are_merged(serve: Serve, pool: FakeP
     pool.say("adder", "It is 1,007.0")
     pool.say("speller", "1007")
     pool.say("poet", "8")
-    answer = gateway.chat(ONE, {"alpha": EVERYONE})
+    answer = gateway.chat(ONE, {"alpha": EVERYONE, "explain": True})
     assert answer["choices"][0]["message"]["content"] == "It is 1,007.0"
     votes = answer["racer"]["votes"]
     assert set(votes) == {"1007", "8"}
@@ -82,7 +82,7 @@ def test_usage_is_the_sum_over_all_calls(gateway: Gateway, pool: FakePool) -> No
     """The tokens of every called candidate are added up, and listed by candidate."""
     pool.say("adder", "7")
     pool.say("speller", "seven")
-    answer = gateway.chat(TWO)
+    answer = gateway.chat(TWO, {"explain": True})
     assert answer["usage"] == {"prompt_tokens": 20, "completion_tokens": 6, "total_tokens": 26}
     assert answer["racer"]["usage"] == [
         {"candidate": "adder", **usage_of("7")},
@@ -103,11 +103,11 @@ def test_a_candidate_that_does_not_count_tokens_adds_none(gateway: Gateway, pool
     """Usage that is missing or odd is not a failure of the request."""
     pool.say("adder", "7", fields={"usage": None})
     pool.say("speller", "7", fields={"usage": {"total_tokens": -3, "prompt_tokens": "many"}})
-    answer = gateway.chat(TWO)
+    answer = gateway.chat(TWO, {"explain": True})
     assert answer["usage"]["total_tokens"] == 0
     assert answer["racer"]["usage_incomplete"] is True
     pool.reset()
-    assert gateway.chat(TWO)["racer"]["usage_incomplete"] is False
+    assert gateway.chat(TWO, {"explain": True})["racer"]["usage_incomplete"] is False
 
 
 def test_the_certificate_has_every_promised_field(gateway: Gateway) -> None:
@@ -137,7 +137,7 @@ def test_the_racer_object_tells_what_happened(gateway: Gateway, pool: FakePool) 
     """The set with its scores, who served, the votes, each call, and the gateway's own time."""
     pool.say("adder", "7")
     pool.say("speller", "7")
-    answer = gateway.chat(TWO)
+    answer = gateway.chat(TWO, {"explain": True})
     racer = answer["racer"]
     assert racer["decision_id"] == answer["id"]
     assert racer["selected"] == ["adder", "speller"]
@@ -250,10 +250,10 @@ def test_tools_reach_every_candidate_untouched(gateway: Gateway, pool: FakePool)
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     for name in POOL:
         pool.say(name, "", message={"role": "assistant", "content": None, "tool_calls": [call]})
-    answer = gateway.chat(ONE, tools=tools, tool_choice="auto")
+    answer = gateway.chat(ONE, {"explain": True}, tools=tools, tool_choice="auto")
     assert answer["choices"][0]["message"]["tool_calls"] == [call]
     assert [body["tools"] for body in pool.requests] == [tools] * 3
-    assert answer["model"] == "adder"  # no text to vote on: the best router score
+    assert answer["model"] == "adder"  # all agree: the best router score
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_another_kind_of_request_asks_the_whole_pool(
     gateway: Gateway, pool: FakePool, fields: dict[str, Any]
 ) -> None:
     """No labelled row was of that kind, so everyone is called and nothing is promised."""
-    answer = gateway.chat(ONE, **fields)
+    answer = gateway.chat(ONE, {"explain": True}, **fields)
     assert "unlabelled_request_kind" in reasons(answer)
     assert sorted(answer["racer"]["selected"]) == sorted(POOL)
     assert pool.asked() == sorted(POOL)

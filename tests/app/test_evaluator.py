@@ -20,8 +20,9 @@ from app import settings
 from app.confidence import prompt, quoted, read
 from app.errors import SettingsError, UpstreamError, UpstreamUnavailable
 from app.evaluator import Evaluator, Ratings
+from app.fleet.completions import Completion
+from app.fleet.fleet import Fleet
 from app.telemetry import Telemetry
-from app.upstream import Completion, Upstream
 from racer_core.aggregation.vote import Weight
 
 from .conftest import ENVIRONMENT, POOL, TWO, Command, Gateway, Serve, candidates, configure, user
@@ -312,7 +313,7 @@ FAULTS = {
     "401": "upstream_auth_error",
     "400": "upstream_rejected",
     "reset": "upstream_disconnected",
-    "not_http": "upstream_disconnected",
+    "not_http": "upstream_protocol_error",
     "html": "upstream_invalid_response",
     "not_openai": "upstream_invalid_response",
     "no_choices": "upstream_empty",
@@ -433,7 +434,7 @@ def test_other_rules_ask_no_evaluator(serve: Serve, pool: FakePool, rule: dict[s
     """The router's scores are there already."""
     gateway = serve(aggregation=rule)
     disagree(pool)
-    racer = gateway.chat(TWO, racer=EVERYONE)["racer"]
+    racer = gateway.chat(TWO, racer=EVERYONE | {"explain": True})["racer"]
     assert (racer["weights"], racer["evaluation"], pool.rated) == ({}, None, [])
     assert len(racer["votes"]) == 3
 
@@ -465,9 +466,8 @@ def evaluated(tmp_path: Path, artifact: Path, pool: FakePool) -> Evaluated:
         configured, secrets = settings.load(path, {})
 
         async def inside() -> Any:
-            upstream = Upstream(configured.candidates, secrets, configured.limits, Telemetry())
-            async with upstream:
-                return await action(Evaluator(configured, upstream))
+            async with Fleet(configured, secrets, Telemetry()) as fleet:
+                return await action(Evaluator(configured, fleet))
 
         return asyncio.run(inside())
 

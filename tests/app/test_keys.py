@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -12,6 +14,7 @@ from fastapi.routing import iter_route_contexts
 
 from app import main, settings
 from app.errors import SettingsError
+from app.front.doors import DOORS
 from app.lifespan import Services
 
 from .conftest import (
@@ -24,8 +27,10 @@ from .conftest import (
     as_json,
     configure,
     labelled,
+    running,
     user,
 )
+from .fake_collector import collector
 from .fake_pool import FakePool
 
 PUBLIC = {"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
@@ -35,6 +40,15 @@ ADMIN = {
     ("GET", "/calibrations"),
     ("GET", "/calibrations/{calibration_id}"),
     ("POST", "/calibrations/{calibration_id}/activate"),
+    ("GET", "/calibrations/jobs"),
+    ("GET", "/calibrations/jobs/{job_id}"),
+    ("GET", "/calibrations/jobs/{job_id}/events"),
+    ("DELETE", "/calibrations/jobs/{job_id}"),
+    ("POST", "/decisions/{decision_id}/verify"),
+    ("GET", "/drift"),
+    ("POST", "/drift/reset"),
+    ("POST", "/feedback/accept"),
+    ("GET", "/shadow/rows"),
 }
 WRONG_KEYS = [
     "Bearer wrong-key-of-the-tests",
@@ -69,17 +83,21 @@ def routes(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> tuple[Gateway, set[
     }
 
 
+def filled(path: str) -> str:
+    """A path with something in the place of each parameter."""
+    return re.sub(r"\{[^}]*\}", "adder", path)
+
+
 def test_every_route_but_the_public_ones_needs_a_key(
     routes: tuple[Gateway, set[tuple[str, str]]],
 ) -> None:
     """A route that is added without a key fails here, whatever it is."""
     gateway, found = routes
     assert found > ADMIN
-    assert len(found) > 14
+    assert {f"{method} {path}" for method, path in found} == set(DOORS)
     with gateway.http(None) as client:
         for method, path in sorted(found):
-            url = path.replace("{model_id:path}", "adder").replace("{model_id}", "adder")
-            status = client.request(method, url.replace("{calibration_id}", "x")).status_code
+            status = client.request(method, filled(path)).status_code
             if path in PUBLIC:
                 assert status in (200, 503), (method, path)  # /readyz: not calibrated
             else:
@@ -93,7 +111,7 @@ def test_admin_routes_refuse_the_data_key(routes: tuple[Gateway, set[tuple[str, 
         refused = {
             (method, path)
             for method, path in found
-            if client.request(method, path.replace("{calibration_id}", "x")).status_code == 403
+            if client.request(method, filled(path)).status_code == 403
         }
     assert refused == ADMIN
 
@@ -117,10 +135,21 @@ def test_no_spelling_of_a_path_gets_past_the_key(gateway: Gateway, path: str) ->
             assert client.get(path, headers=headers).status_code in (401, 403, 404, 307)
 
 
+@pytest.fixture(scope="module")
+def patient(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway that bears more wrong keys than these tests send."""
+    access = {"failures_per_minute": 1_000}
+    path = configure(tmp_path_factory.mktemp("patient"), artifact, _pool.url, access=access)
+    with running(path, ENVIRONMENT) as gateway:
+        yield gateway
+
+
 @pytest.mark.parametrize("header", WRONG_KEYS, ids=lambda header: header[:24])
-def test_a_wrong_key_is_unauthorized(gateway: Gateway, pool: FakePool, header: str) -> None:
+def test_a_wrong_key_is_unauthorized(patient: Gateway, pool: FakePool, header: str) -> None:
     """401 with the envelope and the scheme, on data and on admin routes; nobody is asked."""
-    with gateway.http(None) as client:
+    with patient.http(None) as client:
         for path in ("/v1/chat/completions", "/calibrate"):
             headers = {"authorization": header.encode("latin-1")}
             response = client.post(path, json={}, headers=headers)
@@ -159,11 +188,11 @@ def test_keys_are_compared_in_constant_time(
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("app.security.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("app.front.hashing.hmac.compare_digest", compare_digest)
     assert gateway.get("/v1/models", DATA_KEY).status_code == 200
     assert gateway.get("/v1/models", "x").status_code == 401
     assert {len(each) for pair in compared for each in pair} == {32}
-    assert len(compared) == 3  # data; data and admin
+    assert len(compared) == 4  # every known key each time, whichever one fits
 
 
 def test_admin_is_off_until_its_key_is_set(serve: Serve) -> None:
@@ -245,15 +274,16 @@ def test_keys_can_have_other_names(serve: Serve) -> None:
     assert gateway.get("/v1/models", DATA_KEY).status_code == 401
 
 
-def test_secrets_and_prompts_are_in_no_log_metric_or_error(
+def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
     serve: Serve, pool: FakePool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Canary keys and a canary prompt go through every kind of answer; nothing repeats them."""
     upstream_key, prompt = "the-adders-own-key", "CANARY-prompt-41"
     said: list[str] = []
     servers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "aiohttp", "app")]
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG), collector() as listening:
         gateway = serve(
+            telemetry={"otlp_endpoint": listening.url},
             candidates=[
                 {"name": n, "base_url": pool.url, "api_key_env": "KEY", "timeout_s": 0.3}
                 for n in ("adder", "speller", "poet")
@@ -275,6 +305,8 @@ def test_secrets_and_prompts_are_in_no_log_metric_or_error(
             said.append(gateway.get("/metrics").text)
             said.append(gateway.get("/readyz").text)
             said.append(gateway.get("/openapi.json").text)
+            listening.routes(20)
+            said += [body.decode("latin-1") for body in listening.bodies]
         finally:
             for each in servers:
                 each.removeHandler(caplog.handler)

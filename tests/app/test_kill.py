@@ -15,10 +15,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from app.calibrating.evidence import evidence
 from app.store import Store
 
 from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
 from .fake_pool import FakePool
+from .store_writer import record as written
 
 WRITER = Path(__file__).with_name("store_writer.py")
 
@@ -49,16 +51,19 @@ def kill_and_look(store: Path, kills: int) -> int:
         active = opened.active()
         assert active is not None
         assert kept[active.id].active
-        for name in kept:  # every one is whole: its digest fits its bytes
-            opened.activate(name, None, active.artifact)
+        for name, summary in kept.items():  # every one is whole: its digest fits its bytes
+            record = opened.activate(name, None, active.artifact)
+            assert record.evidence == summary.evidence == evidence(record.calibration)
+            assert (record.calibration.scores == written(name).calibration.scores).all()
         # The last acknowledged activation holds, unless a later, unacknowledged one got through.
         assert result["stale"] == 0
     return len(result["added"])
 
 
 def test_no_acknowledged_calibration_is_lost(tmp_path: Path) -> None:
-    """Twenty-five kills at random moments of adding and activating."""
-    assert kill_and_look(tmp_path / "racer.db", 25) > 12
+    """Twenty kills at random moments of adding and activating."""
+    assert kill_and_look(tmp_path / "racer.db", 20) > 10
+    assert [path.name for path in tmp_path.iterdir()] == ["racer.db"]
 
 
 @pytest.mark.slow
@@ -68,7 +73,10 @@ def test_no_acknowledged_calibration_is_lost_in_two_hundred_kills(tmp_path: Path
 
 
 def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """``racer serve`` is killed, started again, and decides with the same calibration at once."""
+    """``racer serve`` is killed, started again, and decides with the same calibration at once.
+
+    Of the calibration that was under way nothing is left, but that its job is not known any more.
+    """
     port = _free_port()
     config = configure(tmp_path, artifact, pool.url, port=port)
     url, headers = f"http://127.0.0.1:{port}", {"authorization": f"Bearer {ADMIN_KEY}"}
@@ -79,6 +87,9 @@ def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: Fa
             rows = {"rows": as_json(labelled(10_000, 60))}
             identity = client.post("/calibrate", json=rows, timeout=30).json()["id"]
             before = decided(client.post("/route", json={"query": ONE}).json())
+            more = {"rows": as_json(labelled(20_000, 5_000)), "alpha": 0.3}
+            files = {path.name for path in tmp_path.iterdir()}
+            job = client.post("/calibrate?wait=false", json=more, timeout=30).json()["job"]
         finally:
             process.kill()
             process.communicate()
@@ -87,6 +98,10 @@ def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: Fa
             _wait(client, process)
             assert client.get("/readyz").json() == {"status": "ready", "calibration": identity}
             assert decided(client.post("/route", json={"query": ONE}).json()) == before
+            assert len(client.get("/calibrations").json()["data"]) == 1
+            lost = client.get(f"/calibrations/jobs/{job['id']}")
+            assert (lost.status_code, lost.json()["error"]["code"]) == (404, "job_not_found")
+            assert {path.name for path in tmp_path.iterdir()} == files
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=30)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,8 +185,9 @@ def test_a_candidates_failure_is_never_a_wrong_answer(
     questions = save(tmp_path / "q.jsonl")
     code, printed, said = label(questions)
     assert (code, printed) == (1, "")
-    assert said.startswith("racer: 6 of 6 questions are not labelled (poet failed 6 times: ")
-    assert "upstream_error" in said
+    assert said.startswith("racer: 6 of 6 questions are not labelled (poet failed ")
+    assert "upstream_error" in said  # until it is taken out; then nobody asks it any more
+    assert sum(map(int, re.findall(r"poet failed (\d+) times", said))) == 6
     assert "run the same command again" in said
     assert lines(tmp_path / "rows.jsonl") == []
     pool.say("poet", "42")
@@ -605,10 +607,11 @@ def test_a_judges_failure_is_ungraded_and_verdicts_are_kept(
     questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
     code, _, said = by_judge(questions)
     assert (code, "grading failed once: upstream_error" in said) == (1, True)
+    before = len(judged(pool))
     pool.say("the-judge", "1")
     pool.fail("poet", "503")  # its answer is there already
     assert by_judge(questions)[0] == 0
-    assert len(judged(pool)) == 2
+    assert len(judged(pool)) - before == 1
 
 
 class _Judge(FakePool):

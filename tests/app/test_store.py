@@ -271,7 +271,7 @@ def test_two_first_activations_do_not_break_each_other(tmp_path: Path) -> None:
 
 def test_sqlite_is_as_safe_as_promised(store: Store) -> None:
     """DELETE journal, FULL sync and foreign keys, on every connection that is used."""
-    with store._transaction() as session:
+    with store.transaction() as session:
         connection = session.connection()
         read = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from app import sse
 from racer_core.errors import InputError
 
-from .conftest import NOBODY, ONE, TWO, Gateway, Serve, candidates, user
+from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
 from .fake_pool import UPSTREAM_WORDS, FakePool, usage_of
 
 
@@ -127,7 +127,7 @@ def test_a_set_of_several_streams_the_winner(gateway: Gateway, pool: FakePool) -
     """The vote is decided first; then the winner's answer, its name and the votes are streamed."""
     pool.say("adder", "The sum is 7")
     pool.say("speller", "the sum  is 7.")
-    chunks = streamed(gateway, TWO)
+    chunks = streamed(gateway, TWO, extra_body={"racer": {"explain": True}})
     assert text_of(chunks) == "The sum is 7"
     assert {chunk.model for chunk in chunks} == {"adder"}
     assert chunks[-1].racer["votes"] == {"the sum is 7": 2}
@@ -139,7 +139,12 @@ def test_a_set_of_several_sums_its_tokens(gateway: Gateway, pool: FakePool) -> N
     """The usage chunk counts every call."""
     pool.say("adder", "7")
     pool.say("speller", "seven")
-    *others, last = streamed(gateway, TWO, stream_options={"include_usage": True})
+    *others, last = streamed(
+        gateway,
+        TWO,
+        stream_options={"include_usage": True},
+        extra_body={"racer": {"explain": True}},
+    )
     assert (last.choices, last.usage.total_tokens) == ([], 26)
     assert len(last.racer["usage"]) == 2
     assert text_of(others) == "7"
@@ -163,8 +168,8 @@ def test_tool_calls_stream_with_their_index(gateway: Gateway, pool: FakePool) ->
 def test_comments_keep_a_waiting_stream_alive(serve: Serve, pool: FakePool) -> None:
     """While a slow set answers, lines arrive that clients ignore; headers say ``pending``."""
     gateway = serve(limits={"comment_every_s": 0.05})
-    pool.say("adder", "7")
-    pool.say("speller", "7", delay_s=0.8)
+    pool.say("adder", "7", delay_s=0.8)
+    pool.say("speller", "7")
     response, lines = raw(gateway, TWO)
     comments = [line for line in lines if line.startswith(":")]
     assert len(comments) >= 3
@@ -224,7 +229,7 @@ def test_a_broken_stream_ends_with_an_error_event(
     [
         (ONE, "500", 502),
         (TWO, "500", 502),
-        (ONE, "429", 502),
+        (ONE, "429", 429),
         (ONE, "html", 502),
         (ONE, "not_openai", 502),
         (ONE, "stream_odd_choice", 502),
@@ -237,18 +242,18 @@ def test_a_failure_before_the_first_byte_keeps_its_status(
     gateway: Gateway, pool: FakePool, text: str, fault: str, status: int
 ) -> None:
     """A stream that cannot begin is an ordinary error for the client, not a broken 200."""
-    for name in ("adder", "speller"):
+    for name in POOL:
         pool.fail(name, fault)
     with pytest.raises(openai.APIStatusError) as caught:
         streamed(gateway, text)
     assert caught.value.status_code == status
-    assert caught.value.type == "upstream_error"
+    assert caught.value.type == ("rate_limit_error" if status == 429 else "upstream_error")
 
 
 def test_a_late_failure_of_everyone_is_an_error_event(serve: Serve, pool: FakePool) -> None:
     """After the comments began, the status is gone: the stream ends with the error."""
     gateway = serve(candidates=candidates(pool.url, timeout_s=0.6), limits={"comment_every_s": 0.1})
-    for name in ("adder", "speller"):
+    for name in POOL:
         pool.fail(name, "hang")
     response, lines = raw(gateway, TWO)
     assert response.status_code == 200

@@ -12,7 +12,7 @@ import yaml
 from app import settings, tuning
 from app.errors import SettingsError
 from app.lifespan import open_racer
-from racer_core.aggregation.vote import Method
+from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.offline.tune import Trial, Tuning
@@ -23,13 +23,19 @@ from .conftest import POOL, Command, as_json, candidates, configure, labelled, n
 
 def suggested(**changes: Any) -> Tuning:
     """A search that chose the weighted vote at alpha 0.2."""
-    score = changes.pop("score", Score.COVER)
-    fields = {"alpha": 0.2, "score": score, "rule": Method.WEIGHTED, "temperature": 0.3, **changes}
+    fields: dict[str, Any] = {
+        "alpha": 0.2,
+        "score": Score.COVER,
+        "rule": Method.WEIGHTED,
+        "weight": Weight.ROUTER,
+        "temperature": 0.3,
+        **changes,
+    }
     chosen = Trial(**fields, accuracy=0.8, size=1.5, cost=1.5, proven=True)
     return Tuning(trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
 
 
-MAJORITY = {"alpha": 0.1, "rule": Method.MAJORITY, "temperature": None}
+MAJORITY = {"alpha": 0.1, "rule": Method.MAJORITY, "weight": None, "temperature": None}
 
 FILE = """\
 # Our gateway.
@@ -185,7 +191,7 @@ LAST = "routing: {alpha: 0.2, score: cover}\naggregation:\n  weight: router"
 
 @pytest.mark.parametrize("text", [EVALUATED, FLOW, LAST], ids=["blocks", "flow", "last line"])
 def test_evaluators_go_and_what_follows_them_stays(tmp_path: Path, text: str) -> None:
-    """The search compares none; left in, `weight` would contradict the vote that was chosen."""
+    """Another vote was chosen: left in, `weight` would contradict it."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
     after = tuning.change(path, suggested()).after
@@ -195,6 +201,19 @@ def test_evaluators_go_and_what_follows_them_stays(tmp_path: Path, text: str) ->
     }
     if text != LAST:
         assert "\n\n# What we promise.\nrouting: {alpha: 0.2, score: cover}\n" in after
+
+
+@pytest.mark.parametrize("weight", [Weight.VERBAL, Weight.P_TRUE])
+@pytest.mark.parametrize("text", [EVALUATED, FLOW], ids=["blocks", "flow"])
+def test_evaluators_stay_with_the_vote_that_asks_them(
+    tmp_path: Path, text: str, weight: Weight
+) -> None:
+    """Only temperature and weight are written anew, with every comment where it stood."""
+    path = tmp_path / "racer.yaml"
+    path.write_text(text, encoding="utf-8")
+    change = tuning.change(path, suggested(weight=weight, temperature=0.05))
+    wanted = text.replace("temperature: 0.3", "temperature: 0.05")
+    assert change.after == wanted.replace("weight: p_true", f"weight: {weight}")
 
 
 def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
@@ -209,7 +228,9 @@ def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
 def test_what_is_written_is_a_configuration(file: Path, rule: Method) -> None:
     """The gateway reads it, with the values that were chosen."""
     temperature = 0.05 if rule is Method.WEIGHTED else None
-    tuning.change(file, suggested(score=Score.PROB, rule=rule, temperature=temperature)).write()
+    weight = Weight.ROUTER if rule is Method.WEIGHTED else None
+    chosen = suggested(score=Score.PROB, rule=rule, weight=weight, temperature=temperature)
+    tuning.change(file, chosen).write()
     configured, _ = settings.load(file, {})
     assert (configured.routing.alpha, configured.routing.score) == (0.2, Score.PROB)
     assert configured.routing.on_abstain == "error"

@@ -28,22 +28,21 @@ from .fake_pool import UPSTREAM_WORDS, FakePool
 # Fault -> (status when everyone fails so, kind in `racer.calls`).
 FAULTS = {
     "500": (502, "upstream_error"),
-    "503": (502, "upstream_error"),
-    "429": (502, "upstream_rate_limited"),
+    "503": (503, "upstream_error"),
+    "429": (429, "upstream_rate_limited"),
     "401": (502, "upstream_auth_error"),
     "403": (502, "upstream_auth_error"),
-    "404": (502, "upstream_rejected"),
-    "400": (502, "upstream_rejected"),
+    "404": (404, "upstream_rejected"),
+    "400": (400, "upstream_rejected"),
     "hang": (504, "upstream_timeout"),
     "reset": (502, "upstream_disconnected"),
-    "not_http": (502, "upstream_disconnected"),
+    "not_http": (502, "upstream_protocol_error"),
     "html": (502, "upstream_invalid_response"),
     "not_openai": (502, "upstream_invalid_response"),
     "no_choices": (502, "upstream_empty"),
     "odd_choice": (502, "upstream_invalid_response"),
     "content_is_a_number": (502, "upstream_invalid_response"),
     "nan": (502, "upstream_invalid_response"),
-    "surrogate": (502, "upstream_invalid_response"),
     "twice": (502, "upstream_invalid_response"),
     "half": (502, "upstream_invalid_response"),
     "latin1": (502, "upstream_invalid_response"),
@@ -55,17 +54,29 @@ FAULTS = {
 }
 
 
+# Status -> type, where it is not the candidates' own fault.
+TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
+
+
 @pytest.fixture(scope="module")
 def strict(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
 ) -> Iterator[Gateway]:
-    """A gateway with a short deadline for candidates and a small limit for answers."""
+    """A gateway with a short deadline for candidates and a small limit for answers.
+
+    It asks each candidate once, and takes none out however often it fails.
+    """
     path = configure(
         tmp_path_factory.mktemp("strict"),
         artifact,
         _pool.url,
         candidates=candidates(_pool.url, timeout_s=0.5),
         limits={"answer_bytes": 500_000},
+        fleet={"attempts": 1, "failures": 1_000},
     )
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate(120)
@@ -101,11 +112,12 @@ def test_nobody_left_is_an_error_with_the_right_status(
     assert caught.value.status_code == FAULTS[fault][0]
     error = caught.value.response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "upstream_error"
+    assert error["type"] == TYPES.get(FAULTS[fault][0], "upstream_error")
     assert "adder" in error["message"]
     for words in (UPSTREAM_WORDS, "it works", "ESMTP", "127.0.0.1", ONE):
         assert words not in caught.value.response.text
-    assert pool.asked() == ["adder"]
+    # A reset connection may have been a stale one, so that nobody can tell whether it was heard.
+    assert pool.asked() in (["adder"], ["adder"] * (2 if fault == "reset" else 1))
     assert pool.trapped == []  # no redirect was followed
 
 
@@ -131,6 +143,7 @@ def test_different_faults_are_one_bad_gateway(strict: Gateway, pool: FakePool) -
     """A timeout and a 500 together are 502 and name both."""
     pool.fail("adder", "hang")
     pool.fail("speller", "500")
+    pool.fail("poet", "500")  # the surviving pool is asked before anybody gives up
     response = strict.ask(TWO)
     assert response.status_code == 502
     message = response.json()["error"]["message"]
@@ -142,23 +155,26 @@ def test_one_passing_fault_is_enough_to_try_again(strict: Gateway, pool: FakePoo
     """One candidate rejects for good, the other may come back."""
     pool.fail("adder", "400")
     pool.fail("speller", "500")
+    pool.fail("poet", "400")
     assert "retry-after" in strict.ask(TWO).headers
     pool.fail("speller", "401")
     assert strict.ask(TWO).headers["x-should-retry"] == "false"
 
 
 def test_a_port_that_nobody_listens_on(serve: Serve, pool: FakePool) -> None:
-    """A refused connection is unavailable, 503; the others still answer."""
+    """A refused connection is unavailable, 503; the others answer, and are asked from then on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
         nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
         gateway = serve(candidates=candidates(pool.url, adder={"base_url": nobody}))
-        alone, together = gateway.ask(ONE), gateway.chat(TWO)
+        together, alone = gateway.chat(TWO), gateway.ask(ONE, model="adder")
+        routed = gateway.chat(ONE)
     assert alone.status_code == 503
     assert alone.json()["error"]["code"] == "upstream_unavailable"
     assert "retry-after" in alone.headers
     assert together["model"] == "speller"
     assert {"candidate": "adder", "error": "upstream_unavailable"} in together["racer"]["calls"]
+    assert "adder" not in [each["candidate"] for each in routed["racer"]["calls"]]
 
 
 def test_a_host_that_has_no_address(serve: Serve, pool: FakePool) -> None:
@@ -231,7 +247,7 @@ def test_a_request_is_answered_after_every_fault(strict: Gateway, pool: FakePool
 
 def test_calls_are_counted_by_outcome(serve: Serve, pool: FakePool) -> None:
     """The metric tells who failed how, and nothing that a client chose."""
-    gateway = serve()
+    gateway = serve(fleet={"attempts": 1})
     pool.fail("adder", "429")
     gateway.ask(TWO)
     metrics = gateway.get("/metrics").text

@@ -5,14 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import agreement, answer_classes, winners
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import Method, aggregate
+from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.types import CandidateAnswer
 
 METHODS = (Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS)
+# Eighths tie and are exact; millionths are the grid that scores are rounded to.
+CHANCES = st.one_of(
+    st.integers(0, 8).map(lambda k: k / 8), st.integers(0, 10**6).map(lambda k: k / 10**6)
+)
 # Readable, of three forms, and not readable at all.
 TEXTS = ("A", "(a)", "the answer is B", "C.", "no idea", "")
 NAMES = ("m3", "m1", "m4", "m0", "m2")  # not in the order of the columns
@@ -22,11 +26,7 @@ NAMES = ("m3", "m1", "m4", "m0", "m2")  # not in the order of the columns
 def worlds(draw):
     """Up to four rows of up to five candidates: answers, sets, labels and scores full of ties."""
     columns, rows = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    # Eighths tie and are exact; millionths are the grid that scores are rounded to.
-    score = st.one_of(
-        st.integers(0, 8).map(lambda k: k / 8), st.integers(0, 10**6).map(lambda k: k / 10**6)
-    )
-    table = st.lists(st.lists(score, min_size=columns, max_size=columns), min_size=rows,
+    table = st.lists(st.lists(CHANCES, min_size=columns, max_size=columns), min_size=rows,
                      max_size=rows)  # fmt: skip
     flags = st.lists(st.lists(st.booleans(), min_size=columns, max_size=columns), min_size=rows,
                      max_size=rows)  # fmt: skip
@@ -35,7 +35,7 @@ def worlds(draw):
     return NAMES[:columns], draw(texts), draw(flags), draw(flags), draw(table)
 
 
-def votes_of(pool, texts, labels, scores, stacked=None):
+def votes_of(pool, texts, labels, scores, stacked=None, ratings=None):
     """The rows as votes."""
     return Votes(
         pool=pool,
@@ -43,6 +43,7 @@ def votes_of(pool, texts, labels, scores, stacked=None):
         scores=np.array(scores),
         same=agreement(answer_classes(texts, Equality.CHOICE)),
         stacked=stacked,
+        ratings=None if ratings is None else np.array(ratings, dtype=np.float64),
     )
 
 
@@ -56,24 +57,103 @@ def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
     found = votes_of(pool, texts, labels, scores).right(rule, np.array(sets), t)
     for row, inside in enumerate(sets):
         answers = [
-            CandidateAnswer(candidate=name, text=texts[row][m], score=scores[row][m])
+            CandidateAnswer(
+                candidate=name,
+                text=texts[row][m],
+                form=normalise(Equality.CHOICE, texts[row][m]),
+                score=scores[row][m],
+            )
             for m, name in enumerate(pool)
             if inside[m]
         ]
         right = False
         if answers:
-            merged = aggregate(answers, method=rule, equality=Equality.CHOICE, temperature=t)
+            merged = aggregate(answers, method=rule, temperature=t)
             right = bool(merged.votes) and labels[row][pool.index(merged.winner)]
         assert found[row] == right, (rule, row)
+
+
+GAPPY = st.lists(st.none() | CHANCES, min_size=5, max_size=5)
+
+
+def assert_weighed_as_served(pool, texts, labels, sets, scores, ratings, t):
+    """Every row is right or wrong as the gateway's vote by these ratings is; None is a gap."""
+    votes = votes_of(pool, texts, labels, scores, ratings=ratings)
+    found = votes.right(Method.WEIGHTED, np.array(sets), t)
+    for row, inside in enumerate(sets):
+        answers = [
+            CandidateAnswer(
+                candidate=name,
+                text=texts[row][m],
+                form=normalise(Equality.CHOICE, texts[row][m]),
+                score=scores[row][m],
+                weight=ratings[row][m],
+            )
+            for m, name in enumerate(pool)
+            if inside[m]
+        ]
+        right = False
+        if answers:
+            merged = aggregate(answers, method=Method.WEIGHTED, weight=Weight.P_TRUE, temperature=t)
+            right = bool(merged.votes) and labels[row][pool.index(merged.winner)]
+        assert found[row] == right, row
+
+
+@given(
+    world=worlds(), table=st.lists(GAPPY, min_size=4, max_size=4), t=st.sampled_from(TEMPERATURES)
+)
+def test_votes_weighed_by_ratings_are_those_of_the_gateway(world, table, t):
+    """Whatever the evaluator said of whom, and of whomever it said nothing; ties included."""
+    pool, texts, labels, sets, scores = world
+    ratings = [row[: len(pool)] for row in table[: len(texts)]]
+    assert_weighed_as_served(pool, texts, labels, sets, scores, ratings, t)
+
+
+@pytest.mark.parametrize("step", [1.0, 1e-6], ids=["verbal", "p_true"])
+@pytest.mark.parametrize("t", [0.05, 0.3, 1.0])
+def test_many_votes_weighed_by_ratings_are_those_of_the_gateway(t, step):
+    """Six candidates of whom a third was not rated; sets leave out some that were.
+
+    A gap counts as the mean of the set's readable answers, not of the row's, and not as 0.
+    """
+    rng = np.random.default_rng(17)
+    shape = (1_000, 6)
+    texts = rng.choice(TEXTS, shape).tolist()
+    labels, sets = rng.random(shape) < 0.5, rng.random(shape) < 0.6
+    scores = rng.random(shape).round(6)
+    said = (rng.random(shape) / step).round() * step
+    ratings = np.where(rng.random(shape) < 1 / 3, None, said)
+    rows = (each.tolist() for each in (labels, sets, scores, ratings))
+    assert_weighed_as_served((*NAMES, "m5"), texts, *rows, t)
+
+
+def test_a_missing_rating_is_the_mean_of_its_own_set():
+    """0.9 outside the set, and 0.9 for what cannot be read, leave the gap at 0.4 and not above 0.5.
+
+    Beside 0.3 alone it is 0.3, a tie that goes to the first name; as 0 it would lose.
+    """
+    pool, texts = ("gap", "low", "high", "mute", "out"), [["A", "B", "C", "", "D"]] * 2
+    ratings = [[None, 0.3, 0.5, 0.9, 0.9]] * 2
+    labels = [[True, False, False, False, False], [False, False, True, False, False]]
+    votes = votes_of(pool, texts, labels, [[0.5] * 5] * 2, ratings=ratings)
+    three = np.array([[True, True, True, True, False]] * 2)
+    assert votes.right(Method.WEIGHTED, three, 0.1).tolist() == [False, True]
+    two = np.array([[True, True, False, True, False]] * 2)
+    assert votes.right(Method.WEIGHTED, two, 0.1).tolist() == [True, False]
 
 
 def served(method, pool, texts, labels, scores, t):
     """Whether the gateway's vote over all answers of a row is right."""
     answers = [
-        CandidateAnswer(candidate=name, text=text, score=float(score))
+        CandidateAnswer(
+            candidate=name,
+            text=text,
+            form=normalise(Equality.EXACT, text),
+            score=float(score),
+        )
         for name, text, score in zip(pool, texts, scores, strict=True)
     ]
-    merged = aggregate(answers, method=method, equality=Equality.EXACT, temperature=t)
+    merged = aggregate(answers, method=method, temperature=t)
     return bool(merged.votes) and bool(labels[pool.index(merged.winner)])
 
 
@@ -147,6 +227,17 @@ def test_some_rows_are_a_part_of_all():
     assert whole.tolist() == [False, False, False]  # the second one's answer is preferred
     kept = votes.at(np.array([2, 0])).right(Method.WEIGHTED, everyone[:2] & [True, False], 0.1)
     assert kept.tolist() == [True, True]
+
+
+def test_some_rows_keep_their_ratings():
+    """The rating of each row decides it, wherever the row stands."""
+    texts, labels = [["A", "B"]] * 3, [[True, False]] * 3
+    ratings = [[0.9, 0.1], [0.1, 0.9], [0.9, None]]
+    votes = votes_of(("x", "y"), texts, labels, [[0.2, 0.9]] * 3, ratings=ratings)
+    everyone = np.ones((3, 2), dtype=bool)
+    assert votes.right(Method.WEIGHTED, everyone, 0.1).tolist() == [True, False, False]
+    kept = votes.at(np.array([1, 0]))
+    assert kept.right(Method.WEIGHTED, everyone[:2], 0.1).tolist() == [False, True]
 
 
 def test_temperature_is_the_best_on_its_rows():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from racer_core import artifacts
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import agreement, answer_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, aggregate
@@ -297,7 +297,7 @@ def test_one_candidate_has_no_contest():
     rows = drawn((0.5,), 200, seed=13)
     assert fit_stacked(rows, classes_of(rows)) is None
     alone = StackedVote(("only",), np.array([-1.0]), np.array([0.0]))
-    answer = CandidateAnswer(candidate="only", text="A", score=0.5)
+    answer = CandidateAnswer(candidate="only", text="A", form="a", score=0.5)
     assert aggregate([answer], method=Method.STACKED, stacked=alone).winner == "only"
 
 
@@ -324,7 +324,7 @@ def test_hardly_any_rows_with_answers_are_no_error(count):
 
 def test_stacked_without_a_model_is_refused():
     """Not the majority in silence."""
-    answer = CandidateAnswer(candidate="m", text="A", score=0.5)
+    answer = CandidateAnswer(candidate="m", text="A", form="a", score=0.5)
     with pytest.raises(InputError, match="needs a model"):
         aggregate([answer], method=Method.STACKED)
 
@@ -357,15 +357,18 @@ def test_measured_votes_are_those_that_are_served():
     found = votes.right(Method.STACKED, sets, 1.0)
     for row in range(300):
         answers = [
-            CandidateAnswer(candidate=name, text=texts[row][m], score=float(scores[row, m]))
+            CandidateAnswer(
+                candidate=name,
+                text=texts[row][m],
+                form=normalise(Equality.CHOICE, texts[row][m]),
+                score=float(scores[row, m]),
+            )
             for m, name in enumerate(pool)
             if sets[row, m]
         ]
         right = False
         if answers:
-            merged = aggregate(
-                answers, method=Method.STACKED, equality=Equality.CHOICE, stacked=stacked
-            )
+            merged = aggregate(answers, method=Method.STACKED, stacked=stacked)
             right = bool(merged.votes) and bool(labels[row, pool.index(merged.winner)])
         assert found[row] == right, row
 
@@ -385,6 +388,15 @@ def test_artifact_keeps_the_vote_of_rows_with_answers(tmp_path):
     assert loaded.pool == POOL
     np.testing.assert_array_equal(loaded.skill, trained.stacked.skill)
     np.testing.assert_array_equal(loaded.trust, trained.stacked.trust)
+
+
+def test_answers_that_no_text_compares_train_no_vote(tmp_path):
+    """Whether texts mean the same is for an encoder to say; the router is trained all the same."""
+    rows = synthetic_rows(200, seed=44, answers=True), synthetic_rows(60, seed=45, answers=True)
+    trained = train(
+        *rows, tmp_path, encoder=CharNgramEncoder(), kind="knn", equality=Equality.SEMANTIC
+    )
+    assert trained.stacked is None
 
 
 def test_rows_without_answers_train_no_vote(racer):

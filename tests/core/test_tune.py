@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import Method
+from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.calibration.calibration import CalibrationOptions
-from racer_core.errors import RowsError
+from racer_core.errors import InputError, RowsError
 from racer_core.offline import tune as search
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
-from racer_core.offline.tune import MIN_ROWS, tune
+from racer_core.offline.tune import MIN_ROWS, AnswerRatings, check_rows, tune
 from racer_core.offline.votes import TEMPERATURES
-from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from racer_core.types import CandidateAnswer, LabelledRow, LabelledRows, RiskTarget, Score
 from tests.synthetic import POOL, synthetic_rows
 
 ALPHAS = (0.05, 0.1, 0.2)
@@ -123,6 +123,12 @@ def test_every_alpha_is_tried_with_every_vote(racer, rows):
         for temperature in (TEMPERATURES if rule is Method.WEIGHTED else (None,))
     ]
     assert votes == wanted
+    weights = {trial.rule: trial.weight for trial in result.trials}
+    assert weights == {
+        Method.MAJORITY: None,
+        Method.WEIGHTED: Weight.ROUTER,
+        Method.LOG_ODDS: None,
+    }
     assert all(trial.cost == trial.size for trial in result.trials)
     assert result.rows == 240
 
@@ -132,6 +138,117 @@ def test_stacked_votes_take_part_where_they_were_fitted(racer, rows):
     stacked = StackedVote(POOL, np.array([1.0, 1.0, 1.0]), np.array([0.5, 0.5, 0.5]))
     fitted = replace(racer, artifact=replace(racer.artifact, stacked=stacked))
     assert Method.STACKED in {trial.rule for trial in tuned(fitted, rows).trials}
+
+
+def rated(values, weight=Weight.P_TRUE):
+    """Ratings of these values."""
+    return AnswerRatings(weight=weight, values=np.array(values))
+
+
+def believed(rows):
+    """0.9 for right answers and 0.1 for wrong ones."""
+    return np.where(rows.labels(POOL), 0.9, 0.1)
+
+
+@pytest.mark.parametrize("weight", [Weight.VERBAL, Weight.P_TRUE])
+def test_ratings_are_weighed_at_every_temperature(racer, rows, weight):
+    """Beside all that is compared without them, and named as the evaluator was asked."""
+    plain = tuned(racer, rows).trials
+    trials = tuned(racer, rows, ratings=rated(believed(rows), weight)).trials
+    assert tuple(trial for trial in trials if not trial.evaluated) == plain
+    more = [trial for trial in trials if trial.evaluated]
+    assert {(trial.rule, trial.weight) for trial in more} == {(Method.WEIGHTED, weight)}
+    tried = [(trial.alpha, trial.temperature) for trial in more]
+    assert tried == [(alpha, temperature) for alpha in ALPHAS for temperature in TEMPERATURES]
+
+
+def test_votes_by_ratings_are_measured_as_they_are_served(racer, rows):
+    """Row by row, with the vote of the gateway over the set's answers alone; a third unrated."""
+    rng = np.random.default_rng(3)
+    values = rng.random((len(rows), len(POOL))).round(3)
+    values[rng.random(values.shape) < 1 / 3] = np.nan
+    trials = tuned(racer, rows, ratings=rated(values)).trials
+    scored, spread = search._scored(racer, rows), []
+    for trial in (trial for trial in trials if trial.evaluated):
+        options = CalibrationOptions(
+            alpha=trial.alpha, score=trial.score, null_threshold=racer.artifact.null_threshold
+        )
+        sets = search._cross_fitted(scored, options, racer.artifact.patterns, None)
+        right = 0
+        for row, inside, scores, weights in zip(
+            rows.rows, sets, scored.scores, values, strict=True
+        ):
+            answers = [
+                CandidateAnswer(
+                    candidate=POOL[m],
+                    text=row.answers[POOL[m]],
+                    form=normalise(Equality.EXACT, row.answers[POOL[m]]),
+                    score=float(scores[m]),
+                    weight=None if np.isnan(weights[m]) else float(weights[m]),
+                )
+                for m in np.flatnonzero(inside)
+            ]
+            if answers:
+                merged = aggregate(
+                    answers,
+                    method=Method.WEIGHTED,
+                    weight=trial.weight,
+                    temperature=trial.temperature,
+                )
+                right += merged.winner in row.correct
+        assert trial.accuracy == right / len(rows)
+        spread.append(trial.accuracy)
+    assert len(set(spread)) > len(ALPHAS)  # temperatures matter here
+
+
+def test_an_evaluator_that_knows_is_chosen(racer, rows):
+    """Its vote finds every right answer that a set holds."""
+    chosen = tuned(racer, rows, ratings=rated(believed(rows))).chosen
+    assert (chosen.rule, chosen.weight, chosen.evaluated) == (Method.WEIGHTED, Weight.P_TRUE, True)
+    assert chosen.proven
+    assert chosen.temperature in TEMPERATURES
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, np.nan])
+def test_an_evaluator_that_says_the_same_of_all_is_the_majority(racer, rows, value):
+    """And so it is never chosen; nor is the choice any other than without it."""
+    values = np.full((len(rows), len(POOL)), value)
+    result = tuned(racer, rows, ratings=rated(values))
+    majority = {
+        trial.alpha: trial.accuracy for trial in result.trials if trial.rule is Method.MAJORITY
+    }
+    same = [trial for trial in result.trials if trial.evaluated]
+    assert len(same) == len(ALPHAS) * len(TEMPERATURES)
+    assert all(trial.accuracy == majority[trial.alpha] for trial in same)
+    assert not any(trial.proven for trial in same)
+    assert result.chosen == tuned(racer, rows).chosen
+
+
+def test_an_evaluator_within_one_standard_error_is_not_chosen(racer, rows):
+    """It says what the router says but sets five rows right: proven, and not worth its calls."""
+    plain = tuned(racer, rows, alphas=(0.05,))
+    scored = search._scored(racer, rows)
+    options = CalibrationOptions(
+        alpha=0.05, score=plain.chosen.score, null_threshold=racer.artifact.null_threshold
+    )
+    sets = search._cross_fitted(scored, options, racer.artifact.patterns, None)
+    favourite = np.where(sets, scored.scores, -1.0).argmax(axis=1)
+    one_right = (sets & scored.labels).sum(axis=1) == 1
+    missed = np.flatnonzero(one_right & ~scored.labels[range(len(rows)), favourite])[:5]
+    values = scored.scores.copy()
+    values[missed] = scored.labels[missed]
+    result = tuned(racer, rows, ratings=rated(values), alphas=(0.05,))
+    better = [trial for trial in result.trials if trial.evaluated and trial.proven]
+    gain = max(trial.accuracy for trial in better) - plain.chosen.accuracy
+    assert gain == pytest.approx(5 / len(rows))
+    assert gain < result.slack
+    assert result.chosen == plain.chosen
+
+
+def test_ratings_of_other_rows_are_refused(racer, rows):
+    """One row short would shift every rating behind it."""
+    with pytest.raises(InputError, match="ratings of shape"):
+        tuned(racer, rows, ratings=rated(believed(rows)[1:]))
 
 
 def test_prices_change_the_choice(racer, rows):
@@ -186,6 +303,9 @@ def test_too_few_rows_are_refused(racer):
     """99 answerable rows beside 30 that nobody can answer are too few; 100 are enough."""
     with pytest.raises(RowsError, match=f"99 answerable rows.*at least {MIN_ROWS}"):
         tuned(racer, all_answerable(99, more=30))
+    with pytest.raises(RowsError, match="99 answerable rows"):
+        check_rows(racer, all_answerable(99, more=30))
+    check_rows(racer, all_answerable(100))
     assert tuned(racer, all_answerable(100)).rows == 100
 
 

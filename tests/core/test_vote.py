@@ -36,7 +36,9 @@ def answers(*texts_and_scores):
     """Answers of the candidates m0, m1, ..., from texts and router scores in turn."""
     pairs = zip(texts_and_scores[::2], texts_and_scores[1::2], strict=True)
     return [
-        CandidateAnswer(candidate=f"m{i}", text=text, score=score)
+        CandidateAnswer(
+            candidate=f"m{i}", text=text, form=normalise(Equality.EXACT, text), score=score
+        )
         for i, (text, score) in enumerate(pairs)
     ]
 
@@ -233,7 +235,10 @@ def test_options_that_the_answers_refute_give_way_to_them():
 @given(arrived=arrivals(), more=arrivals())
 def test_what_others_say_does_not_change_what_a_vote_counts(arrived, more):
     """C belongs to the question: were it the answers given, agreeing would weaken each vote."""
-    apart = [replace(each, candidate=f"n{i}", text=f"{i}") for i, each in enumerate(more[:3])]
+    apart = [
+        replace(each, candidate=f"n{i}", text=f"{i}", form=f"{i}")
+        for i, each in enumerate(more[:3])
+    ]
     alone = aggregate(arrived, method=Method.LOG_ODDS).votes
     together = aggregate([*arrived, *apart], method=Method.LOG_ODDS).votes
     assert {form: together[form] for form in alone} == alone
@@ -332,8 +337,21 @@ def test_nothing_to_merge_is_an_error():
         aggregate([])
 
 
-def test_equality_decides_what_agrees():
-    """One number, written as 5 and as $5.00, is two texts."""
+def test_forms_decide_what_agrees():
+    """One number, written as 5 and as $5.00, is two texts; no form is no vote, whatever it says."""
     arrived = answers("7", 0.5, "5", 0.3, "$5.00", 0.2)
-    assert aggregate(arrived, equality=Equality.NUMBER).text == "5"
-    assert aggregate(arrived, equality=Equality.EXACT).text == "7"
+    read = [replace(each, form=normalise(Equality.NUMBER, each.text)) for each in arrived]
+    assert (aggregate(arrived).text, aggregate(read).text) == ("7", "5")
+    unread = [replace(each, form=None) if each.text == "7" else each for each in arrived]
+    assert aggregate(unread).votes == {"5": 1.0, "$5.00": 1.0}
+
+
+def test_a_preferred_answer_speaks_for_its_class_and_changes_no_vote():
+    """A cluster's medoid is returned although another member scores higher; ties stay as they were.
+
+    Both classes have two votes and the mean 0.5; Rome has the higher best score.
+    """
+    arrived = answers("Rome", 0.75, "Paris", 0.5, "Rome", 0.25, "Paris", 0.5)
+    plain, asked = aggregate(arrived), aggregate(arrived, preferred={"m2", "m3"})
+    assert (plain.winner, asked.winner) == ("m0", "m2")
+    assert asked.votes == plain.votes

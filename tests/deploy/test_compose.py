@@ -12,8 +12,7 @@ import yaml
 
 from app import settings
 from app.errors import SettingsError
-from app.server import DRAIN_S
-from app.settings import Settings
+from app.settings import Limits, Settings
 from app.settings.access import Access
 from app.store import Store
 
@@ -164,7 +163,7 @@ def test_the_gateway_has_few_rights_and_time_to_finish():
     assert GATEWAY["read_only"] is True
     assert GATEWAY["cap_drop"] == ["ALL"]
     assert GATEWAY["security_opt"] == ["no-new-privileges:true"]
-    assert seconds(GATEWAY["stop_grace_period"]) > DRAIN_S
+    assert seconds(GATEWAY["stop_grace_period"]) > Limits().drain_delay_s + Limits().drain_s
 
 
 def test_the_gateway_waits_for_every_candidate():

@@ -14,8 +14,7 @@ import pytest
 
 from app import cli
 from app.routes import health
-from app.server import DRAIN_S
-from app.settings import Settings
+from app.settings import Limits, Settings
 
 from . import dockerfile
 from .dockerfile import ROOT
@@ -153,7 +152,7 @@ def test_the_health_check_gives_up_before_docker_does():
     options, words = dockerfile.health_command(RUNTIME)
     assert "timeout=4)" in words[-1]
     assert dockerfile.seconds(options["timeout"]) > 4
-    assert dockerfile.seconds(options["start-period"]) > DRAIN_S
+    assert dockerfile.seconds(options["start-period"]) > Limits().drain_delay_s + Limits().drain_s
 
 
 @contextmanager

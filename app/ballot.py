@@ -1,0 +1,141 @@
+"""How the answers to one request are counted. Paper, Sec. 3.3."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.equality import AnswerReader
+from app.evaluator import Ratings
+from app.fleet.fleet import Reply
+from app.settings import Aggregation
+from app.surfaces.base import Surface
+from app.voting import Collected
+from racer_core.aggregation import early
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Weight, aggregate
+from racer_core.types import Aggregate, CandidateAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """The rule of one request's vote.
+
+    Attributes:
+        rule: What the configuration says.
+        kind: When two answers of this request are the same.
+        surface: How answers are read.
+        reader: Reads what they count as.
+        stacked: The fitted weights, for the method of that name.
+        scores: Router score of every candidate that may be called.
+        members: The set: the certificate is about their answers.
+        everyone: All answers are wanted, whatever the vote needs.
+    """
+
+    rule: Aggregation
+    kind: Equality
+    surface: Surface
+    reader: AnswerReader
+    stacked: StackedVote | None
+    scores: Mapping[str, float]
+    members: Collection[str]
+    everyone: bool = False
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether some answers may settle the vote.
+
+        An evaluator's weights come after the answers, and clusters need all of them.
+        """
+        return self.rule.weight is Weight.ROUTER and self.kind is not Equality.SEMANTIC
+
+    async def read(self, reply: Reply) -> str | None:
+        """What a reply counts as."""
+        return await self.reader.form(self.kind, self.surface.choices(reply.body))
+
+    def decided(self, got: Collected, out: Sequence[str]) -> bool:
+        """Whether the calls still out can be spared.
+
+        Those of the set who failed count as if they could still answer: together with those who
+        are out they might have changed the result, and then it is worth while to wait.
+        """
+        failed = [name for name in got.failures if name in self.members]
+        return not self.everyone and bool(out) and self._decided(self.votes(got), [*out, *failed])
+
+    def settled(self, got: Collected) -> bool:
+        """Whether the set's answers decide its vote, whatever its others would have said."""
+        silent = [name for name in self.members if name not in got.replies]
+        return not silent or self._decided(self.votes(got, self.members), silent)
+
+    def _decided(self, votes: Sequence[CandidateAnswer], out: Collection[str]) -> bool:
+        if not self.stops_early:
+            return False
+        return early.decided(votes, self._scores_of(out), **self._how())
+
+    def wave(self, got: Collected, left: Sequence[str]) -> int:
+        """How many of those not yet called to call now."""
+        if self.everyone or not self.stops_early or self.rule.waves == "all":
+            return len(left)
+        return early.first_wave(self.votes(got), self._scores_of(left), **self._how())
+
+    def votes(
+        self,
+        got: Collected,
+        among: Collection[str] | None = None,
+        weights: Mapping[str, float | None] | None = None,
+    ) -> list[CandidateAnswer]:
+        """The answers that arrived, or those of some candidates, as votes."""
+        return [
+            CandidateAnswer(
+                candidate=name,
+                text=self.text(reply),
+                form=got.forms.get(name),
+                score=self.scores.get(name, 0.0),
+                weight=(weights or {}).get(name),
+            )
+            for name, reply in got.replies.items()
+            if among is None or name in among
+        ]
+
+    def text(self, reply: Reply) -> str:
+        """The first choice's text; empty where it holds none (a tool call, say)."""
+        return self.surface.choices(reply.body)[0].text or ""
+
+    async def cluster(self, got: Collected, among: Collection[str]) -> frozenset[str]:
+        """Give open texts the clusters that they belong to; who speaks for each is returned."""
+        if self.kind is not Equality.SEMANTIC:
+            return frozenset()
+        texts = {
+            name: self.text(got.replies[name])
+            for name in among
+            if got.forms.get(name) is None and self._says_something(got.replies[name])
+        }
+        if not texts:
+            return frozenset()
+        forms, medoids = await self.reader.semantic(texts, self._scores_of(texts))
+        got.forms.update(forms)
+        return medoids
+
+    def elect(
+        self, got: Collected, among: Collection[str], ratings: Ratings, medoids: frozenset[str]
+    ) -> Aggregate:
+        """The winner among these candidates' answers."""
+        answers = self.votes(got, among, ratings.weights)
+        return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
+
+    def _says_something(self, reply: Reply) -> bool:
+        first = self.surface.choices(reply.body)[0]
+        return not first.refused and bool((first.text or "").strip())
+
+    def _scores_of(self, names: Collection[str]) -> dict[str, float]:
+        return {name: self.scores.get(name, 0.0) for name in names}
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "method": self.rule.method,
+            "temperature": self.rule.temperature,
+            "options": self.rule.options,
+            "stacked": self.stacked,
+        }

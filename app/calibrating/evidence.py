@@ -1,0 +1,152 @@
+"""What a calibration shows for itself, and what an operator may want to know before it serves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.laws import beta_quantile
+
+# The grid that alpha is chosen from, offline too.
+ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
+                 0.35, 0.4, 0.45, 0.5)  # fmt: skip
+CURVE_ROWS: Final = 10_000  # a mean set size is then known to about 0.02
+MAX_GROUPS: Final = 50
+
+
+def evidence(calibration: Calibration) -> dict[str, Any]:
+    """What every record keeps; mean_size is on its own rows, hence slightly low."""
+    options = calibration.options
+    lambda_hat = calibration.lambda_hat(options.alpha, options.score)
+    feasible = math.isfinite(lambda_hat)
+    return {
+        "alpha": options.alpha,
+        "delta": options.delta,
+        "score": options.score,
+        "risk_target": options.risk_target,
+        "r": options.r,
+        "n": calibration.n,
+        "rows": len(calibration.fingerprints),
+        "lambda_hat": lambda_hat if feasible else None,
+        "feasible": feasible,
+        "min_n": min_n(options.alpha, options.delta),
+        "risk_q05": _risk_q05(calibration),
+        "risk_q95": calibration.risk_q95(options.alpha),
+    } | _sets(calibration, lambda_hat)
+
+
+def curve(calibration: Calibration) -> list[dict[str, Any]]:
+    """What every alpha of the grid would cost.
+
+    Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
+    them, chosen at random.
+    """
+    count = len(calibration.fingerprints)
+    if count > CURVE_ROWS:
+        chosen = np.random.default_rng(0).choice(count, CURVE_ROWS, replace=False)
+        shown = some_rows(calibration, chosen.tolist())
+    else:
+        shown = calibration
+    points: list[dict[str, Any]] = []
+    for alpha in ALPHAS:
+        lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
+        finite = math.isfinite(lambda_hat)
+        point = {"alpha": alpha, "lambda_hat": lambda_hat if finite else None, "feasible": finite}
+        points.append(point | _sets(shown, lambda_hat))
+    return points
+
+
+def groups(calibration: Calibration) -> list[dict[str, Any]]:
+    """Rows, n and threshold of each group on its own, the largest 50 first."""
+    counted = Counter(group for group in calibration.groups or () if group is not None)
+    options = calibration.options
+    found: list[dict[str, Any]] = []
+    for name, rows in counted.most_common(MAX_GROUPS):
+        own = calibration.group(name)
+        lambda_hat = own.lambda_hat(options.alpha, options.score)
+        finite = math.isfinite(lambda_hat)
+        found.append(
+            {"group": name, "rows": rows, "n": own.n, "lambda_hat": lambda_hat if finite else None}
+        )
+    return found
+
+
+def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """How far a calibration is from the active one, which was ``before``; changes are relative.
+
+    A change from 0 has no size, and thresholds of different scores cannot be compared: None then.
+    """
+    same_score = before["score"] == after["score"]
+    of_lambda = _change(before["lambda_hat"], after["lambda_hat"]) if same_score else None
+    of_size = _change(before["mean_size"], after["mean_size"])
+    changes = [abs(change) for change in (of_lambda, of_size) if change is not None]
+    return {
+        "active_id": active_id,
+        "lambda_hat": before["lambda_hat"],
+        "lambda_change": of_lambda,
+        "mean_size": before["mean_size"],
+        "size_change": of_size,
+        "largest": max(changes, default=0.0),
+    }
+
+
+def min_n(alpha: float, delta: float | None) -> int | None:
+    """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta.
+
+    None where no number of rows could be counted.
+    """
+    if delta is not None:
+        fewest = math.log(delta) / math.log1p(-alpha)
+        return math.ceil(fewest) if math.isfinite(fewest) else None
+    if math.isinf(1 / alpha):
+        return None
+    n = max(1, round(1 / alpha) - 1)
+    return n if 1 / (n + 1) <= alpha else n + 1  # one division, as in `allowed_misses`
+
+
+def some_rows(calibration: Calibration, rows: Sequence[int]) -> Calibration:
+    """A calibration on some of its rows, without their groups."""
+    chosen = list(rows)
+    near = calibration.neighbours
+    return replace(
+        calibration,
+        fingerprints=tuple(calibration.fingerprints[i] for i in chosen),
+        scores=calibration.scores[chosen],
+        labels=calibration.labels[chosen],
+        neighbours=None if near is None else near[chosen],
+        groups=None,
+    )
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return None if not before or after is None else after / before - 1.0
+
+
+def _risk_q05(calibration: Calibration) -> float:
+    """5 % of calibration sets of this size have at most this risk: the law of ``risk_q95``."""
+    misses = calibration.misses(calibration.options.alpha)
+    return beta_quantile(0.05, misses + 1, calibration.n - misses) if misses >= 0 else 0.0
+
+
+def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
+    """Mean size and abstention of the rows' own sets, and their mean price where there are any."""
+    sets = calibration.sets(
+        calibration.scores,
+        calibration.fingerprints,
+        lambda_hat,
+        calibration.options.score,
+        calibration.neighbours,
+    )
+    shown = {
+        "mean_size": float(sets.selected.sum(axis=1).mean()),
+        "abstain": float((~sets.selected.any(axis=1)).mean()),
+    }
+    if calibration.prices is not None:
+        shown["mean_cost"] = float((sets.selected @ np.array(calibration.prices)).mean())
+    return shown

@@ -1,0 +1,60 @@
+"""A candidate's answer as pieces, whether it streams or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, Final
+
+from app.errors import UpstreamError
+from app.fleet.calls import Answer
+from app.offload import off_loop
+from app.sse import EventReader
+from app.surfaces import reading
+from app.surfaces.base import Surface
+from racer_core.errors import InputError
+
+_BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
+
+
+async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
+    """The pieces of an answer. Some servers do not stream: their document is cut into pieces.
+
+    Raises:
+        UpstreamError: It ended before the answer did.
+    """
+    if not answer.streams:
+        body = await off_loop(partial(surface.body, name), await answer.whole())
+        for piece in surface.pieces(body):
+            yield piece
+        return
+    finished = False
+    events = _events(name, answer)
+    try:
+        async with contextlib.aclosing(events):
+            async for data in events:
+                piece = surface.piece(name, data)
+                finished = finished or surface.finishes(piece)
+                yield piece
+    except UpstreamError as exc:
+        # Some servers send no [DONE]; an answer that finished is whole all the same.
+        if not finished or exc.kind not in _BROKEN_OFF:
+            raise
+    if not finished:
+        raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
+    await answer.ended()
+
+
+async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
+    """The data of events, up to ``[DONE]`` or the end."""
+    reader = EventReader()
+    while part := await answer.part():
+        try:
+            events = reader.feed(part)
+        except InputError as exc:
+            raise reading.invalid(name) from exc
+        for data in events:
+            if data.strip() == "[DONE]":
+                return
+            yield data

@@ -1,0 +1,130 @@
+"""How much a key may use: requests and tokens a minute, and how many at once.
+
+Buckets run on the monotonic clock, so that a corrected wall clock gives nobody a free minute.
+All of it is decided before the first byte of a body is read.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Final, Self
+
+from app.front.errors import RateLimited
+from app.settings.access import Key
+
+Clock = Callable[[], float]
+_MINUTE_S: Final = 60.0
+
+
+class Bucket:
+    """So many units a minute, which may come at once; spending more than there is leaves a debt."""
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self._capacity = float(per_minute)
+        self._level = self._capacity
+        self._clock = clock
+        self._at = clock()
+
+    def wait_s(self, units: float) -> float:
+        """Seconds until so many units are there; 0 when they are."""
+        now = self._clock()
+        filled = self._level + (now - self._at) * self._capacity / _MINUTE_S
+        self._level, self._at = min(self._capacity, filled), now
+        return max(0.0, (units - self._level) * _MINUTE_S / self._capacity)
+
+    def spend(self, units: float) -> None:
+        """Take units, whether or not they are there."""
+        self._level -= units
+
+
+class Account:
+    """What one key has used."""
+
+    def __init__(self, key: Key | None, clock: Clock) -> None:
+        self._concurrency = math.inf if key is None else key.concurrency
+        self._requests = _bucket(key.requests_per_minute if key else None, clock)
+        self._tokens = _bucket(key.tokens_per_minute if key else None, clock)
+        self.running = 0
+
+    def enter(self) -> None:
+        """Count one more request. Raises RateLimited, counting nothing, when there is no room."""
+        if self.running >= self._concurrency:
+            raise RateLimited(f"this key has {self.running} requests running, which is its limit")
+        _need(self._requests, "requests")
+        _need(self._tokens, "tokens")
+        if self._requests is not None:
+            self._requests.spend(1)
+        self.running += 1
+
+    def spend(self, tokens: int) -> None:
+        """Count tokens of an answer."""
+        if self._tokens is not None:
+            self._tokens.spend(tokens)
+
+
+class Ticket:
+    """One admitted request; a context that gives its place back. Handlers report tokens to it."""
+
+    def __init__(self, quotas: Quotas, account: Account, *, waits_for_room: bool) -> None:
+        self._quotas = quotas
+        self._account = account
+        self._in_flight = waits_for_room
+
+    def spend(self, tokens: int) -> None:
+        """Count the tokens that this request used, once they are known."""
+        self._account.spend(tokens)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._account.running -= 1
+        self._quotas.in_flight -= self._in_flight
+
+
+class Quotas:
+    """The accounts of all keys, and the limit of the process."""
+
+    def __init__(self, keys: Iterable[Key], in_flight: int, clock: Clock = time.monotonic) -> None:
+        self._accounts = {key.name: Account(key, clock) for key in keys}
+        self._unlimited = Account(None, clock)  # the environment's keys: only the process's limit
+        self._most = in_flight
+        self.in_flight = 0
+
+    def admit(self, name: str, *, waits_for_room: bool) -> Ticket:
+        """Let a request of this key in.
+
+        Args:
+            name: The key's.
+            waits_for_room: It counts against the limit of the process. Looking at a gateway does
+                not, so that an overloaded one can be looked at.
+
+        Raises:
+            RateLimited: Which limit is reached, and when there is room again.
+        """
+        if waits_for_room and self.in_flight >= self._most:
+            raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
+        account = self._accounts.get(name, self._unlimited)
+        account.enter()
+        self.in_flight += waits_for_room
+        return Ticket(self, account, waits_for_room=waits_for_room)
+
+
+def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute, clock)
+
+
+def _need(bucket: Bucket | None, unit: str) -> None:
+    wait_s = 0.0 if bucket is None else bucket.wait_s(1)
+    if wait_s > 0:
+        raise RateLimited(
+            f"this key has used its {unit} of the minute", retry_after_s=math.ceil(wait_s)
+        )

@@ -1,0 +1,89 @@
+"""What candidates are sent, and whether it is what they were labelled with. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import Any, Final
+
+from app.settings import Candidate
+from racer_core.errors import InputError
+
+# Fields that reach into the candidate's server rather than describe the completion.
+_DENIED = frozenset(
+    {"prompt_embeds", "api_base", "headers", "extra_headers", "api_version", "structured_outputs"}
+)
+_DENIED_PREFIXES = ("chat_template", "guided_")
+_DENIED_SUFFIXES = ("url", "uri", "api_key")
+# Fields that change nothing of the first answer. Any other must be as it was for the labels.
+_HARMLESS = frozenset(
+    {"messages", "prompt", "input", "n", "seed", "logprobs", "top_logprobs", "user", "metadata",
+     "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
+     "include", "background"}
+)  # fmt: skip
+# One limit, by three names.
+_TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_THE_LIMIT_OF: Final = {"completions": "max_tokens", "responses": "max_output_tokens"}
+_OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"})
+
+
+def passed_through(raw: Mapping[str, Any], ours: Set[str] = frozenset()) -> dict[str, Any]:
+    """The fields of a body that candidates get, as the client sent them.
+
+    Args:
+        raw: The body.
+        ours: Further fields that are the gateway's.
+
+    Raises:
+        InputError: A field is on the deny list.
+    """
+    for name in raw:
+        if (
+            name in _DENIED
+            or name.startswith(_DENIED_PREFIXES)
+            or name.lower().endswith(_DENIED_SUFFIXES)
+        ):
+            shown = name[:64]
+            raise InputError(f"the field {shown!r} is not passed on to candidates", param=shown)
+    return {name: value for name, value in raw.items() if name not in _OF_THE_GATEWAY | ours}
+
+
+def candidate_payload(
+    fields: Mapping[str, Any], candidate: Candidate, path: str = "chat/completions"
+) -> dict[str, Any]:
+    """What one candidate is sent: the client's fields, else the candidate's own parameters."""
+    defaults = dict(candidate.parameters)
+    if any(fields.get(name) is not None for name in _TOKEN_LIMITS):
+        defaults = {name: value for name, value in defaults.items() if name not in _TOKEN_LIMITS}
+    if (limit := _THE_LIMIT_OF.get(path)) is not None:
+        defaults = {
+            limit if name in _TOKEN_LIMITS else name: value for name, value in defaults.items()
+        }
+    said = {name: value for name, value in fields.items() if value is not None}
+    sent = {candidate.renames.get(name, name): value for name, value in (defaults | said).items()}
+    return {**sent, "model": candidate.served_as, "stream": False}
+
+
+def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]) -> bool:
+    """Whether the client asks some candidate to decode otherwise than it was labelled with."""
+    said = {name: value for name, value in fields.items() if value is not None}
+    return any(
+        _matters(_alias(name, candidate), value, candidate.parameters)
+        for candidate in candidates
+        for name, value in said.items()
+    )
+
+
+def _matters(name: str, value: object, parameters: Mapping[str, Any]) -> bool:
+    """A harmless field matters only where rows were labelled with a value of it."""
+    if name in parameters:
+        return parameters[name] != value
+    plain_text = value == {"type": "text"} if name == "response_format" else False
+    plain_text = plain_text or (name == "text" and value == {"format": {"type": "text"}})
+    return name not in _HARMLESS and not plain_text
+
+
+def _alias(name: str, candidate: Candidate) -> str:
+    """The name under which the candidate's parameters hold the same limit."""
+    if name not in _TOKEN_LIMITS or name in candidate.parameters:
+        return name
+    return next((other for other in _TOKEN_LIMITS if other in candidate.parameters), name)

@@ -1,0 +1,145 @@
+"""What the router reads of a request, and what the guarantee may not cover of it. Pure.
+
+Rows are labelled with a single user message of plain text, answered with the candidates' own
+parameters. Whatever else a request holds is another population, and becomes a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from app.payload import conditions_differ
+from app.reasons import Reason
+from app.schemas import Message
+from app.settings import Candidate, Settings
+from racer_core.errors import InputError
+
+Need = Literal["tools", "vision", "json_schema"]
+
+_OTHER_KIND = ("tools", "functions", "audio", "modalities")
+_IMAGES = frozenset({"image_url", "input_image", "image", "video_url"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What the router reads of a request, and what it makes of the rest."""
+
+    text: str
+    reasons: tuple[str, ...] = ()  # premises of the guarantee that the request breaks
+    whole_pool: bool = False  # another kind of request than was labelled: everyone is called
+    needs: frozenset[Need] = frozenset()  # what a candidate must be able to do
+    chars: int = 0  # of all texts that candidates are sent
+
+    def able(self, candidates: Iterable[Candidate]) -> tuple[str, ...]:
+        """The candidates that can be asked this at all."""
+        return tuple(each.name for each in candidates if self._suits(each))
+
+    def _suits(self, candidate: Candidate) -> bool:
+        able = candidate.capabilities
+        longest = able.context_chars
+        return all(getattr(able, need) for need in self.needs) and (
+            longest is None or self.chars <= longest
+        )
+
+
+def of_messages(
+    messages: Sequence[Message], fields: Mapping[str, Any], settings: Settings
+) -> Query:
+    """The text to route on, and why the guarantee may not cover this request.
+
+    Harness noise, system prompts and results of tools, is never routed on.
+
+    Args:
+        messages: The conversation.
+        fields: What candidates are sent beside the messages.
+        settings: How the pool decodes, and which text is routed on.
+
+    Raises:
+        InputError: No user message with text.
+    """
+    users = [message for message in messages if message.role == "user"]
+    if not users:
+        raise InputError("messages hold no user message to route on", param="messages")
+    text, plain = _text_of(users[-1])
+    reasons: list[str] = []
+    others = {message.role for message in messages} - {"user"}
+    if others & {"system", "developer"} or conditions_differ(fields, settings.candidates):
+        reasons.append(Reason.CONDITIONS_DIFFER)
+    if len(users) > 1 or others - {"system", "developer"}:
+        reasons.append(Reason.MULTI_TURN)
+    if not plain or any(fields.get(field) for field in _OTHER_KIND):
+        reasons.append(Reason.UNLABELLED_KIND)
+    if settings.routing.text == "conversation":
+        turns = [_text_of(each)[0] for each in messages if each.role in ("user", "assistant")]
+        text = "\n\n".join(turn for turn in turns if turn.strip())
+    if not text.strip():
+        if plain or not users[-1].content:
+            raise InputError("the last user message is empty", param="messages")
+        text = "(no text)"
+    chars = sum(len(_text_of(message)[0]) for message in messages)
+    return _query(text, reasons, settings, needs=_needs(messages, fields), chars=chars)
+
+
+def of_prompt(prompt: str, settings: Settings) -> Query:
+    """A bare prompt: no row was asked without its chat template."""
+    if not prompt.strip():
+        raise InputError("the prompt is empty", param="prompt")
+    return _query(prompt, [Reason.CONDITIONS_DIFFER], settings, chars=len(prompt))
+
+
+def _query(
+    text: str,
+    reasons: Sequence[str],
+    settings: Settings,
+    *,
+    needs: frozenset[Need] = frozenset(),
+    chars: int,
+) -> Query:
+    longest = settings.limits.query_chars
+    too_long = (Reason.QUERY_TOO_LONG,) if len(text) > longest else ()
+    return Query(
+        text=text[:longest],
+        reasons=(*reasons, *too_long),
+        whole_pool=bool(too_long) or Reason.UNLABELLED_KIND in reasons,
+        needs=needs,
+        chars=chars,
+    )
+
+
+def _needs(messages: Sequence[Message], fields: Mapping[str, Any]) -> frozenset[Need]:
+    needs: set[Need] = set()
+    if fields.get("tools") or fields.get("functions"):
+        needs.add("tools")
+    if any(part.get("type") in _IMAGES for message in messages for part in _parts(message)):
+        needs.add("vision")
+    if answer_format(fields) == "json_schema":
+        needs.add("json_schema")
+    return frozenset(needs)
+
+
+def answer_format(fields: Mapping[str, Any]) -> str | None:
+    """What shape of answer a request demands: ``json_schema``, ``json_object``, ``text``."""
+    text: object = fields.get("text")  # where /v1/responses has it
+    responses = cast("dict[str, object]", text).get("format") if isinstance(text, dict) else None
+    wanted: object = fields.get("response_format") or responses
+    kind = cast("dict[str, object]", wanted).get("type") if isinstance(wanted, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    return message.content if isinstance(message.content, list) else []
+
+
+def _text_of(message: Message) -> tuple[str, bool]:
+    """The text of a turn, and whether it is a plain text, as in the labelled rows."""
+    if isinstance(message.content, str):
+        return message.content, not message.model_extra
+    texts = [
+        part["text"]
+        for part in _parts(message)
+        if part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    plain = len(texts) == 1 == len(message.content or []) and not message.model_extra
+    return "\n".join(texts), plain

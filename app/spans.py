@@ -1,0 +1,184 @@
+"""Spans as OpenTelemetry has them: the GenAI conventions for calls, names of our own for the rest.
+
+Prompts, answers and the texts of errors are in no span, unless the operator wants prompts. No
+provider is made global: what other libraries might trace of a request, its path for one, stays
+untold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+import requests
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, get_current_span
+from opentelemetry.trace import Tracer as OtelTracer
+from opentelemetry.trace.propagation import set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client import Counter
+
+from app.outbox import Outbox
+from racer_core import __version__
+
+_EXPORT_S: Final = 5.0  # for one batch, with its retries
+_MOST_CHARS: Final = 8192  # of one value: a candidate may name its model as it likes
+_OPERATIONS: Final = {
+    "chat/completions": "chat",
+    "responses": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+_USAGE: Final = {
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+}
+_propagator: Final = TraceContextTextMapPropagator()
+
+
+class Spans:
+    """A tracer that sends to a collector. Open it before use.
+
+    Every request is traced: a client that says "not sampled" would otherwise choose what its
+    operator sees.
+
+    Args:
+        endpoint: The collector's base URL.
+        dropped: Counts spans that did not reach it.
+    """
+
+    def __init__(self, endpoint: str, dropped: Counter) -> None:
+        session = requests.Session()
+        session.trust_env = False  # no proxies, no .netrc, as for candidates
+        exporter = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session)
+        self._outbox = Outbox(exporter, dropped)
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=Resource.create(
+                {"service.name": "racer-gateway", "service.version": __version__}
+            ),
+            shutdown_on_exit=False,
+            span_limits=SpanLimits(max_attribute_length=_MOST_CHARS),
+        )
+        self._provider.add_span_processor(self._outbox)
+        self._tracer: OtelTracer = self._provider.get_tracer("racer", __version__)
+
+    async def __aenter__(self) -> Self:
+        self._outbox.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._provider.shutdown)
+
+    @contextmanager
+    def route(self, path: str, method: str, traceparent: str | None) -> Generator[_Route]:
+        """A request; what happens inside belongs to it."""
+        carrier = {} if traceparent is None else {"traceparent": traceparent}
+        with self._tracer.start_as_current_span(
+            "route",
+            _propagator.extract(carrier, Context()),
+            SpanKind.SERVER,
+            {"http.route": path, "http.request.method": method},
+            record_exception=False,  # their texts may hold a prompt
+            set_status_on_exception=False,
+        ) as span:
+            yield _Route(span)
+
+    def decided(
+        self,
+        *,
+        decision_id: str,
+        alpha: float,
+        selected: Sequence[str],
+        holds: bool,
+        reasons: Sequence[str],
+    ) -> None:
+        """What was decided for the request inside which this is called."""
+        get_current_span().set_attributes(
+            {
+                "racer.decision_id": decision_id,
+                "racer.alpha": alpha,
+                "racer.selected": list(selected),
+                "racer.guarantee.holds": holds,
+                "racer.guarantee.reasons": list(reasons),
+            }
+        )
+
+    def call(
+        self, *, candidate: str, model: object, path: str, base_url: str, attempt: int
+    ) -> _Call:
+        """A call that begins now."""
+        operation, server = _OPERATIONS[path], urlsplit(base_url)
+        attributes: dict[str, str | int] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "openai",  # whose interface the candidate speaks
+            "gen_ai.request.model": str(model),
+            "racer.candidate": candidate,
+            "server.address": server.hostname or "",
+            "server.port": server.port or (443 if server.scheme == "https" else 80),
+        }
+        if attempt > 1:
+            attributes["http.request.resend_count"] = attempt - 1
+        span = self._tracer.start_span(
+            f"{operation} {model}", kind=SpanKind.CLIENT, attributes=attributes
+        )
+        return _Call(span)
+
+    def aggregate(self, answers: int) -> AbstractContextManager[object]:
+        """So many answers are merged inside."""
+        return self._tracer.start_as_current_span(
+            "aggregate",
+            attributes={"racer.answers": answers},
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+
+
+class _Route:
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def answered(self, status: int) -> None:
+        self._span.set_attribute("http.response.status_code", status)
+        if status >= 500:
+            self.failed(str(status))
+
+    def failed(self, error: str) -> None:
+        _fail(self._span, error)
+
+    def said(self, *, prompt: str | None, answer: str | None) -> None:
+        for name, text in (("racer.prompt", prompt), ("racer.answer", answer)):
+            if text is not None:
+                self._span.set_attribute(name, text)
+
+
+class _Call:
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self.headers: dict[str, str] = {}
+        _propagator.inject(self.headers, set_span_in_context(span))
+
+    def answered(self, model: object, usage: Mapping[str, int]) -> None:
+        if isinstance(model, str):
+            self._span.set_attribute("gen_ai.response.model", model)
+        for name, attribute in _USAGE.items():
+            if name in usage:
+                self._span.set_attribute(attribute, usage[name])
+
+    def over(self, outcome: str) -> None:
+        self._span.set_attribute("racer.outcome", outcome)
+        if outcome not in ("ok", "cancelled"):
+            _fail(self._span, outcome)
+        self._span.end()
+
+
+def _fail(span: Span, error: str) -> None:
+    span.set_attribute("error.type", error)
+    span.set_status(Status(StatusCode.ERROR))

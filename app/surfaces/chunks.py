@@ -1,0 +1,194 @@
+"""What chat and text completions share: choices, chunks, and a usage chunk on demand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from app import sse
+from app.errors import UpstreamError
+from app.surfaces import reading
+from app.surfaces.base import Live
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedSurface(ABC):
+    """Answers of several choices, streamed as chunks; see :class:`app.surfaces.base.Surface`.
+
+    Attributes:
+        n: How many choices were asked for; more are dropped.
+        include_usage: The client wants the usage as a last chunk of its own.
+    """
+
+    n: int = 1
+    include_usage: bool = False
+    end: ClassVar[bytes] = sse.DONE
+
+    def body(self, name: str, data: bytes) -> dict[str, Any]:
+        """See :class:`app.surfaces.base.Surface`."""
+        body = reading.json_object(name, data)
+        choices = reading.first_of_each(reading.as_objects(name, body.get("choices")), self.n)
+        if not choices:
+            raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
+        checked = [self._checked(name, reading.sound(choice)) for choice in choices]
+        return {**body, "choices": checked}
+
+    def piece(self, name: str, data: str) -> dict[str, Any]:
+        """See :class:`app.surfaces.base.Surface`."""
+        piece = reading.json_object(name, data)
+        if "error" in piece:
+            raise UpstreamError(f"{name} failed in mid-stream")
+        choices = reading.as_objects(name, piece.get("choices"))
+        known = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
+        asked = reading.first_of_each(known, self.n)
+        return {
+            **piece,
+            "choices": [self._checked_part(name, reading.sound(choice)) for choice in asked],
+        }
+
+    @abstractmethod
+    def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """The choice, as clients can read it. Raises UpstreamError unless it says something."""
+
+    @abstractmethod
+    def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of a chunk, likewise; it need not say anything."""
+
+    @abstractmethod
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A whole answer as chunks: what was said, then the finish."""
+
+    def _with_usage(
+        self, body: Mapping[str, Any], said: dict[str, Any], finish: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The chunks, and a last one with the usage where the answer has one."""
+        if not isinstance(body.get("usage"), dict):
+            return [said, finish]
+        return [said, finish, {**finish, "choices": [], "usage": body["usage"]}]
+
+    def finishes(self, piece: Mapping[str, Any]) -> bool:
+        """See :class:`app.surfaces.base.Surface`."""
+        return any(choice.get("finish_reason") for choice in piece["choices"])
+
+    def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
+        """See :class:`app.surfaces.base.Surface`."""
+        return reading.counts(body.get("usage"), reading.CHAT_USAGE)
+
+    def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """See :class:`app.surfaces.base.Surface`."""
+        asked = cast("dict[str, Any]", payload.get("stream_options") or {})
+        options = {**asked, "include_usage": True}
+        return {**payload, "stream": True, "stream_options": options}
+
+    def is_wanted(self, piece: Mapping[str, Any]) -> bool:
+        """See :class:`app.surfaces.base.Surface`."""
+        return self.include_usage or bool(piece["choices"]) or not piece.get("usage")
+
+    def stamped(
+        self,
+        body: Mapping[str, Any],
+        *,
+        decision_id: str,
+        model: str,
+        usage: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """See :class:`app.surfaces.base.Surface`."""
+        counted = reading.with_usage(body.get("usage"), usage)
+        return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
+
+    def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """See :class:`app.surfaces.base.Surface`."""
+        return {**piece, "model": model}
+
+    def event(self, piece: Mapping[str, Any]) -> bytes:
+        """See :class:`app.surfaces.base.Surface`."""
+        return sse.event(piece)
+
+    def live(self, *, decision_id: str, model: str) -> Live:
+        """See :class:`app.surfaces.base.Surface`."""
+        return LiveChunks(
+            {"id": decision_id, "model": model}, self.finishes, include_usage=self.include_usage
+        )
+
+    def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
+        """See :class:`app.surfaces.base.Surface`."""
+        return last_with_racer(
+            [piece for piece in self.pieces(body) if piece["choices"]],
+            racer,
+            body.get("usage") if self.include_usage else None,
+        )
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """See :class:`app.surfaces.base.Surface`."""
+        return sse.event(error)
+
+
+class LiveChunks:
+    """Chunks under our id and the candidate's name; the ``racer`` object rides on the last one.
+
+    The finishing chunk waits for the token counts that servers send after it.
+    """
+
+    def __init__(
+        self,
+        stamp: Mapping[str, Any],
+        finishes: Callable[[Mapping[str, Any]], bool],
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._stamp = stamp
+        self._finishes = finishes
+        self._include_usage = include_usage
+        self._usage: dict[str, Any] | None = None
+        self._finished = False
+        self._last: dict[str, Any] | None = None  # held back, once a choice has finished
+        self._spoke = False
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens as the candidate counted them so far."""
+        return reading.counts(self._usage, reading.CHAT_USAGE)
+
+    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
+        """Events that can go out now."""
+        chunk = {**piece, **self._stamp}
+        usage = chunk.pop("usage", None)
+        if isinstance(usage, dict):
+            self._usage = cast("dict[str, Any]", usage)
+        if not chunk["choices"]:
+            return []  # the usage chunk: ours comes last, and only if it was asked for
+        self._spoke = self._spoke or any(map(_speaks, chunk["choices"]))
+        self._finished = self._finished or self._finishes(chunk)  # choices finish one by one
+        if not self._finished:
+            return [sse.event(chunk)]
+        before, self._last = self._last, chunk
+        return [] if before is None else [sse.event(before)]
+
+    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
+        """The last events."""
+        assert self._last is not None  # an unfinished stream is an error before this
+        if not self._spoke:
+            raise reading.empty(str(self._stamp["model"]))
+        return last_with_racer(
+            [self._last], racer, self._usage or {} if self._include_usage else None
+        )
+
+
+def _speaks(choice: Mapping[str, Any]) -> bool:
+    """Whether a part of a choice is a part of an answer; "" is one, as in a whole answer."""
+    given: object = choice.get("delta")
+    delta = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    others = {name for name, value in delta.items() if value is not None} - {"role"}
+    return bool(others) or isinstance(choice.get("text"), str)
+
+
+def last_with_racer(
+    pieces: Sequence[dict[str, Any]], racer: Mapping[str, Any], usage: object | None
+) -> list[bytes]:
+    """Chunks to the end of a stream; a usage chunk follows where one is given."""
+    *first, last = pieces
+    if usage is not None:
+        first, last = [*first, last], {**last, "choices": list[Any](), "usage": usage}
+    return [*map(sse.event, first), sse.event({**last, "racer": racer}), sse.DONE]

@@ -1,0 +1,1 @@
+"""What is remembered of decisions, what people say of them, and what is watched for drift."""

@@ -1,0 +1,297 @@
+"""Decisions, verdicts and the state of the alarms, as they are kept. Blocks: never on the loop."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import numpy as np
+from sqlalchemy import CursorResult, delete, false, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from app.errors import NotFound
+from app.store import DecisionRow, Store, VerdictRow, WatchRow, now
+from app.watching.decisions import DecisionNote
+
+_CHUNK = 1_000  # rows deleted in one transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What somebody said of one candidate's answer."""
+
+    correct: bool
+    counts: bool  # False: a data key's, which waits for an admin
+    key: str
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A decision and all that is known of it."""
+
+    note: DecisionNote
+    verdicts: Mapping[str, Verdict]  # by candidate, in the order of the pool
+    judged: bool  # as a member of the shadow sample
+    loss: float | None
+
+    @property
+    def counted(self) -> dict[str, bool]:
+        """The verdicts that count."""
+        return {name: each.correct for name, each in self.verdicts.items() if each.counts}
+
+    @property
+    def complete(self) -> bool:
+        """A shadow decision of which every candidate has a verdict that counts."""
+        return self.note.shadow_rate is not None and self.counted.keys() == set(self.note.pool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unjudged:
+    """How many decisions chose one set, and nobody said anything of them."""
+
+    selected: tuple[str, ...]
+    null_selected: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One decision's set, and what is known of it."""
+
+    selected: tuple[str, ...]
+    null_selected: bool
+    verdicts: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many decisions of one calibration are kept."""
+
+    decisions: int
+    shadow: int
+    judged: int
+
+
+class Archive:
+    """The queries on the store's tables; each method is one transaction.
+
+    Every method raises :class:`app.errors.StoreError` when the store cannot be used.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, notes: Sequence[DecisionNote], ordinary: Sequence[bool]) -> None:
+        """Keep decisions; ``ordinary`` says which count for the risk of their calibration."""
+        rows = [_row(note, flag) for note, flag in zip(notes, ordinary, strict=True)]
+        with self._store.transaction() as session:
+            session.execute(insert(DecisionRow), rows)
+
+    def known(self, decision_id: str) -> Known:
+        """One decision. Raises :class:`NotFound`."""
+        with self._store.transaction() as session:
+            return _known(session, decision_id)
+
+    def say(
+        self, decision_id: str, correct: Mapping[str, bool], *, key: str, counts: bool
+    ) -> Known:
+        """Write verdicts over those that wait, and return what is known then.
+
+        The caller has made sure that none contradicts one that counts.
+        """
+        with self._store.transaction() as session:
+            for candidate, right in correct.items():
+                session.merge(
+                    VerdictRow(
+                        decision_id=decision_id,
+                        candidate=candidate,
+                        correct=right,
+                        counts=counts,
+                        key=key,
+                        created_at=now(),
+                    )
+                )
+            session.flush()
+            return _known(session, decision_id)
+
+    def accept(self, decision_ids: Sequence[str]) -> list[Known]:
+        """Let the verdicts that wait count, of all these decisions or of none.
+
+        Raises:
+            NotFound: One of them is not kept.
+        """
+        with self._store.transaction() as session:
+            for decision_id in decision_ids:
+                _find(session, decision_id)
+                of_it = VerdictRow.decision_id == decision_id
+                session.execute(update(VerdictRow).where(of_it).values(counts=True))
+            session.flush()
+            return [_known(session, decision_id) for decision_id in decision_ids]
+
+    def judge(self, decision_id: str, loss: float | None) -> bool:
+        """Note a shadow decision's loss; False when that was done before."""
+        fresh = (DecisionRow.id == decision_id) & ~DecisionRow.judged
+        with self._store.transaction() as session:
+            statement = update(DecisionRow).where(fresh).values(judged=True, loss=loss)
+            return cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
+
+    def counts(self, calibration_id: str) -> Counts:
+        """How many decisions of a calibration are kept."""
+        of_it = DecisionRow.calibration_id == calibration_id
+        with self._store.transaction() as session:
+
+            def count(*conditions: Any) -> int:
+                return session.scalar(select(func.count()).where(of_it, *conditions)) or 0
+
+            return Counts(
+                decisions=count(),
+                shadow=count(DecisionRow.shadow),
+                judged=count(DecisionRow.shadow, DecisionRow.judged),
+            )
+
+    def served(self, calibration_id: str) -> tuple[list[Unjudged], list[Judged]]:
+        """The ordinary decisions of a calibration, without and with verdicts that count."""
+        ordinary = (DecisionRow.calibration_id == calibration_id) & DecisionRow.ordinary
+        chosen = DecisionRow.selected, DecisionRow.null_selected
+        by_set = select(*chosen, func.count()).where(ordinary).group_by(*chosen)
+        # An expression hides the index: from the few verdicts to their decisions is the short way.
+        of_it = DecisionRow.calibration_id.concat("") == calibration_id
+        said = (
+            select(DecisionRow.id, *chosen, VerdictRow.candidate, VerdictRow.correct)
+            .join(VerdictRow, VerdictRow.decision_id == DecisionRow.id)
+            .where(of_it, DecisionRow.ordinary, VerdictRow.counts)
+        )
+        sets: dict[str, tuple[str, bool]] = {}
+        verdicts: dict[str, dict[str, bool]] = {}
+        with self._store.transaction() as session:
+            for decision_id, selected, null, candidate, correct in session.execute(said):
+                sets[decision_id] = (selected, null)
+                verdicts.setdefault(decision_id, {})[candidate] = correct
+            totals = Counter(
+                {(selected, null): count for selected, null, count in session.execute(by_set)}
+            )
+        unjudged = [
+            Unjudged(selected=tuple(json.loads(names)), null_selected=null, count=count)
+            for (names, null), count in (totals - Counter(sets.values())).items()
+        ]
+        judged = [
+            Judged(selected=tuple(json.loads(names)), null_selected=null, verdicts=verdicts[key])
+            for key, (names, null) in sets.items()
+        ]
+        return unjudged, judged
+
+    def losses(self, calibration_id: str) -> list[float]:
+        """The losses of a calibration's shadow decisions that count."""
+        of_it = DecisionRow.calibration_id == calibration_id
+        with self._store.transaction() as session:
+            found = session.scalars(
+                select(DecisionRow.loss).where(of_it, DecisionRow.loss.is_not(None))
+            )
+            return [loss for loss in found if loss is not None]
+
+    def shadow(self, calibration_ids: Sequence[str]) -> list[tuple[DecisionNote, dict[str, bool]]]:
+        """The judged shadow decisions of these calibrations with their verdicts, oldest first."""
+        wanted = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.judged
+        documents = (
+            select(DecisionRow.id, DecisionRow.document)
+            .where(*wanted)
+            .order_by(DecisionRow.created_at, DecisionRow.id)
+        )
+        said = (
+            select(VerdictRow.decision_id, VerdictRow.candidate, VerdictRow.correct)
+            .join(DecisionRow, DecisionRow.id == VerdictRow.decision_id)
+            .where(*wanted)
+        )
+        verdicts: dict[str, dict[str, bool]] = {}
+        with self._store.transaction() as session:
+            kept = session.execute(documents).all()
+            for decision_id, candidate, correct in session.execute(said):
+                verdicts.setdefault(decision_id, {})[candidate] = correct
+        return [
+            (DecisionNote.from_document(document, None), verdicts[decision_id])
+            for decision_id, document in kept
+        ]
+
+    def prune(self, keep_days: float, keep_rows: int) -> int:
+        """Delete some of what is too old or too much, with its verdicts, and return how many.
+
+        A part at a time, so that nobody waits long for the store.
+        """
+        created_at = DecisionRow.created_at
+        expired = datetime.now(UTC) - timedelta(days=keep_days)
+        old = created_at < expired.isoformat(timespec="microseconds")
+        with self._store.transaction() as session:
+            surplus = session.scalar(
+                select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
+            )
+            too_much = false() if surplus is None else created_at <= surplus
+            ids = list(session.scalars(select(DecisionRow.id).where(old | too_much).limit(_CHUNK)))
+            session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
+        return len(ids)
+
+    def watch(self, calibration_id: str) -> tuple[str, dict[str, Any]] | None:
+        """Since when a calibration is watched, and the state of its alarms."""
+        with self._store.transaction() as session:
+            row = session.get(WatchRow, calibration_id)
+            return None if row is None else (row.since, json.loads(row.state))
+
+    def keep_watch(self, calibration_id: str, since: str, state: Mapping[str, Any]) -> None:
+        """Keep the state of a calibration's alarms."""
+        row = WatchRow(calibration_id=calibration_id, since=since, state=json.dumps(state))
+        with self._store.transaction() as session:
+            session.merge(row)
+
+
+def _row(note: DecisionNote, ordinary: bool) -> dict[str, Any]:
+    near = note.neighbours
+    return {
+        "id": note.decision_id,
+        "created_at": note.created_at,
+        "calibration_id": note.calibration_id,
+        "key": note.key,
+        "selected": json.dumps(note.selected),
+        "null_selected": note.null_selected,
+        "ordinary": ordinary,
+        "shadow": note.shadow_rate is not None,
+        "judged": False,
+        "loss": None,
+        "document": note.document(),
+        "neighbours": None if near is None else np.array(near, dtype="<u4").tobytes(),
+    }
+
+
+def _find(session: Session, decision_id: str) -> DecisionRow:
+    row = session.get(DecisionRow, decision_id)
+    if row is None:
+        raise unknown_decision(decision_id)
+    return row
+
+
+def unknown_decision(decision_id: str) -> NotFound:
+    """The error for a decision that is not kept, or that the caller may not see."""
+    return NotFound(
+        f"no decision {decision_id[:128]!r}: it was never made, is no longer kept, or is another "
+        "key's",
+        code="decision_not_found",
+        param="decision_id",
+    )
+
+
+def _known(session: Session, decision_id: str) -> Known:
+    row = _find(session, decision_id)
+    near = row.neighbours
+    ids = None if near is None else tuple(np.frombuffer(near, dtype="<u4").tolist())
+    note = DecisionNote.from_document(row.document, ids)
+    said = {
+        each.candidate: Verdict(
+            correct=each.correct, counts=each.counts, key=each.key, created_at=each.created_at
+        )
+        for each in session.scalars(select(VerdictRow).where(VerdictRow.decision_id == row.id))
+    }
+    verdicts = {name: said[name] for name in note.pool if name in said}
+    return Known(note=note, verdicts=verdicts, judged=row.judged, loss=row.loss)

@@ -1,0 +1,100 @@
+"""What is remembered of one decision: enough to decide it again, never a prompt or an answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from app.reasons import Reason
+
+# Queries that were never said to be like the labelled rows: nothing is concluded from them.
+_UNLIKE_ROWS: Final = frozenset(
+    {Reason.MULTI_TURN, Reason.UNLABELLED_KIND, Reason.QUERY_TOO_LONG, Reason.ROUTER_FAILED}
+)
+
+
+class ChosenBy(StrEnum):
+    """What made the set."""
+
+    THRESHOLD = "threshold"
+    EVERYONE = "everyone"  # no threshold was asked: another kind of request, a failed router
+    STRONGEST = "strongest"  # the threshold selected nobody, and the best was called all the same
+    OVERRIDDEN = "overridden"  # another set was called: a session's, an observed candidate, a part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionNote:
+    """One routed query.
+
+    Attributes:
+        decision_id: What the answer carries in ``x-racer-decision-id``.
+        created_at: UTC, ISO 8601, as ``app.store.now`` gives it.
+        calibration_id: The record that decided.
+        key: The name of the caller's key.
+        group: The group that the request was found to be of, whether it has a threshold or not.
+        alpha: Risk level.
+        score: The nonconformity score.
+        lambda_hat: The threshold; ``inf`` when everyone was called.
+        pool: The candidates among which was chosen, in the order of the record's pool.
+        selected: The set that the certificate is about, in the same order.
+        null_selected: The null model is in the set too.
+        fingerprint: The keyed hash of the query, hexadecimal.
+        scores: f of the record's whole pool, in its order; None when the router failed.
+        neighbours: Pattern ids of the nearest training rows, for routers that have them.
+        chosen_by: What made the set.
+        holds: Whether the certificate held in the end.
+        reasons: Every reason in it.
+        served_by: Whose text was returned; None when nobody's was.
+        answered: The candidates that answered.
+        shadow_rate: The rate at which the decision was drawn to have everyone called; None when it
+            was not drawn.
+    """
+
+    decision_id: str
+    created_at: str
+    calibration_id: str
+    key: str
+    group: str | None
+    alpha: float
+    score: str
+    lambda_hat: float
+    pool: tuple[str, ...]
+    selected: tuple[str, ...]
+    null_selected: bool
+    fingerprint: str
+    scores: tuple[float, ...] | None
+    neighbours: tuple[int, ...] | None
+    chosen_by: ChosenBy = ChosenBy.THRESHOLD
+    holds: bool
+    reasons: tuple[str, ...] = ()
+    served_by: str | None = None
+    answered: tuple[str, ...] = ()
+    shadow_rate: float | None = None
+
+    @property
+    def like_rows(self) -> bool:
+        """The query is of the kind that was labelled, and the router scored it."""
+        return self.scores is not None and not _UNLIKE_ROWS & set(self.reasons)
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form. An infinite threshold is null: JSON has no infinity."""
+        shown = asdict(self)
+        return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
+
+    def document(self) -> str:
+        """Everything but the neighbours, which have a column of their own."""
+        return json.dumps(self.as_json() | {"neighbours": None})
+
+    @classmethod
+    def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionNote:
+        """Read ``document`` back."""
+        said: dict[str, Any] = json.loads(document)
+        for name in ("pool", "selected", "scores", "reasons", "answered"):
+            said[name] = None if said[name] is None else tuple(said[name])
+        said["lambda_hat"] = math.inf if said["lambda_hat"] is None else said["lambda_hat"]
+        said["chosen_by"] = ChosenBy(said["chosen_by"])
+        said["neighbours"] = neighbours
+        return cls(**said)

@@ -1,0 +1,28 @@
+"""Names of the metrics of this package, nothing else."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class WatchingMetrics:
+    """Registered beside the gateway's other metrics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.dropped = Counter(
+            "racer_decisions_dropped",
+            "Decisions that were not remembered: too many waited for the store",
+            registry=registry,
+        )
+        self.verdicts = Counter(
+            "racer_feedback_verdicts",
+            "Verdicts on candidates' answers",
+            ("counts",),
+            registry=registry,
+        )
+        self.alarm = Gauge(
+            "racer_drift_alarm",
+            "1 when this stream of the active calibration has raised a drift alarm",
+            ("stream",),
+            registry=registry,
+        )

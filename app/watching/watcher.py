@@ -1,0 +1,236 @@
+"""One object for the request path and the endpoints: remembers, samples, takes feedback, warns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, Self
+
+import numpy as np
+
+from app.active import ActiveCalibration
+from app.errors import StoreError
+from app.settings.watching import Watching
+from app.store import Record, Store
+from app.telemetry import Telemetry
+from app.watching import report, streams
+from app.watching.archive import Archive, Known
+from app.watching.decisions import ChosenBy, DecisionNote
+from app.watching.drift import Drift
+from app.watching.feedback import Feedback
+from app.watching.journal import Journal
+from app.watching.metrics import WatchingMetrics
+from app.watching.verification import Verification, verify
+from racer_core.calibration.shadow import is_sampled
+
+log = logging.getLogger(__name__)
+
+SAVE_EVERY_S: Final = 60.0
+
+
+class Watcher:
+    """Remembers decisions and watches the active calibration.
+
+    Args:
+        settings: What is remembered, and what is watched.
+        store: Where it is kept.
+        active: Whose swaps are followed.
+        telemetry: Where metrics are registered.
+        key: Secret of the shadow sample, the same for all replicas.
+        rng: Draws for the alarms; None takes fresh ones from the operating system.
+    """
+
+    def __init__(
+        self,
+        settings: Watching,
+        store: Store,
+        active: ActiveCalibration,
+        telemetry: Telemetry,
+        *,
+        key: bytes,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._active = active
+        self._key = key
+        self._metrics = WatchingMetrics(telemetry.registry)
+        self._archive = Archive(store)
+        self._dropped = 0
+        self._journal = Journal(self._write, self._drop)
+        self._drift = None
+        if settings.false_alarm is not None:
+            self._drift = Drift(
+                self._archive,
+                self._metrics,
+                false_alarm=settings.false_alarm,
+                rng=np.random.default_rng() if rng is None else rng,
+            )
+        self.feedback = Feedback(
+            self._archive,
+            self._journal,
+            counting=settings.feedback,
+            complete=self._complete,
+            metrics=self._metrics,
+        )
+        self._stack = AsyncExitStack()
+        self._closing = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        if self._drift is not None:
+            await self._active.tell(self._follow)
+        await self._stack.enter_async_context(self._journal)
+        housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping of decisions")
+        self._stack.push_async_callback(asyncio.wait, [housekeeping])
+        self._stack.callback(self._closing.set)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Write what waits and save the alarms."""
+        await self._stack.aclose()
+        await asyncio.to_thread(self._save)
+
+    # The request path -----------------------------------------------------------------------
+
+    @property
+    def stale(self) -> tuple[str, ...]:
+        """Why certificates of the active calibration are void; empty while nothing alarmed."""
+        if self._drift is None or not self._active.ready:
+            return ()
+        return self._drift.stale(self._active.record().id)
+
+    def sampled(self, decision_id: str) -> bool:
+        """Whether everyone is called for this decision."""
+        rate = self._settings.shadow_rate
+        return rate > 0.0 and is_sampled(self._key, decision_id.encode(), rate)
+
+    def note(self, note: DecisionNote) -> None:
+        """Remember a routed decision, in the background."""
+        self._journal.add(note)
+
+    # The endpoints ----------------------------------------------------------------------------
+
+    async def verification(self, decision_id: str) -> Verification:
+        """Decide again what was decided.
+
+        Raises:
+            NotFound: The decision or its calibration is not kept.
+            StoreError: The store cannot be used.
+        """
+        await self._journal.written(decision_id)
+        return await asyncio.to_thread(self._verified, decision_id)
+
+    async def drift(self) -> dict[str, Any]:
+        """Alarms and risk of the active calibration. Raises NotReady, StoreError."""
+        record = self._active.record()
+        alarms = None if self._drift is None else await asyncio.to_thread(self._drift.as_json)
+        risk = await asyncio.to_thread(
+            report.risk_as_json, self._archive, record.id, record.calibration
+        )
+        risk["decisions"]["dropped"] = self._dropped
+        risk["shadow"]["rate"] = self._settings.shadow_rate
+        return {"calibration_id": record.id, "alarms": alarms, **risk}
+
+    async def reset(self) -> None:
+        """Begin the alarms of the active calibration again. Raises StoreError."""
+        if self._drift is not None:
+            await asyncio.to_thread(self._drift.reset)
+
+    async def shadow_rows(self) -> bytes:
+        """The judged shadow decisions as labelled rows, JSON lines. Raises NotReady, StoreError."""
+        record = self._active.record()
+        return await asyncio.to_thread(self._rows, record)
+
+    # On threads ------------------------------------------------------------------------------
+
+    def _write(self, notes: Sequence[DecisionNote]) -> None:
+        if self._settings.decisions:
+            record = self._active.record()
+            self._archive.add(notes, [_ordinary(note, record) for note in notes])
+        if self._drift is not None:
+            self._drift.see(notes)
+
+    def _drop(self, count: int) -> None:
+        self._dropped += count
+        self._metrics.dropped.inc(count)
+
+    def _complete(self, known: Known) -> None:
+        """Judge a shadow decision, once it is known of everyone whether they were right."""
+        if not known.complete or known.judged:
+            return
+        note, record = known.note, self._active.record()
+        counts = note.pool == record.calibration.pool and streams.fits(
+            note, record.id, record.calibration
+        )
+        loss = streams.loss_of(record.calibration, note, known.counted) if counts else None
+        first = self._archive.judge(note.decision_id, loss)
+        if first and loss is not None and self._drift is not None:
+            self._drift.bet(record.id, loss)
+
+    def _verified(self, decision_id: str) -> Verification:
+        note = self._archive.known(decision_id).note
+        active = self._active.record()
+        mine = note.calibration_id == active.id
+        return verify(note, active if mine else self._store.record(note.calibration_id))
+
+    def _rows(self, record: Record) -> bytes:
+        kept = self._archive.shadow(self._store.ids(record.artifact))
+        pool = record.calibration.pool
+        lines = [
+            json.dumps(
+                {
+                    "scores": dict(zip(pool, note.scores, strict=True)),
+                    "correct": {name: correct[name] for name in pool},
+                    "group": note.group,
+                    "weight": 1.0 / note.shadow_rate,
+                    "decision_id": note.decision_id,
+                }
+            )
+            for note, correct in kept
+            if note.like_rows and note.pool == pool and note.scores and note.shadow_rate
+        ]
+        return "".join(f"{line}\n" for line in lines).encode()
+
+    async def _follow(self, record: Record) -> None:
+        assert self._drift is not None
+        await asyncio.to_thread(self._drift.follow, record)
+
+    async def _keep_house(self) -> None:
+        while not self._closing.is_set():
+            await asyncio.to_thread(self._tidy)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_EVERY_S):
+                    await self._closing.wait()
+
+    def _tidy(self) -> None:
+        self._save()
+        try:
+            while not self._closing.is_set():
+                keep = self._settings
+                if not self._archive.prune(keep.keep_days, keep.keep_rows):
+                    return
+        except StoreError as exc:
+            log.warning("old decisions are not deleted: %s", exc)
+
+    def _save(self) -> None:
+        try:
+            if self._drift is not None:
+                self._drift.save()
+        except StoreError as exc:
+            log.warning("the state of the drift alarms is not saved: %s", exc)
+
+
+def _ordinary(note: DecisionNote, record: Record) -> bool:
+    """Whether the set was chosen as the calibration's own evidence says."""
+    options = record.calibration.options
+    return (
+        streams.fits(note, record.id, record.calibration)
+        and note.chosen_by is ChosenBy.THRESHOLD
+        and note.pool == record.calibration.pool
+        and note.alpha == options.alpha
+        and note.score == options.score
+    )

@@ -1,0 +1,42 @@
+"""The normal form of a mathematical answer, read by math-verify and sympy.
+
+One form for one value: 0.5, 1/2 and its LaTeX are the same text. Answers that only a proof could
+show equal may keep two forms; they then count as different, never the other way round. May take
+long or much memory on hostile input: run it in a process that a deadline can end.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from racer_core.aggregation.grading import parsed_mathematics
+
+_DIGITS: Final = 12  # of an irrational number; beyond them evaluation is not exact
+
+
+def math_form(text: str) -> str | None:
+    """The form of the answer that a text states last; None when it states none.
+
+    Raises:
+        InputError: math-verify is not installed.
+    """
+    found = [each for each in parsed_mathematics(text) if not isinstance(each, str)]
+    return _canonical(found[0]) if found else None
+
+
+def _canonical(value: Any) -> str:
+    sympy: Any = import_module("sympy")
+    if isinstance(value, sympy.Equality) and value.lhs.is_Symbol:
+        return _canonical(value.rhs)  # "x = 5" answers as "5" does
+    if isinstance(value, sympy.FiniteSet | sympy.Tuple | tuple | list):
+        parts = [_canonical(each) for each in value]
+        ordered = sorted(parts) if isinstance(value, sympy.FiniteSet) else parts
+        return f"{type(value).__name__}({', '.join(ordered)})"
+    if not isinstance(value, sympy.Expr):
+        return str(sympy.srepr(value))
+    if not value.is_number:
+        return str(sympy.srepr(sympy.simplify(sympy.expand(value))))
+    plain = value.doit()
+    exact = sympy.nsimplify(plain, rational=True) if plain.has(sympy.Float) else plain
+    return str(exact if exact.is_Rational else sympy.N(exact, _DIGITS))

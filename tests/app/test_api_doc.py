@@ -1,0 +1,145 @@
+"""docs/api.md: what it says to type works as it says, and it names every door and every error."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import STATUS
+from app.front.doors import DOORS
+
+from .conftest import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+# A block of commands, what they answer, and perhaps a part of the last answer.
+EXAMPLE = re.compile(
+    r"```sh\n(?P<commands>(?:(?!```).)*?\bcurl\b.*?)```\n\n"
+    r"(?P<said>`\d{3}`[^\n]*)\n(?:\n```json\n(?P<shown>.*?)```)?",
+    re.DOTALL,
+)
+DOOR = re.compile(r"`((?:GET|POST|DELETE) /[^`]*)`")
+CURLRC = 'silent\nnoproxy = "*"\nwrite-out = "%{stderr}%{http_code} %{content_type}\\n"\n'
+NUMBER = (int, float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Commands, and what the document says of their answers."""
+
+    commands: str
+    statuses: list[int]
+    kind: str
+    shown: Any = None
+
+
+def examples() -> Iterator[Example]:
+    """In the order of the document."""
+    for found in EXAMPLE.finditer(DOCUMENT):
+        *statuses, kind = re.findall(r"`([^`]*)`", found["said"])
+        shown = None if found["shown"] is None else json.loads(found["shown"])
+        yield Example(
+            commands=found["commands"],
+            statuses=[int(status) for status in statuses],
+            kind=kind,
+            shown=shown,
+        )
+
+
+def missing(shown: Any, answered: Any, place: str = "$") -> list[str]:
+    """What the document shows and the answer lacks, or has as another kind of value."""
+    if shown is None:
+        return []
+    if isinstance(shown, dict) and isinstance(answered, dict):
+        absent = [f"{place}.{name}" for name in shown if name not in answered]
+        both = [name for name in shown if name in answered]
+        return absent + [
+            each for n in both for each in missing(shown[n], answered[n], f"{place}.{n}")
+        ]
+    if isinstance(shown, list) and isinstance(answered, list):
+        if shown and not answered:
+            return [f"{place}[0]"]
+        return missing(shown[0], answered[0], f"{place}[0]") if shown else []
+    alike = isinstance(answered, NUMBER if type(shown) in NUMBER else type(shown))
+    return [] if alike else [f"{place} is {answered!r}, not as {shown!r}"]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are made of curl")
+def test_every_example_answers_as_the_document_says(serve: Serve, tmp_path: Path) -> None:
+    """Status, content type and the keys that are shown. Red when an example has gone stale."""
+    gateway = serve(watching={"false_alarm": 0.01}, embeddings="adder")
+    decision = gateway.chat(ONE)["racer"]["decision_id"]
+    rows = as_json(labelled(10_000, 400))
+    (tmp_path / "calibration.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / ".curlrc").write_text(CURLRC)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "CURL_HOME": str(tmp_path),
+        "RACER_URL": gateway.url,
+        "RACER_DATA_KEY": DATA_KEY,
+        "RACER_ADMIN_KEY": ADMIN_KEY,
+        "DECISION": decision,
+        "CALIBRATION": gateway.ready()["calibration"],
+        "JOB": gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"],
+    }
+    for example in examples():
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", example.commands],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        told = [line.split(" ", 1) for line in done.stderr.splitlines()]
+        assert [int(status) for status, _ in told] == example.statuses, example.commands
+        assert all(kind.startswith(example.kind) for _, kind in told), example.commands
+        if example.shown is not None:
+            absent = missing(example.shown, json.loads(done.stdout))
+            assert absent == [], f"{example.commands}{done.stdout}"
+
+
+def test_no_command_goes_untried() -> None:
+    """Red when a block of commands is written so that the test above does not find it."""
+    blocks = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+    commands = [block for block in blocks if "curl" in block]
+    assert [example.commands for example in examples()] == commands
+    counts = [len(re.findall(r"^curl ", block, re.MULTILINE)) for block in commands]
+    assert [len(example.statuses) for example in examples()] == counts
+
+
+def test_every_door_stands_in_the_document_and_the_other_way_round() -> None:
+    """As a heading or as a row of a table; and each is tried in some example."""
+    places = [line for line in DOCUMENT.splitlines() if line.startswith(("### ", "| `"))]
+    described = {door for line in places for door in DOOR.findall(line)}
+    doors = {door.replace(":path", "") for door in DOORS}
+    assert described == doors
+    assert set(DOOR.findall(DOCUMENT)) == doors
+    commands = "".join(example.commands for example in examples())
+    for door in described:
+        path = re.sub(r"\\\{\w+\\\}", r"[$\\w]+", re.escape(door.split()[1]))
+        assert re.search(rf'\$RACER_URL{path}[" ?\n]', commands), door
+
+
+def test_every_error_stands_in_the_table() -> None:
+    """With its status and type; and every code that the program can say."""
+    table = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \|", DOCUMENT, re.MULTILINE)
+    described = {(int(status), kind, code) for status, kind, code in table}
+    assert len(described) == len(table)
+    assert set(STATUS.values()) <= described
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py"))
+    # Keywords stand without spaces, attributes with them.
+    said = re.findall(r'\b(?:code=|kind=|code = |default_kind = )"(\w+)"', sources)
+    codes = {code for _, _, code in described}
+    assert set(said) <= codes
+    assert codes <= set(re.findall(r'"(\w+)"', sources))

@@ -1,0 +1,539 @@
+"""Contract tests with the clients that people have: OpenAI's, LangChain's and LiteLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import AIMessageChunk
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, SecretStr
+
+from app.errors import STATUS
+from app.front import hashing
+from app.routing import RoutingService
+
+from .conftest import (
+    DATA_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    candidates,
+    configure,
+    running,
+    user,
+)
+from .fake_pool import FakePool
+
+TEAM_KEY, POOR_KEY = hashing.new_key(), hashing.new_key()
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
+
+
+@pytest.fixture(scope="module")
+def litellm() -> Iterator[Any]:
+    """LiteLLM, which would fetch a list of prices when it is imported."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its own use of pydantic
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        yield importlib.import_module("litellm")
+
+
+def langchain(gateway: Gateway, **options: Any) -> ChatOpenAI:
+    """LangChain's client of a gateway, without retries of its own."""
+    options = {"model": "auto", "max_retries": 0, "timeout": 30, **options}
+    key = SecretStr(options.pop("key", DATA_KEY))
+    return ChatOpenAI(base_url=f"{gateway.url}/v1", api_key=key, **options)
+
+
+def asked_by_litellm(litellm: Any, gateway: Gateway, text: str = ONE, **options: Any) -> Any:
+    """A completion as LiteLLM's users ask for one."""
+    options = {"model": "auto", "messages": user(text), "api_key": DATA_KEY, **options}
+    options["model"] = f"openai/{options['model']}"
+    return litellm.completion(api_base=f"{gateway.url}/v1", max_retries=0, timeout=30, **options)
+
+
+# OpenAI -----------------------------------------------------------------------------------------
+
+
+def test_openai_reads_an_answer_and_what_is_beside_it(gateway: Gateway, pool: FakePool) -> None:
+    """Text, model, tokens, and the racer object as a field that the client keeps."""
+    pool.say("adder", "seven")
+    raw = gateway.openai().chat.completions.with_raw_response.create(
+        model="auto", messages=user(ONE), extra_body={"racer": {"alpha": 0.1}}
+    )
+    completion = raw.parse()
+    assert completion.choices[0].message.content == "seven"
+    assert (completion.model, completion.usage.total_tokens) == ("adder", 15)
+    assert completion.racer["certificate"]["holds"] is True  # type: ignore[attr-defined]
+    assert raw.headers["x-racer-guarantee"] == "holds"
+
+
+def test_openai_streams_one_and_several(gateway: Gateway, pool: FakePool) -> None:
+    """Deltas add up to the text; the last chunk has counts and the racer object."""
+    for name in ("adder", "speller"):
+        pool.say(name, "seven")
+    for query in (ONE, TWO):
+        stream = gateway.openai().chat.completions.create(
+            model="auto", messages=user(query), stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(said) == "seven"
+        assert chunks[-1].usage.total_tokens >= 15  # type: ignore[union-attr]
+        assert chunks[-1].racer["served_by"] == "adder"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+def test_openai_puts_streamed_tool_calls_together(
+    gateway: Gateway, pool: FakePool, query: str
+) -> None:
+    """Its own helper ends with the same calls that the candidate made."""
+    for name in POOL:
+        message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        pool.say(name, "", message=message)
+    with gateway.openai().chat.completions.stream(
+        model="auto", messages=user(query), tools=TOOLS
+    ) as stream:
+        message = stream.get_final_completion().choices[0].message
+    calls = message.tool_calls or []
+    assert [(each.function.name, each.function.arguments) for each in calls] == [
+        ("add", '{"a": 3}')
+    ]
+
+
+class Sum(BaseModel):
+    """What is asked for as JSON."""
+
+    value: int
+
+
+def test_openai_parses_what_it_asked_for_as_json(gateway: Gateway, pool: FakePool) -> None:
+    """A schema goes up, an object comes back."""
+    pool.say("adder", '{"value": 7}')
+    completion = gateway.openai().chat.completions.parse(
+        model="auto", messages=user(ONE), response_format=Sum
+    )
+    assert completion.choices[0].message.parsed == Sum(value=7)
+
+
+def test_openai_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
+    """The asynchronous client, plain and streaming, many at once."""
+
+    async def ask() -> tuple[list[str | None], str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{gateway.url}/v1", api_key=DATA_KEY, max_retries=0
+        ) as client:
+            create = client.chat.completions.create
+            answers = await asyncio.gather(
+                *(create(model="auto", messages=user(ONE)) for _ in range(8))
+            )
+            stream = await create(model="auto", messages=user(TWO), stream=True)
+            said = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            return [each.choices[0].message.content for each in answers], "".join(said)
+
+    for name in POOL:
+        pool.say(name, "seven")
+    assert asyncio.run(ask()) == (["seven"] * 8, "seven")
+
+
+def test_openai_reads_responses(gateway: Gateway, pool: FakePool) -> None:
+    """Text, model, tokens and the racer object; a call of a function is one to the client."""
+    pool.say("adder", "seven")
+    response = gateway.openai().responses.create(model="auto", input=ONE)
+    assert (response.output_text, response.model) == ("seven", "adder")
+    assert response.usage is not None
+    assert response.usage.total_tokens == 15
+    assert response.racer["selected"] == ["adder"]  # type: ignore[attr-defined]
+    refusal = gateway.openai().responses.create(model="auto", input=NOBODY)
+    assert "No model of the pool" in refusal.output_text
+
+
+@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+def test_openai_streams_responses(gateway: Gateway, pool: FakePool, query: str) -> None:
+    """Its helper follows every event: live, merged, and when nobody was called."""
+    for name in POOL:
+        pool.say(name, "seven")
+    with gateway.openai().responses.stream(model="auto", input=query) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.completed"
+    assert "response.output_text.delta" in kinds
+    assert final.output_text == (
+        "seven" if query != NOBODY else gateway.chat(NOBODY)["choices"][0]["message"]["content"]
+    )
+    assert final.racer["decision_id"] == final.id  # type: ignore[attr-defined]
+
+
+def test_openai_continues_prompts_and_embeds_texts(gateway: Gateway, pool: FakePool) -> None:
+    """The older interface, and vectors."""
+    pool.say("adder", "seven")
+    client = gateway.openai()
+    assert client.completions.create(model="auto", prompt=ONE).choices[0].text == "seven"
+    chunks = client.completions.create(model="auto", prompt=ONE, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "seven"
+    vectors = client.embeddings.create(model="poet", input=["a", "bcd"]).data
+    assert [each.embedding[0] for each in vectors] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+def test_openai_raises_when_a_stream_breaks(gateway: Gateway, pool: FakePool, query: str) -> None:
+    """In chat and in responses: an exception, and never a text that looks whole."""
+    for name in POOL:
+        pool.say(name, "42", fault="cut" if query == ONE else "400", delay_s=0.4)
+    client = gateway.openai()
+    with pytest.raises(openai.APIError, match="adder"):
+        list(client.chat.completions.create(model="auto", messages=user(query), stream=True))
+    with pytest.raises(openai.APIError, match="adder"):
+        list(client.responses.create(model="auto", input=query, stream=True))
+
+
+# LangChain --------------------------------------------------------------------------------------
+
+
+def test_langchain_invokes(gateway: Gateway, pool: FakePool) -> None:
+    """Text, the candidate's name, and tokens in its own words."""
+    pool.say("adder", "seven")
+    message = langchain(gateway, extra_body={"racer": {"alpha": 0.1}}).invoke(ONE)
+    assert message.text == "seven"
+    assert message.response_metadata["model_name"] == "adder"
+    assert message.usage_metadata is not None
+    assert message.usage_metadata["total_tokens"] == 15
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+def test_langchain_streams(gateway: Gateway, pool: FakePool, query: str) -> None:
+    """Chunks add up to one message, with tokens."""
+    for name in POOL:
+        pool.say(name, "seven")
+    chunks = list(langchain(gateway, stream_usage=True).stream(query))
+    whole = sum(chunks[1:], start=chunks[0])
+    assert isinstance(whole, AIMessageChunk)
+    assert whole.text == "seven"
+    assert whole.usage_metadata is not None
+    assert whole.usage_metadata["output_tokens"] >= 5
+
+
+def test_langchain_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
+    """``ainvoke`` and ``astream``."""
+    pool.say("adder", "seven")
+
+    async def ask() -> tuple[str, str]:
+        model = langchain(gateway)
+        said = [chunk.text async for chunk in model.astream(ONE)]
+        return (await model.ainvoke(ONE)).text, "".join(said)
+
+    assert asyncio.run(ask()) == ("seven", "seven")
+
+
+def test_langchain_calls_tools_and_reads_structures(gateway: Gateway, pool: FakePool) -> None:
+    """A tool call arrives as one, and a structure as the object that was asked for."""
+    for name in POOL:
+        message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        pool.say(name, "", message=message)
+    calls = langchain(gateway).bind_tools(TOOLS).invoke(ONE).tool_calls
+    assert [(each["name"], each["args"]) for each in calls] == [("add", {"a": 3})]
+    for name in POOL:
+        pool.say(name, '{"value": 7}')
+    assert langchain(gateway).with_structured_output(Sum).invoke(ONE) == Sum(value=7)
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+def test_langchain_uses_responses(gateway: Gateway, pool: FakePool, query: str) -> None:
+    """Plain and streaming."""
+    for name in POOL:
+        pool.say(name, "seven")
+    model = langchain(gateway, use_responses_api=True)
+    assert model.invoke(query).text == "seven"
+    assert "".join(chunk.text for chunk in model.stream(query)) == "seven"
+
+
+# LiteLLM ----------------------------------------------------------------------------------------
+
+
+def test_litellm_completes(litellm: Any, gateway: Gateway, pool: FakePool) -> None:
+    """Text, tokens, and the candidate's name; options go into ``extra_body``."""
+    pool.say("adder", "seven")
+    answer = asked_by_litellm(litellm, gateway, extra_body={"racer": {"alpha": 0.1}})
+    assert answer.choices[0].message.content == "seven"
+    assert answer.usage.total_tokens == 15
+    assert answer.model == "adder"
+
+
+@pytest.mark.parametrize("query", [ONE, TWO])
+def test_litellm_streams(litellm: Any, gateway: Gateway, pool: FakePool, query: str) -> None:
+    """Deltas add up to the text."""
+    for name in POOL:
+        pool.say(name, "seven")
+    stream = asked_by_litellm(litellm, gateway, query, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "seven"
+
+
+def test_litellm_calls_tools(litellm: Any, gateway: Gateway, pool: FakePool) -> None:
+    """A tool call arrives as one."""
+    for name in POOL:
+        message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+        pool.say(name, "", message=message)
+    answer = asked_by_litellm(litellm, gateway, tools=TOOLS)
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 3}')
+
+
+def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool) -> None:
+    """``acompletion``, streaming."""
+    pool.say("adder", "seven")
+
+    async def ask() -> str:
+        stream = await litellm.acompletion(
+            model="openai/auto",
+            messages=user(ONE),
+            api_base=f"{gateway.url}/v1",
+            api_key=DATA_KEY,
+            max_retries=0,
+            stream=True,
+        )
+        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return "".join(said)
+
+    assert asyncio.run(ask()) == "seven"
+
+
+# Errors -----------------------------------------------------------------------------------------
+
+
+def hash_of(key: str) -> str:
+    """A key as the configuration has it."""
+    return hashing.written(key, hashing.new_salt())
+
+
+@pytest.fixture(scope="module")
+def _strict(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway that refuses what another would answer."""
+    path = configure(
+        tmp_path_factory.mktemp("strict"),
+        artifact,
+        _pool.url,
+        candidates=candidates(_pool.url, timeout_s=0.5),
+        routing={"on_infeasible": "reject"},
+        fleet={"attempts": 1, "failures": 1000},
+        limits={"body_bytes": 20_000},
+        access={
+            "keys": [
+                {"name": "team", "hash": hash_of(TEAM_KEY), "max_alpha": 0.05},
+                {"name": "poor", "hash": hash_of(POOR_KEY), "tokens_per_minute": 1},
+            ]
+        },
+    )
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate()
+        yield gateway
+
+
+@pytest.fixture
+def strict(_strict: Gateway, pool: FakePool) -> Gateway:
+    """The same, with candidates that behave."""
+    return _strict
+
+
+@dataclass(frozen=True)
+class Case:
+    """How to provoke an error, and what each client makes of it."""
+
+    status: int
+    code: str
+    openai: str
+    litellm: str
+    racer: dict[str, Any] = field(default_factory=dict)
+    text: str = ONE
+    model: str = "auto"
+    key: str = DATA_KEY
+    fault: str | None = None
+
+
+CASES = {
+    "input": Case(400, "invalid_request", "BadRequestError", "BadRequestError", {"alpha": 2}),
+    "schema": Case(
+        422, "invalid_schema", "UnprocessableEntityError", "BadRequestError",
+        {"alpha": "x"},
+    ),
+    "infeasible": Case(
+        409, "infeasible_alpha", "ConflictError", "APIError", {"alpha": 0.001}
+    ),
+    "key": Case(
+        401, "invalid_api_key", "AuthenticationError", "AuthenticationError", key="a-wrong-key"
+    ),
+    "forbidden": Case(
+        403, "forbidden", "PermissionDeniedError", "APIError", {"alpha": 0.2},
+        key=TEAM_KEY,
+    ),
+    "model": Case(404, "model_not_found", "NotFoundError", "NotFoundError", model="gpt-4o"),
+    "large": Case(413, "too_large", "APIStatusError", "APIError", text=ONE * 2_000),
+    "abstained": Case(
+        422, "router_abstained", "UnprocessableEntityError", "BadRequestError",
+        {"on_abstain": "error"}, text=NOBODY,
+    ),
+    "limited": Case(429, "rate_limited", "RateLimitError", "RateLimitError", key=POOR_KEY),
+    "upstream": Case(502, "upstream_error", "InternalServerError", "BadGatewayError", fault="500"),
+    "unavailable": Case(
+        503, "upstream_error", "InternalServerError", "ServiceUnavailableError", fault="503"
+    ),
+    "timeout": Case(504, "upstream_timeout", "InternalServerError", "Timeout", fault="hang"),
+    "upstream_limited": Case(
+        429, "upstream_rate_limited", "RateLimitError", "RateLimitError", fault="429"
+    ),
+    "rejected": Case(
+        400, "upstream_rejected", "BadRequestError", "BadRequestError", fault="400"
+    ),
+    "invalid": Case(
+        502, "upstream_invalid_response", "InternalServerError", "BadGatewayError", fault="html"
+    ),
+}  # fmt: skip
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+@pytest.fixture
+def provoked(strict: Gateway, pool: FakePool, case: Case) -> Gateway:
+    """The gateway in the state that the case needs."""
+    if case.fault is not None:
+        for name in POOL:
+            pool.fail(name, case.fault)
+    if case.key == POOR_KEY:
+        strict.post("/v1/chat/completions", POOR_KEY, json={"model": "auto", "messages": user(ONE)})
+    return strict
+
+
+def checked(exc: openai.APIStatusError, case: Case) -> None:
+    """The exception says what the envelope says."""
+    assert type(exc).__name__ == case.openai
+    assert (exc.status_code, exc.code) == (case.status, case.code)
+    assert exc.response.headers["x-request-id"]
+
+
+@EACH
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_is_openais_own(provoked: Gateway, case: Case, stream: bool) -> None:
+    """Its class by status, with our code; before a stream begins, too."""
+    create = provoked.openai(case.key).chat.completions.create
+    with pytest.raises(openai.APIStatusError) as caught:
+        create(
+            model=case.model,
+            messages=user(case.text),
+            stream=stream,
+            extra_body={"racer": case.racer},
+        )
+    checked(caught.value, case)
+
+
+@EACH
+def test_an_error_of_responses_is_openais_own(provoked: Gateway, case: Case) -> None:
+    """The same classes on the other interface."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        provoked.openai(case.key).responses.create(
+            model=case.model, input=case.text, extra_body={"racer": case.racer}
+        )
+    checked(caught.value, case)
+
+
+@EACH
+def test_an_error_reaches_langchain_as_openais(provoked: Gateway, case: Case) -> None:
+    """It raises what the client below it raises."""
+    model = langchain(provoked, model=case.model, key=case.key, extra_body={"racer": case.racer})
+    with pytest.raises(openai.APIStatusError) as caught:
+        model.invoke(case.text)
+    assert isinstance(caught.value, getattr(openai, case.openai))
+    assert (caught.value.status_code, caught.value.code) == (case.status, case.code)
+
+
+@EACH
+def test_an_error_has_a_class_of_litellms(litellm: Any, provoked: Gateway, case: Case) -> None:
+    """Its own classes, by status."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - its classes have no common root
+        asked_by_litellm(
+            litellm,
+            provoked,
+            case.text,
+            model=case.model,
+            api_key=case.key,
+            extra_body={"racer": case.racer},
+        )
+    assert type(caught.value).__module__.startswith("litellm")
+    assert type(caught.value).__name__ == case.litellm
+    assert caught.value.status_code == case.status  # type: ignore[attr-defined]
+
+
+def test_before_a_calibration_clients_see_a_server_that_is_not_ready(
+    litellm: Any, tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """503, which is a server's error to each of them."""
+    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+        with pytest.raises(openai.InternalServerError) as caught:
+            gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
+        assert (caught.value.status_code, caught.value.code) == (503, "not_calibrated")
+        with pytest.raises(openai.InternalServerError):
+            langchain(gateway).invoke(ONE)
+        with pytest.raises(litellm.ServiceUnavailableError):
+            asked_by_litellm(litellm, gateway)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in the gateway."""
+
+    async def route(*_: object) -> None:
+        raise RuntimeError("a prompt")
+
+    monkeypatch.setattr(RoutingService, "route", route)
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_bug_is_an_internal_error_to_every_client(litellm: Any, gateway: Gateway) -> None:
+    """500, and not a word of what went wrong."""
+    asks: list[tuple[type[Exception], Callable[[], Any]]] = [
+        (
+            openai.InternalServerError,
+            lambda: gateway.openai().chat.completions.create(model="auto", messages=user(ONE)),
+        ),
+        (openai.InternalServerError, lambda: langchain(gateway).invoke(ONE)),
+        (litellm.InternalServerError, lambda: asked_by_litellm(litellm, gateway)),
+    ]
+    for expected, ask in asks:
+        with pytest.raises(expected) as caught:
+            ask()
+        assert "a prompt" not in str(caught.value)
+
+
+def test_every_error_that_a_request_can_meet_is_tried() -> None:
+    """Rows of the table that only an administrator, or a broken disk, meets stand elsewhere."""
+    elsewhere = {
+        "RowsError", "OverlapError", "CalibrationError", "ArtifactError", "Conflict",
+        "StoreFull", "StoreBusy",  # calibrations
+        "UnsupportedBody",  # no client of these sends anything but JSON
+        "Overloaded", "UpstreamOverloaded",  # queues and buffers that are full
+        "NotReady", "RacerError",  # above
+        "UpstreamTimeout", "UpstreamUnavailable", "UpstreamRateLimited", "UpstreamRejected",
+        "UpstreamError",  # by fault
+    }  # fmt: skip
+    tried = {
+        "InputError", "SchemaError", "InfeasibleAlphaError", "Unauthorized", "Forbidden",
+        "NotFound", "TooLarge", "Abstained",
+    }  # fmt: skip
+    assert {kind.__name__ for kind in STATUS} == elsewhere | tried
+    assert {case.status for case in CASES.values()} <= {status for status, *_ in STATUS.values()}

@@ -1,0 +1,369 @@
+"""What is remembered of decisions: enough to decide them again, never a prompt or an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.errors import NotFound, StoreError
+from app.watching.archive import Archive
+from app.watching.decisions import DecisionNote
+from app.watching.journal import Journal
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    configure,
+    running,
+)
+from .fake_pool import FakePool
+from .watched import Watched, draw, noted, notes, record
+
+RECORD = record()
+SCORES = [0.9, 0.5, 0.1]
+
+
+def note(**changes: Any) -> DecisionNote:
+    """One decision with everything in it."""
+    full: dict[str, Any] = {
+        "group": "de\ud800",
+        "neighbours": (0, 7, 70_000),
+        "reasons": ("conditions_differ",),
+        "served_by": "adder",
+        "answered": ("adder", "poet"),
+        "shadow_rate": 0.25,
+    }
+    return replace(noted(RECORD, SCORES), **full | changes)
+
+
+# Over HTTP ------------------------------------------------------------------------------------
+
+
+def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict[str, object]:
+    """GET /decisions/{id}, with the status checked."""
+    response = gateway.get(f"/decisions/{decision_id}", key)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_a_decision_is_remembered_as_it_was_certified(gateway: Gateway, pool: FakePool) -> None:
+    """Right after the answer: its set, threshold, scores, who answered and who was returned."""
+    pool.say("adder", "12")
+    pool.say("speller", "12")
+    answer = gateway.chat(TWO)
+    told, certificate = answer["racer"], answer["racer"]["certificate"]
+    kept = seen(gateway, told["decision_id"])
+    assert kept["decision_id"] == answer["id"]
+    assert set(kept["selected"]) == set(told["selected"]) == {"adder", "speller"}
+    assert kept["calibration_id"] == certificate["calibration_id"]
+    assert (kept["alpha"], kept["lambda_hat"]) == (0.1, certificate["lambda_hat"])
+    assert dict(zip(POOL, kept["scores"], strict=True)) == told["pool_scores"]
+    assert (kept["holds"], kept["reasons"]) == (certificate["holds"], certificate["reasons"])
+    assert kept["served_by"] == answer["model"]
+    assert kept["key"] == "data"
+    assert kept["feedback"]["unknown"] == list(POOL)
+
+
+@pytest.mark.parametrize("query", [ONE, NOBODY])
+def test_a_decision_without_a_call_is_remembered(gateway: Gateway, query: str) -> None:
+    """POST /route alone, and an abstention."""
+    told = gateway.route(query)
+    kept = seen(gateway, told["decision_id"])
+    assert kept["selected"] == told["selected"]
+    assert kept["served_by"] is None
+    assert kept["answered"] == []
+
+
+def test_neither_prompts_nor_answers_reach_the_disk(
+    serve: Serve, pool: FakePool, tmp_path: Path
+) -> None:
+    """Neither the text of a query nor that of an answer stands in the store's file."""
+    folder = tmp_path / "store"
+    gateway = serve(folder=folder)
+    for name in POOL:
+        pool.say(name, "correct horse battery staple")
+    answer = gateway.chat("What is 41 plus 73? My password is hunter2")
+    assert "battery" in answer["choices"][0]["message"]["content"]
+    seen(gateway, answer["id"])
+    content = (folder / "racer.db").read_bytes()
+    assert answer["id"].encode() in content
+    assert b"hunter2" not in content
+    assert b"battery" not in content
+
+
+def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
+    """A stranger cannot tell another key's decision from one that never was."""
+    gateway = serve()
+    admins = gateway.post("/route", ADMIN_KEY, json={"query": ONE}).json()["decision_id"]
+    own = gateway.route(ONE)["decision_id"]
+    for decision_id in (admins, own):
+        assert seen(gateway, decision_id, ADMIN_KEY)["decision_id"] == decision_id
+    refusals = [gateway.get(f"/decisions/{each}") for each in (admins, "chatcmpl-none")]
+    assert [each.status_code for each in refusals] == [404, 404]
+    messages = [each.json()["error"]["message"] for each in refusals]
+    assert messages[0].replace(admins, "x") == messages[1].replace("chatcmpl-none", "x")
+
+
+def test_decisions_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """What waited in memory is written before the gateway ends."""
+    path = configure(tmp_path, artifact, pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        decisions = [gateway.route(ONE)["decision_id"] for _ in range(20)]
+    with running(path, ENVIRONMENT) as gateway:
+        assert [seen(gateway, each)["decision_id"] for each in decisions] == decisions
+
+
+def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
+    """`watching.decisions: false`."""
+    gateway = serve(watching={"decisions": False})
+    decision_id = gateway.route(ONE)["decision_id"]
+    assert gateway.get(f"/decisions/{decision_id}", ADMIN_KEY).status_code == 404
+    assert gateway.get("/drift", ADMIN_KEY).json()["decisions"]["kept"] == 0
+
+
+# What is kept ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    """An empty archive."""
+    return Archive(Watched(tmp_path, RECORD).store)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"scores": None, "neighbours": None, "lambda_hat": math.inf, "selected": ()},
+     {"served_by": None, "shadow_rate": None, "group": None, "reasons": (), "answered": ()}],
+    ids=["full", "router failed", "bare"],
+)  # fmt: skip
+def test_a_note_comes_back_as_it_was(archive: Archive, changes: dict[str, Any]) -> None:
+    """Every field, with an infinite threshold and with what is not there."""
+    kept = note(**changes)
+    archive.add([kept], [True])
+    known = archive.known(kept.decision_id)
+    assert known.note == kept
+    assert not known.judged
+    assert known.loss is None
+    assert known.verdicts == {}
+
+
+def aged(days: float) -> DecisionNote:
+    """A decision of some days ago."""
+    then = datetime.now(UTC) - timedelta(days=days)
+    return note(created_at=then.isoformat(timespec="microseconds"))
+
+
+def kept_of(archive: Archive, made: Sequence[DecisionNote]) -> list[bool]:
+    """Which of these decisions are there."""
+    found: list[bool] = []
+    for each in made:
+        try:
+            found.append(archive.known(each.decision_id).note == each)
+        except NotFound:
+            found.append(False)
+    return found
+
+
+def test_old_decisions_are_deleted_with_their_verdicts(archive: Archive) -> None:
+    """Older than ``keep_days``; younger ones stay, and so do their verdicts."""
+    made = [aged(days) for days in (40, 31, 29, 1)]
+    archive.add(made, [True] * 4)
+    for each in made:
+        archive.say(each.decision_id, {"adder": True}, key="data", counts=True)
+    assert archive.prune(30.0, 1_000) == 2
+    assert archive.prune(30.0, 1_000) == 0
+    assert kept_of(archive, made) == [False, False, True, True]
+    assert archive.known(made[2].decision_id).counted == {"adder": True}
+    archive.add(made[:1], [True])  # the same id again
+    assert archive.known(made[0].decision_id).verdicts == {}
+
+
+def test_the_newest_decisions_are_kept(archive: Archive) -> None:
+    """At most ``keep_rows``, whatever their order in the table."""
+    made = [aged(days) for days in (3, 1, 4, 2)]
+    archive.add(made, [True] * 4)
+    assert archive.prune(30.0, 2) == 2
+    assert kept_of(archive, made) == [False, True, False, True]
+
+
+def test_many_are_deleted_a_part_at_a_time(archive: Archive) -> None:
+    """So that nobody else waits long for the store; in the end all are gone."""
+    archive.add([aged(40) for _ in range(2_500)], [True] * 2_500)
+    parts = [archive.prune(30.0, 10_000) for _ in range(4)]
+    assert parts == [1_000, 1_000, 500, 0]
+
+
+def test_decisions_are_counted_by_calibration(archive: Archive) -> None:
+    """Those of another one do not mix in."""
+    archive.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
+    archive.add([note(calibration_id="another")], [True])
+    assert archive.counts(RECORD.id).decisions == 5
+    unjudged, judged = archive.served(RECORD.id)
+    assert sum(each.count for each in unjudged) == 5
+    assert judged == []
+
+
+# How it gets there ----------------------------------------------------------------------------
+
+
+class Desk:
+    """What a journal writes to: slow or broken when told so."""
+
+    def __init__(self) -> None:
+        self.written: list[DecisionNote] = []
+        self.batches: list[int] = []
+        self.dropped = 0
+        self.fault: Exception | None = None
+        self.open = threading.Event()
+        self.open.set()
+
+    def write(self, batch: Sequence[DecisionNote]) -> None:
+        """As a store would, on a thread."""
+        assert threading.current_thread() is not threading.main_thread()
+        assert self.open.wait(20)
+        if self.fault is not None:
+            raise self.fault
+        self.batches.append(len(batch))
+        self.written.extend(batch)
+
+    def drop(self, count: int) -> None:
+        """Count what was lost."""
+        self.dropped += count
+
+
+def with_journal(story: Callable[[Journal, Desk], Awaitable[None]], **options: Any) -> Desk:
+    """Run a story with a journal, and close it."""
+
+    async def run() -> Desk:
+        desk = Desk()
+        async with Journal(desk.write, desk.drop, **{"limit": 100, **options}) as journal:
+            await story(journal, desk)
+        return desk
+
+    return asyncio.run(run())
+
+
+def several(count: int) -> list[DecisionNote]:
+    """Different decisions."""
+    one = note()
+    return [replace(one, decision_id=f"chatcmpl-{number}") for number in range(count)]
+
+
+def test_notes_are_written_together_and_in_order() -> None:
+    """One transaction for many, in batches of a bounded size; at the end nothing waits."""
+    made = several(1_200)
+
+    async def story(journal: Journal, _: Desk) -> None:
+        for each in made:
+            journal.add(each)
+
+    desk = with_journal(story, limit=2_000)
+    assert desk.written == made
+    assert desk.batches == [500, 500, 200]
+    assert desk.dropped == 0
+
+
+def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
+    """``written`` returns once it is there, and at once for one that never waited."""
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        (made,) = several(1)
+        journal.add(made)
+        async with asyncio.timeout(60):
+            await journal.written(made.decision_id)
+        assert desk.written == [made]
+        await journal.written("chatcmpl-never")
+
+    with_journal(story, gather_s=3_600.0)
+
+
+def test_a_slow_store_blocks_nobody_and_a_full_journal_drops() -> None:
+    """``add`` returns at once while the store hangs; what does not fit is counted."""
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        desk.open.clear()
+        started = time.monotonic()
+        for each in several(130):
+            journal.add(each)
+            await asyncio.sleep(0)
+        assert time.monotonic() - started < 5.0
+        assert desk.dropped == 30
+        desk.open.set()
+
+    desk = with_journal(story)
+    assert len(desk.written) == 100
+
+
+def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
+    """They are tried again, in order; who asks for one meanwhile hears of it."""
+    made = several(3)
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        desk.fault = StoreError("locked")
+        for each in made:
+            journal.add(each)
+        with pytest.raises(StoreError):
+            await journal.written(made[0].decision_id)
+        desk.fault = None
+
+    desk = with_journal(story)
+    assert (desk.written, desk.dropped) == (made, 0)
+
+
+def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
+    """The process ends; what is lost is counted."""
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        desk.fault = StoreError("disk full")
+        for each in several(7):
+            journal.add(each)
+
+    desk = with_journal(story)
+    assert (desk.written, desk.dropped) == ([], 7)
+
+
+def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
+    """The journal goes on."""
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        first, second = several(2)
+        desk.fault = ValueError("a bug")
+        journal.add(first)
+        await journal.written(first.decision_id)
+        desk.fault = None
+        journal.add(second)
+        await journal.written(second.decision_id)
+
+    desk = with_journal(story)
+    assert [each.decision_id for each in desk.written] == ["chatcmpl-1"]
+    assert desk.dropped == 1
+
+
+def test_settings_that_could_never_be_judged_stop_the_start(
+    racer: Command, tmp_path: Path, artifact: Path
+) -> None:
+    """A shadow sample without kept decisions: exit code 2, and the field is named."""
+    watching = {"decisions": False, "shadow_rate": 0.1}
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
+    code, _, said = racer("validate", "--config", path)
+    assert code == 2
+    assert "shadow_rate needs `decisions: true`" in said

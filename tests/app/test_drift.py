@@ -1,0 +1,571 @@
+"""What is watched, and when it speaks.
+
+Simulations have fixed seeds. Where nothing changes, ``false_alarm`` is one in a million, so that a
+red test means a fault; a change must be seen all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.front.keys import Caller
+from app.settings.watching import Watching
+from app.watching.archive import Archive
+from app.watching.decisions import ChosenBy, DecisionNote
+from app.watching.watcher import Watcher
+from racer_core.calibration.augmentation import augment_truth
+from racer_core.types import FloatArray, RiskTarget
+
+from .conftest import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
+from .fake_pool import FakePool
+from .watched import POOL, Watched, draw, everyone, noted, notes, record
+
+ADMIN = Caller(name="admin", role="admin")
+RARE = 1e-6
+
+
+def watched(
+    folder: Path, story: Callable[[Watcher, Watched], Awaitable[None]], **settings: Any
+) -> Watched:
+    """Run a story with a watcher of 600 rows, and close it."""
+    world = Watched(folder, settings.pop("record", None) or record())
+
+    async def run() -> None:
+        async with await world.watcher(**settings) as watcher:
+            await story(watcher, world)
+
+    asyncio.run(run())
+    return world
+
+
+async def feed(watcher: Watcher, made: list[DecisionNote]) -> None:
+    """Let queries come, and wait until they were seen."""
+    for note in made:
+        watcher.note(note)
+    await watcher.feedback.known(made[-1].decision_id, ADMIN)
+
+
+async def until_alarm(
+    watcher: Watcher, queries: Callable[[int], list[DecisionNote]], *, at_most: int
+) -> int:
+    """How many queries it took, fifty at a time."""
+    for count in range(50, at_most + 1, 50):
+        await feed(watcher, queries(50))
+        if watcher.stale:
+            return count
+    raise AssertionError(f"no alarm after {at_most} queries: {await watcher.drift()}")
+
+
+def capital(told: dict[str, Any], stream: str) -> float:
+    """What a stream has earned."""
+    return told["alarms"]["streams"][stream]["capital"]
+
+
+# Queries, without labels ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", ["gap", "prob"])
+def test_two_thousand_queries_like_the_rows_raise_no_alarm(tmp_path: Path, score: str) -> None:
+    """False alarm one in a million, all streams together, at every moment of the run."""
+    rng = np.random.default_rng(5)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        for _ in range(40):
+            await feed(watcher, notes(world.record, draw(rng, 50)))
+            assert watcher.stale == ()
+        told = await watcher.drift()
+        rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
+        assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
+
+    watched(tmp_path, story, record=record(score=score), false_alarm=RARE)
+
+
+def test_harder_queries_raise_an_alarm(tmp_path: Path) -> None:
+    """After a thousand like the rows, queries whose scores are a fifth smaller are seen."""
+    rng = np.random.default_rng(6)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 1_000)))
+        assert watcher.stale == ()
+
+        def harder(count: int) -> list[DecisionNote]:
+            return notes(world.record, draw(rng, count, harder=0.8))
+
+        assert await until_alarm(watcher, harder, at_most=600) <= 600
+        assert set(watcher.stale) <= {"stale:largest_score", "stale:mean_score"}
+        raised = (await watcher.drift())["alarms"]["raised"]
+        assert [f"stale:{name}" for name in raised] == list(watcher.stale)
+
+    watched(tmp_path, story, false_alarm=RARE)
+
+
+def test_sets_that_grow_raise_an_alarm(tmp_path: Path) -> None:
+    """Queries on which the router cannot tell candidates apart, at the same mean score."""
+    rng = np.random.default_rng(7)
+
+    def alike(count: int) -> FloatArray:
+        scores = draw(rng, count)
+        return np.repeat(scores.mean(axis=1, keepdims=True), 3, axis=1).round(6)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 1_000)))
+        await until_alarm(watcher, lambda n: notes(world.record, alike(n)), at_most=600)
+        await feed(watcher, notes(world.record, alike(300)))
+        assert "stale:set_size" in watcher.stale
+
+    watched(tmp_path, story, false_alarm=RARE)
+
+
+def test_what_a_request_chooses_is_no_change(tmp_path: Path) -> None:
+    """Another alpha, a smaller pool or a pinned set say nothing of the queries: false alarm 1e-6.
+
+    The set size that is watched is the one at the calibration's own alpha and pool.
+    """
+    rng = np.random.default_rng(8)
+    choices: list[dict[str, Any]] = [
+        {"alpha": 0.5},
+        {"alpha": 0.01},
+        {"pool": ("adder",), "selected": ("adder",)},
+        {"chosen_by": ChosenBy.OVERRIDDEN, "selected": ("poet",)},
+    ]
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 500)))
+        for choice in choices:
+            await feed(watcher, notes(world.record, draw(rng, 300), **choice))
+        assert watcher.stale == ()
+        assert (await watcher.drift())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
+
+    watched(tmp_path, story, false_alarm=RARE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": None},
+        {"reasons": ("multi_turn_uncalibrated",)},
+        {"reasons": ("unlabelled_request_kind",)},
+        {"reasons": ("query_too_long",)},
+        {"calibration_id": "another"},
+    ],
+    ids=str,
+)
+def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Their certificates are void as it is, and they must not void the others'."""
+    rng = np.random.default_rng(9)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        made = notes(world.record, draw(rng, 20, harder=0.1))
+        await feed(watcher, [replace(note, **changes) for note in made])
+        assert watcher.stale == ()
+        assert (await watcher.drift())["alarms"]["streams"]["mean_score"]["rounds"] == 0
+
+    watched(tmp_path, story)
+
+
+def test_nothing_is_watched_when_the_operator_says_so(tmp_path: Path) -> None:
+    """`watching.false_alarm: null`."""
+    rng = np.random.default_rng(10)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 500, harder=0.1)))
+        await watcher.reset()
+        assert watcher.stale == ()
+        assert (await watcher.drift())["alarms"] is None
+
+    watched(tmp_path, story, false_alarm=None)
+
+
+# Losses, judged -------------------------------------------------------------------------------
+
+
+async def judge(
+    watcher: Watcher,
+    world: Watched,
+    rng: np.random.Generator,
+    count: int,
+    chances: Callable[[FloatArray], FloatArray] = lambda scores: scores,
+) -> list[float]:
+    """Shadow decisions judged in full; return their losses, computed here.
+
+    ``chances`` tells from the scores how likely each candidate is right.
+    """
+    options = world.record.calibration.options
+    scores = draw(rng, count)
+    labels = rng.random(scores.shape) < chances(scores)
+    made = notes(world.record, scores, shadow_rate=0.5)
+    for note in made:
+        watcher.note(note)
+    losses: list[float] = []
+    for note, right in zip(made, labels, strict=True):
+        await watcher.feedback.say(note.decision_id, everyone(right), ADMIN)
+        inside = [name in note.selected for name in POOL]
+        if options.risk_target is RiskTarget.PAPER:
+            inside, right = [*inside, note.null_selected], augment_truth(right[None, :])[0]
+        if right.any():
+            losses.append(float(not np.any(right & np.array(inside))))
+    return losses
+
+
+@pytest.mark.parametrize("target", list(RiskTarget))
+def test_the_shadow_sample_estimates_the_risk(tmp_path: Path, target: RiskTarget) -> None:
+    """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
+    rng = np.random.default_rng(11)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        losses = await judge(watcher, world, rng, 150)
+        told = await watcher.drift()
+        shadow = told["shadow"]
+        assert shadow["sampled"] == shadow["judged"] == 150
+        assert shadow["counted"] == len(losses)
+        assert shadow["risk"] == pytest.approx(np.mean(losses))
+        assert shadow["lower"] < 0.1 < shadow["upper"]
+        assert told["alarms"]["streams"]["risk"]["rounds"] == len(losses)
+        assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
+        assert watcher.stale == ()
+
+    watched(tmp_path, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
+
+
+def test_candidates_that_got_worse_raise_an_alarm(tmp_path: Path) -> None:
+    """The queries are as before; now those candidates are right that used to be wrong."""
+    rng = np.random.default_rng(12)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await judge(watcher, world, rng, 50)
+        assert watcher.stale == ()
+        await judge(watcher, world, rng, 100, lambda scores: 1.0 - scores)
+        assert watcher.stale == ("stale:risk",)
+
+    watched(tmp_path, story, shadow_rate=0.5, false_alarm=RARE)
+
+
+def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
+    """However often its verdicts are sent, and after a restart."""
+    rng = np.random.default_rng(13)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        note = noted(world.record, draw(rng, 1)[0].tolist(), shadow_rate=0.5)
+        watcher.note(note)
+        for _ in range(3):
+            await watcher.feedback.say(note.decision_id, everyone([True, False, False]), ADMIN)
+            await watcher.feedback.accept([note.decision_id])
+        told = await watcher.drift()
+        assert told["alarms"]["streams"]["risk"]["rounds"] == 1
+        assert told["shadow"]["counted"] == 1
+
+    watched(tmp_path, story, shadow_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [({}, 1), ({"alpha": 0.5}, 1), ({"pool": POOL[:2], "selected": ("adder",)}, 0),
+     ({"calibration_id": "another"}, 0), ({"reasons": ("multi_turn_uncalibrated",)}, 0)],
+    ids=str,
+)  # fmt: skip
+def test_only_decisions_about_the_watched_risk_are_bet_on(
+    tmp_path: Path, changes: dict[str, Any], counted: int
+) -> None:
+    """The loss is that of the calibration's own set, so another alpha does no harm."""
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        note = replace(noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
+        watcher.note(note)
+        correct = dict.fromkeys(note.pool, True)
+        await watcher.feedback.say(note.decision_id, correct, ADMIN)
+        assert (await watcher.feedback.known(note.decision_id, ADMIN)).judged
+        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
+
+    watched(tmp_path, story, shadow_rate=0.5)
+
+
+def test_verdicts_that_wait_move_no_stream(tmp_path: Path) -> None:
+    """A data key cannot raise an alarm, nor hush one, before an admin accepts."""
+    data = Caller(name="data")
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        note = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
+        watcher.note(note)
+        await watcher.feedback.say(note.decision_id, everyone([False, False, True]), data)
+        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
+        assert (await watcher.drift())["feedback"]["identified"] == 0
+        await watcher.feedback.accept([note.decision_id])
+        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 1
+        assert (await watcher.drift())["feedback"]["identified"] == 1
+
+    watched(tmp_path, story, shadow_rate=0.5)
+
+
+def test_without_a_finite_threshold_there_is_no_risk_stream(tmp_path: Path) -> None:
+    """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(np.random.default_rng(14), 3)))
+        told = await watcher.drift()
+        assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
+        levels = [each["level"] for each in told["alarms"]["streams"].values()]
+        assert sum(levels) == pytest.approx(0.01)
+
+    watched(tmp_path, story, record=record(rows=5))
+
+
+# What feedback alone says ---------------------------------------------------------------------
+
+
+def test_feedback_alone_gives_a_range(tmp_path: Path) -> None:
+    """Of ten decisions two were hits, one a miss, one set was wrong; of six nobody spoke.
+
+    The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
+    """
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        made = [noted(world.record, [0.9, 0.2, 0.1]) for _ in range(10)]
+        assert {note.selected for note in made} == {("adder",)}
+        verdicts: list[dict[str, bool]] = [
+            {"adder": True},
+            {"adder": True, "poet": False},
+            {"adder": False, "poet": True},
+            {"adder": False},
+        ]
+        await feed(watcher, made)
+        for note, correct in zip(made, verdicts, strict=False):
+            await watcher.feedback.say(note.decision_id, correct, ADMIN)
+        told = await watcher.drift()
+        # Least: the wrong one counts for nothing, the six are hits: 1 of 9.
+        # Most: the wrong one and the six are misses: 8 of 10.
+        assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
+        assert told["decisions"]["of_these_with_feedback"] == 4
+
+    watched(tmp_path, story)
+
+
+def test_the_range_is_about_the_calibrations_own_alpha_and_pool(tmp_path: Path) -> None:
+    """Other decisions are counted as kept, and not in the range."""
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        others: list[dict[str, Any]] = [
+            {"alpha": 0.5},
+            {"pool": POOL[:2]},
+            {"chosen_by": ChosenBy.OVERRIDDEN},
+            {"chosen_by": ChosenBy.EVERYONE},
+            {"reasons": ("unlabelled_request_kind",)},
+            {"score": "prob"},
+        ]
+        made = [replace(noted(world.record, [0.9, 0.2, 0.1]), **each) for each in ({}, *others)]
+        await feed(watcher, made)
+        for note in made:
+            await watcher.feedback.say(note.decision_id, {"adder": True}, ADMIN)
+        told = await watcher.drift()
+        assert told["decisions"]["kept"] == 7
+        assert told["decisions"]["at_own_alpha_and_pool"] == 1
+        assert told["decisions"]["of_these_with_feedback"] == 1
+        assert told["feedback"]["identified"] == 1
+
+    watched(tmp_path, story)
+
+
+# Restarts, swaps, resets ----------------------------------------------------------------------
+
+
+def test_a_restart_loses_no_evidence(tmp_path: Path) -> None:
+    """Capital, rounds and an alarm go on; the certificates are void from the first request."""
+    rng = np.random.default_rng(15)
+    told: list[dict[str, Any]] = []
+
+    async def before(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+        told.append(await watcher.drift())
+        assert watcher.stale
+
+    world = watched(tmp_path, before)
+
+    async def after() -> None:
+        async with await world.watcher() as watcher:
+            assert watcher.stale == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
+            assert (await watcher.drift())["alarms"] == told[0]["alarms"]
+
+    asyncio.run(after())
+
+
+def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(tmp_path: Path) -> None:
+    """Swapping to fresh rows ends the alarm; rolling back brings it back at once."""
+    rng = np.random.default_rng(16)
+    fresh = record(seed=2)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+        raised = watcher.stale
+        assert raised
+        world.store.add(fresh, activate=True)
+        await world.active.swap(fresh)
+        assert watcher.stale == ()
+        await feed(watcher, notes(fresh, draw(rng, 10)))
+        told = await watcher.drift()
+        assert told["calibration_id"] == fresh.id
+        assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
+        assert told["decisions"]["kept"] == 10
+        await world.active.swap(world.record)
+        assert watcher.stale == raised
+
+    watched(tmp_path, story)
+
+
+def test_a_reset_begins_again(tmp_path: Path) -> None:
+    """The alarm is gone, after a restart too, and the next change is seen again."""
+    rng = np.random.default_rng(17)
+
+    async def before(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+
+    world = watched(tmp_path, before)
+
+    async def reset() -> None:
+        async with await world.watcher() as watcher:
+            assert watcher.stale
+            since = (await watcher.drift())["alarms"]["since"]
+            await watcher.reset()
+            assert watcher.stale == ()
+            told = (await watcher.drift())["alarms"]
+            assert told["since"] > since
+            assert told["streams"]["mean_score"]["rounds"] == 0
+
+    async def after() -> None:
+        async with await world.watcher() as watcher:
+            assert watcher.stale == ()
+            await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+            assert watcher.stale
+
+    asyncio.run(reset())
+    asyncio.run(after())
+
+
+@pytest.mark.parametrize("damage", ["{}", '{"delta": 0.01, "streams": {"risk": 7}}'])
+def test_a_damaged_watch_begins_again(tmp_path: Path, damage: str) -> None:
+    """The gateway starts, and watches."""
+    rng = np.random.default_rng(18)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+
+    world = watched(tmp_path, story)
+    Archive(world.store).keep_watch(world.record.id, "then", json.loads(damage))
+
+    async def after() -> None:
+        async with await world.watcher() as watcher:
+            assert watcher.stale == ()
+            assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
+
+    asyncio.run(after())
+
+
+def test_the_saved_state_is_small(tmp_path: Path) -> None:
+    """With full bags: well under a megabyte of JSON."""
+    rng = np.random.default_rng(19)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        await feed(watcher, notes(world.record, draw(rng, 10)))
+
+    world = watched(tmp_path, story, record=record(rows=12_000))
+    found = Archive(world.store).watch(world.record.id)
+    assert found is not None
+    assert len(json.dumps(found[1])) < 1_000_000
+
+
+# How it is told -------------------------------------------------------------------------------
+
+
+def test_an_alarm_is_one_log_line_and_a_metric(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a stream, however many queries follow."""
+    rng = np.random.default_rng(20)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        with caplog.at_level(logging.WARNING, "app.watching"):
+            for _ in range(5):
+                await feed(watcher, notes(world.record, draw(rng, 100, harder=0.5)))
+        raised = (await watcher.drift())["alarms"]["raised"]
+        said = [line for line in caplog.messages if "drift alarm" in line]
+        assert sorted(said) == sorted(
+            f"drift alarm: {name}, calibration {world.record.id}" for name in raised
+        )
+        text = world.telemetry.render().decode()
+        for name in ("largest_score", "mean_score", "set_size", "risk"):
+            value = float(name in raised)
+            assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
+
+    watched(tmp_path, story)
+
+
+def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:
+    """Over HTTP: the same query over and over is a change, and is said in every answer."""
+    gateway = serve(watching={"false_alarm": 0.01})
+    assert gateway.route(ONE)["certificate"]["holds"]
+    for _ in range(120):
+        last = gateway.route(NOBODY)["decision_id"]
+    gateway.get(f"/decisions/{last}")
+    certificate = gateway.route(ONE)["certificate"]
+    assert not certificate["holds"]
+    raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
+    assert raised
+    assert {f"stale:{name}" for name in raised} <= set(certificate["reasons"])
+    header = gateway.ask(TWO).headers["x-racer-guarantee"]
+    assert header.startswith("void; reason=")
+    assert "stale:" in header
+    assert gateway.post("/drift/reset", ADMIN_KEY).json()["alarms"]["raised"] == []
+    assert gateway.route(ONE)["certificate"]["holds"]
+
+
+def test_drift_is_the_admins(gateway: Gateway, pool: FakePool) -> None:
+    """403 for a data key, on every endpoint that shows or changes what is watched."""
+    for path in ("/drift", "/shadow/rows"):
+        assert gateway.get(path).status_code == 403
+        assert gateway.get(path, ADMIN_KEY).status_code == 200
+    for path in ("/drift/reset", "/feedback/accept"):
+        assert gateway.post(path, json={}).status_code == 403
+
+
+def test_drift_needs_a_calibration(serve: Serve) -> None:
+    """503 that says what to do, before there is one."""
+    gateway = serve(calibrated=False)
+    for path in ("/drift", "/shadow/rows"):
+        response = gateway.get(path, ADMIN_KEY)
+        assert response.status_code == 503
+        assert "POST /calibrate" in response.json()["error"]["message"]
+
+
+# The draw of the shadow sample ----------------------------------------------------------------
+
+
+def test_the_sample_is_drawn_at_its_rate_by_the_decision(tmp_path: Path) -> None:
+    """Replicas agree on every decision; about a fifth of 5,000, false alarm 1e-6."""
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        other = await world.watcher(seed=99, shadow_rate=0.2)
+        ids = [f"chatcmpl-{number}" for number in range(5_000)]
+        drawn = [watcher.sampled(each) for each in ids]
+        assert drawn == [other.sampled(each) for each in ids]
+        assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
+
+    watched(tmp_path, story, shadow_rate=0.2)
+
+
+def test_nothing_is_sampled_by_default(tmp_path: Path) -> None:
+    """Everyone is called only where the operator pays for it."""
+
+    async def story(watcher: Watcher, _: Watched) -> None:
+        assert Watching().shadow_rate == 0.0
+        assert not any(watcher.sampled(f"chatcmpl-{number}") for number in range(1_000))
+
+    watched(tmp_path, story)

@@ -1,0 +1,616 @@
+"""Calls over real sockets: deadlines, connections, limits, and what a client sees of failures."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+from pydantic import SecretStr
+
+from app.errors import (
+    UpstreamError,
+    UpstreamOverloaded,
+    UpstreamRateLimited,
+    UpstreamRejected,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
+from app.fleet.completions import Endpoint
+from app.fleet.encoding import encoded, is_small
+from app.fleet.fleet import Fleet
+from app.settings import Secrets
+from app.telemetry import Telemetry
+
+from .fleet_replica import (
+    CHAT,
+    WORDS,
+    Exchange,
+    Play,
+    Replica,
+    answers,
+    asking,
+    completion,
+    configured,
+    eventually,
+    fails,
+    hangs,
+    opened,
+    piece,
+    replicas,
+    soon,
+    stream_into,
+    streamed,
+)
+
+LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    """On the loop that the gateway runs on."""
+    uvloop.run(test)
+
+
+def test_a_call_carries_key_headers_and_payload() -> None:
+    """Everything that the configuration says about a candidate's server reaches it."""
+
+    async def test() -> None:
+        async with replicas(answers) as [one]:
+            extra = {"key_header": "x-api-key", "headers": {"x-team": "blue"}}
+            settings = configured({"m": [one]}, candidate=extra)
+            secrets = Secrets(candidate_keys={"m": SecretStr("the-key")})
+            async with Fleet(settings, secrets, Telemetry()) as fleet:
+                reply = await fleet.ask("m", CHAT, asking("grün"), deadline=soon())
+        sent = one.asked[0]
+        assert reply.body["choices"][0]["message"]["content"] == "42"
+        assert (reply.candidate, reply.attempts) == ("m", 1)
+        assert sent.body == asking("grün")
+        assert (sent.headers["x-api-key"], sent.headers["x-team"]) == ("the-key", "blue")
+        assert sent.headers["accept-encoding"] == "identity"
+        assert "authorization" not in sent.headers
+
+    run(test())
+
+
+async def trickles_head(exchange: Exchange) -> None:
+    """A head that never ends."""
+    exchange.writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+    for _ in range(1000):
+        exchange.writer.write(b"y")
+        await asyncio.sleep(0.02)
+
+
+async def stalls(exchange: Exchange) -> None:
+    """Half of an answer, then nothing."""
+    exchange.head("200 OK", {"content-type": "application/json", "content-length": "100"})
+    exchange.writer.write(b'{"choices": ')
+    await hangs(exchange)
+
+
+async def drips(exchange: Exchange) -> None:
+    """Something all the time, and an end never."""
+    exchange.begin_stream()
+    while True:
+        await exchange.piece(piece("4"))
+        await asyncio.sleep(0.02)
+
+
+async def floods(exchange: Exchange) -> None:
+    """So much that there is always more to read."""
+    exchange.begin_stream()
+    while True:
+        await exchange.piece(piece("4" * 60_000))
+
+
+MODES: dict[str, Callable[[Fleet, float], Coroutine[Any, Any, Any]]] = {
+    "ask": lambda fleet, deadline: fleet.ask("m", CHAT, asking(), deadline=deadline),
+    "stream": lambda fleet, deadline: streamed(fleet, asking(stream=True), deadline),
+    "complete": lambda fleet, deadline: fleet.complete(
+        Endpoint(name="e", callee="m", timeout_s=10), {"prompt": ""}, deadline=deadline
+    ),
+    "forward": lambda fleet, deadline: fleet.forward("m", "x", {}, deadline=deadline),
+}
+# A stream is refused at once where none was asked for.
+CELLS = [
+    *itertools.product((hangs, trickles_head, stalls), MODES),
+    *itertools.product((drips, floods), ("stream",)),
+]
+
+
+@pytest.mark.parametrize(("play", "mode"), CELLS)
+def test_every_call_ends_at_its_deadline(play: Play, mode: str) -> None:
+    """Whatever the server does, in every mode."""
+
+    async def test() -> None:
+        big = {"answer_bytes": 2**40}
+        async with replicas(play) as [one], opened({"m": [one]}, limits=big) as fleet:
+            deadline = soon(0.4)
+            with pytest.raises(UpstreamTimeout):
+                await MODES[mode](fleet, deadline)
+            assert -0.05 < time.monotonic() - deadline < LATE_S
+            await eventually(lambda: one.open == 0)
+
+    run(test())
+
+
+def test_the_candidates_own_limit_holds_for_one_call() -> None:
+    """The shorter of the two is what counts."""
+
+    async def test() -> None:
+        own = {"timeout_s": 0.2}
+        async with replicas(hangs) as [one], opened({"m": [one]}, candidate=own) as fleet:
+            started = time.monotonic()
+            with pytest.raises(UpstreamTimeout):
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+            assert time.monotonic() - started < 0.2 + LATE_S
+            assert len(one.asked) == 1
+
+    run(test())
+
+
+def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
+    """A stream that stalls ends long before its deadline; a slow first piece is waited for."""
+
+    async def slow_then_stalls(exchange: Exchange) -> None:
+        await asyncio.sleep(0.5)
+        exchange.begin_stream()
+        await exchange.piece(piece("4"))
+        await hangs(exchange)
+
+    async def test() -> None:
+        async with (
+            replicas(slow_then_stalls) as [one],
+            opened({"m": [one]}, idle_timeout_s=0.2) as fleet,
+        ):
+            started = time.monotonic()
+            seen: list[str] = []
+            with pytest.raises(UpstreamTimeout):
+                await stream_into(seen, fleet, asking(), soon())
+            assert seen == ["4"]
+            assert 0.7 <= time.monotonic() - started < 5
+
+    run(test())
+
+
+def test_what_arrived_too_late_to_be_read_is_not_read() -> None:
+    """A reader that was busy until after the deadline gets no more, however much is there."""
+
+    async def test() -> None:
+        async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
+            deadline = soon(0.3)
+            async with fleet.stream("m", CHAT, asking(), deadline=deadline) as pieces:
+                assert await anext(pieces) == piece("4")
+                await asyncio.sleep(0.5)
+                with pytest.raises(UpstreamTimeout):
+                    await anext(pieces)
+
+    run(test())
+
+
+def test_waiting_for_a_place_ends_at_the_deadline_too() -> None:
+    """A candidate takes so many calls at once; the next one waits, not longer than it may."""
+
+    async def test() -> None:
+        async with (
+            replicas(hangs) as [one],
+            opened({"m": [one]}, candidate={"concurrency": 1}) as fleet,
+        ):
+            first = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+            await eventually(lambda: len(one.asked) == 1)
+            deadline = soon(0.2)
+            with pytest.raises(UpstreamTimeout):
+                await fleet.ask("m", CHAT, asking(), deadline=deadline)
+            assert time.monotonic() - deadline < LATE_S
+            one.play = answers
+            waiting = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+            await asyncio.sleep(0.1)
+            assert len(one.asked) == 1
+            first.cancel()
+            assert (await waiting).attempts == 1
+
+    run(test())
+
+
+async def _cancelled(one: Replica, call: Coroutine[Any, Any, Any]) -> None:
+    task = asyncio.create_task(call)
+    before = len(one.asked)
+    await eventually(lambda: len(one.asked) == before + 1)
+    await asyncio.sleep(0.05)
+    gone, cancelled = len(one.left), time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: len(one.left) == gone + 1)
+    assert one.left[-1] - cancelled < 1  # the goal is 0.1
+
+
+def test_cancelling_reaches_the_server() -> None:
+    """In every mode; before the head, in mid-answer and in mid-stream."""
+
+    async def test() -> None:
+        async with replicas(hangs) as [one], opened({"m": [one]}) as fleet:
+            for play in (hangs, stalls):
+                one.play = play
+                for call in MODES.values():
+                    await _cancelled(one, call(fleet, soon()))
+            one.play = drips
+            await _cancelled(one, streamed(fleet, asking(stream=True), soon()))
+            assert fleet.health()["m"][0].outstanding == 0
+            assert fleet.health()["m"][0].state == "in"
+
+    run(test())
+
+
+def test_a_server_that_reads_nothing_is_let_go_too() -> None:
+    """What is left of a long question is not worth waiting for: its connection is closed."""
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as deaf:
+            one = Replica(hangs, port=deaf.getsockname()[1])
+            async with opened({"m": [one]}) as fleet:
+                question = asking("?" * 32 * 2**20)
+                task = asyncio.create_task(fleet.ask("m", CHAT, question, deadline=soon()))
+                with (await asyncio.to_thread(deaf.accept))[0]:
+                    await asyncio.sleep(0.3)  # meanwhile the buffers between the two fill
+                    before = len(os.listdir("/proc/self/fd"))
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                    await eventually(lambda: len(os.listdir("/proc/self/fd")) == before - 1)
+
+    run(test())
+
+
+def test_leaving_a_stream_early_closes_its_connection() -> None:
+    """Whoever has read enough does not leave a server writing."""
+
+    async def test() -> None:
+        async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
+            async with fleet.stream("m", CHAT, asking(), deadline=soon()) as pieces:
+                assert await anext(pieces) == piece("4")
+                left = time.monotonic()
+            await eventually(lambda: len(one.left) == 1)
+            assert one.left[0] - left < 1
+
+    run(test())
+
+
+def test_cancelled_fan_outs_leak_nothing() -> None:
+    """After 500 of them every connection, place and task is back, and calls are answered."""
+    names, places = ("a", "b", "c"), 4
+    running, peak = 0, 0
+
+    async def slow(exchange: Exchange) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        try:
+            await asyncio.sleep(0.02)
+        finally:
+            running -= 1
+        await answers(exchange)
+
+    async def test() -> None:
+        nonlocal peak
+        async with replicas(slow, slow, slow) as its:
+            candidates = {name: [each] for name, each in zip(names, its, strict=True)}
+            async with opened(candidates, candidate={"concurrency": places}) as fleet:
+                tasks_before = len(asyncio.all_tasks())
+
+                async def fan_out(number: int) -> None:
+                    calls = [
+                        asyncio.create_task(
+                            fleet.ask(name, CHAT, asking(f"{number}"), deadline=soon())
+                        )
+                        for name in names
+                    ]
+                    await asyncio.sleep(number % 50 / 1000)
+                    for call in calls:
+                        call.cancel()
+                    await asyncio.gather(*calls, return_exceptions=True)
+
+                for start in range(0, 500, 10):
+                    await asyncio.gather(*(fan_out(n) for n in range(start, start + 10)))
+                await eventually(lambda: running == 0)
+                peak = 0
+                await asyncio.gather(
+                    *(fleet.ask("a", CHAT, asking(f"{n}"), deadline=soon()) for n in range(16))
+                )
+                assert peak == places
+                # Each open connection is one task of its server.
+                await eventually(
+                    lambda: (
+                        len(asyncio.all_tasks()) - sum(each.open for each in its) == tasks_before
+                    )
+                )
+                assert sum(each.open for each in its) <= len(names) * places
+                health = [each for every in fleet.health().values() for each in every]
+                assert [each.outstanding for each in health] == [0, 0, 0]
+                assert [each.state for each in health] == ["in", "in", "in"]
+            await eventually(lambda: sum(each.open for each in its) == 0)
+
+    run(test())
+
+
+def test_a_connection_that_went_stale_is_never_noticed() -> None:
+    """The server closes idle connections as they are used again; no retry is spent on it."""
+
+    async def once_a_connection(exchange: Exchange) -> None:
+        peer = exchange.writer.get_extra_info("peername")
+        if peer in used:
+            exchange.writer.transport.abort()
+            return
+        used.add(peer)
+        await answers(exchange)
+
+    used: set[Any] = set()
+
+    async def test() -> None:
+        async with replicas(once_a_connection) as [one], opened({"m": [one]}, attempts=1) as fleet:
+            for number in range(20):
+                reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+                assert reply.attempts == 1
+            assert one.connections == 20
+
+    run(test())
+
+
+def test_a_server_that_always_drops_is_asked_no_more_than_it_should() -> None:
+    """A fresh connection that breaks is not stale."""
+
+    async def drops(exchange: Exchange) -> None:
+        exchange.writer.transport.abort()
+
+    async def test() -> None:
+        async with replicas(drops) as [one], opened({"m": [one]}, attempts=1) as fleet:
+            with pytest.raises(UpstreamError) as caught:
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+            assert caught.value.kind == "upstream_disconnected"
+            assert len(one.asked) == 1
+
+    run(test())
+
+
+def test_connections_are_kept_after_answers_and_streams() -> None:
+    """What was read to its end can be used again, a stream too."""
+
+    async def chunked(exchange: Exchange) -> None:
+        if not exchange.body.get("stream"):
+            await answers(exchange)
+            return
+        kind = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
+        exchange.head("200 OK", kind)
+        for value in (json.dumps(piece("42", "stop")), "[DONE]"):
+            data = f"data: {value}\n\n".encode()
+            exchange.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            await exchange.writer.drain()
+            await asyncio.sleep(0)
+        exchange.writer.write(b"0\r\n\r\n")
+
+    async def test() -> None:
+        async with replicas(chunked) as [one], opened({"m": [one]}) as fleet:
+            for _ in range(5):
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+                assert await streamed(fleet, asking(stream=True), soon()) == ["42"]
+            assert one.connections == 1
+
+    run(test())
+
+
+def test_a_few_interim_answers_are_read_over() -> None:
+    """They are no answer; as many as a server may want to send, connection for connection."""
+
+    async def hints(exchange: Exchange) -> None:
+        exchange.writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 60)
+        await answers(exchange)
+
+    async def test() -> None:
+        async with replicas(hints) as [one], opened({"m": [one]}) as fleet:
+            for number in range(3):
+                reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+                assert reply.attempts == 1
+            assert one.connections == 1
+
+    run(test())
+
+
+def test_a_document_where_a_stream_was_asked_for_is_cut_into_pieces() -> None:
+    """Some servers do not stream."""
+
+    async def whole(exchange: Exchange) -> None:
+        await exchange.send(completion("forty-two"))
+
+    async def test() -> None:
+        async with replicas(whole) as [one], opened({"m": [one]}) as fleet:
+            assert await streamed(fleet, asking(stream=True), soon()) == ["forty-two", ""]
+
+    run(test())
+
+
+def test_a_stream_where_a_document_was_asked_for_is_refused() -> None:
+    """It is no answer to what was asked."""
+
+    async def test() -> None:
+        async with replicas(drips) as [one], opened({"m": [one]}, attempts=1) as fleet:
+            with pytest.raises(UpstreamError) as caught:
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+            assert caught.value.kind == "upstream_invalid_response"
+            await eventually(lambda: one.open == 0)
+
+    run(test())
+
+
+def _stream_of(*events: Any) -> Play:
+    async def play(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        for each in events:
+            await exchange.piece(each)
+        await asyncio.sleep(0.05)
+        exchange.writer.close()
+
+    return play
+
+
+FINISHED = (piece("4"), piece(None, "stop"))
+
+
+async def _cut_after_the_finish(exchange: Exchange) -> None:
+    exchange.head("200 OK", {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
+    data = b"".join(f"data: {json.dumps(each)}\n\n".encode() for each in FINISHED)
+    exchange.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    await asyncio.sleep(0.05)
+    exchange.writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("play", "whole"),
+    [
+        (_stream_of(*FINISHED, "[DONE]"), True),
+        (_stream_of(*FINISHED), True),
+        (_stream_of(*FINISHED, "[DONE]", "nonsense"), True),
+        (_cut_after_the_finish, True),
+        (_stream_of(piece("4")), False),
+        (_stream_of(piece("4"), "[DONE]"), False),
+        (_stream_of("[DONE]"), False),
+        (_stream_of(), False),
+    ],
+)
+def test_a_stream_is_whole_when_it_says_why_it_ended(play: Play, whole: bool) -> None:
+    """A cut is not an end, and an end without ``[DONE]`` is one."""
+
+    async def test() -> None:
+        async with replicas(play) as [one], opened({"m": [one]}, attempts=1) as fleet:
+            if whole:
+                assert await streamed(fleet, asking(stream=True), soon()) == ["4", ""]
+                return
+            with pytest.raises(UpstreamError) as caught:
+                await streamed(fleet, asking(stream=True), soon())
+            assert caught.value.kind == "upstream_disconnected"
+
+    run(test())
+
+
+def _sends(data: bytes, **headers: str) -> Play:
+    async def play(exchange: Exchange) -> None:
+        await exchange.send(data, **headers)
+
+    return play
+
+
+def _writes(*parts: bytes) -> Play:
+    async def play(exchange: Exchange) -> None:
+        for part in parts:
+            exchange.writer.write(part)
+            await asyncio.sleep(0.05)
+        exchange.writer.close()
+
+    return play
+
+
+_OK = b"HTTP/1.1 200 OK\r\n"
+FAILURES: dict[str, tuple[Play, type[UpstreamError], str, int]] = {
+    # name: (behaviour, error, kind, calls with one retry allowed)
+    "400": (fails("400 Bad Request"), UpstreamRejected, "upstream_rejected", 1),
+    "401": (fails("401 Unauthorized"), UpstreamError, "upstream_auth_error", 1),
+    "302": (fails("302 Found", location="/"), UpstreamError, "upstream_redirect", 1),
+    "408": (fails("408 Request Timeout"), UpstreamTimeout, "upstream_timeout", 2),
+    "429": (fails("429 Too Many"), UpstreamRateLimited, "upstream_rate_limited", 2),
+    "500": (fails("500 No"), UpstreamError, "upstream_error", 2),
+    "501": (fails("501 No"), UpstreamError, "upstream_error", 1),
+    "503": (fails("503 No"), UpstreamUnavailable, "upstream_error", 2),
+    "529": (fails("529 Busy"), UpstreamUnavailable, "upstream_error", 2),
+    "half": (_sends(b'{"choices": ['), UpstreamError, "upstream_invalid_response", 2),
+    "none": (_sends(b'{"choices": []}'), UpstreamError, "upstream_empty", 1),
+    "gzip": (_sends(b"{}", content_encoding="gzip"), UpstreamError, "upstream_encoding", 1),
+    "large": (_sends(completion("4" * 20_000)), UpstreamError, "upstream_response_too_large", 1),
+    "cut": (_writes(_OK + b"content-length: 9\r\n\r\n{"), UpstreamError,
+            "upstream_disconnected", 2),
+    "dropped": (_writes(b""), UpstreamError, "upstream_disconnected", 2),
+    "no http": (_writes(b"220 mail.example ESMTP\r\n\r\n"), UpstreamError,
+                "upstream_protocol_error", 1),
+    "bad chunk": (_writes(_OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n"), UpstreamError,
+                  "upstream_protocol_error", 1),
+    "late bad chunk": (_writes(_OK + b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n{}\r\n"),
+                       UpstreamError, "upstream_protocol_error", 1),
+    "long header": (_writes(_OK + b"x: " + b"y" * 100_000 + b"\r\n\r\n"), UpstreamError,
+                    "upstream_protocol_error", 1),
+    "many headers": (_writes(_OK + b"x: y\r\n" * 1_000 + b"\r\n"), UpstreamError,
+                     "upstream_protocol_error", 1),
+    "interim answers": (_writes(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 1_000), UpstreamError,
+                        "upstream_protocol_error", 1),
+    "much of headers": (_writes(_OK + (b"x: " + b"y" * 8_000 + b"\r\n") * 20 + b"\r\n"),
+                        UpstreamError, "upstream_protocol_error", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_every_failure_has_its_name_and_its_retries(failure: str) -> None:
+    """And none repeats what the server said."""
+    play, error, kind, calls = FAILURES[failure]
+
+    async def test() -> None:
+        limits = {"answer_bytes": 10_000}
+        async with replicas(play) as [one], opened({"m": [one]}, limits=limits) as fleet:
+            with pytest.raises(UpstreamError) as caught:
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+            assert (type(caught.value), caught.value.kind) == (error, kind)
+            assert len(one.asked) == calls
+            assert "127.0.0.1" not in str(caught.value)
+            assert WORDS not in str(caught.value)
+
+    run(test())
+
+
+def test_answers_share_one_budget_of_memory() -> None:
+    """Past it a call fails at once, and what was read is given back."""
+
+    async def half_then_waits(exchange: Exchange) -> None:
+        data = completion("4" * 60_000)
+        exchange.head("200 OK", {"content-length": str(len(data))})
+        exchange.writer.write(data[:50_000])
+        await go_on.wait()
+        exchange.writer.write(data[50_000:])
+        await exchange.writer.drain()
+
+    async def test() -> None:
+        nonlocal go_on
+        go_on = asyncio.Event()
+        limits = {"buffered_bytes": 100_000}
+        async with (
+            replicas(half_then_waits) as [one],
+            opened({"m": [one]}, limits=limits, attempts=1) as fleet,
+        ):
+
+            async def ask(number: int) -> str:
+                reply = await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+                return reply.body["choices"][0]["message"]["content"]
+
+            first = asyncio.create_task(ask(1))
+            await eventually(lambda: len(one.asked) == 1)
+            await asyncio.sleep(0.1)
+            second = asyncio.create_task(ask(2))
+            await eventually(lambda: len(one.asked) == 2)
+            await asyncio.sleep(0.1)
+            go_on.set()
+            said = await asyncio.gather(first, second, return_exceptions=True)
+            assert [type(each) for each in said].count(UpstreamOverloaded) >= 1
+            assert await ask(3) == "4" * 60_000
+            assert fleet.health()["m"][0].state == "in"
+
+    go_on = asyncio.Event()
+    run(test())
+
+
+def test_large_payloads_are_written_on_a_thread() -> None:
+    """A megabyte of images must not hold everybody up; a long conversation is looked at in part."""
+    assert is_small(asking("?" * 10_000))
+    assert not is_small(asking("?" * 100_000))
+    assert not is_small({"messages": [{"role": "user"}] * 10_000})
+    payload = asking("grün" * 20_000, temperature=0.5)
+    assert json.loads(uvloop.run(encoded(payload))) == payload

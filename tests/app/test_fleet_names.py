@@ -1,0 +1,157 @@
+"""Names and certificates of candidates' servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+import uvloop
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from app.errors import UpstreamError
+from app.fleet.resolver import KEPT_S, PATIENCE_S, LastingResolver
+
+from .fleet_replica import CHAT, Replica, answers, asking, opened, replicas, soon
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate that nobody signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
+        f"-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 "
+        f"-keyout {folder}/key.pem -out {folder}/cert.pem"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return folder
+
+
+def encrypted(certificate: Path) -> Replica:
+    """A replica that speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    return Replica(answers, tls=context, scheme="https")
+
+
+async def _asked(one: Replica, *, verify: bool) -> int:
+    try:
+        await one.start()
+        async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
+            return (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts
+    finally:
+        await one.stop()
+
+
+def test_a_certificate_that_nobody_signed_is_refused(certificate: Path) -> None:
+    """Nothing is sent, and nobody asks again without encryption."""
+    one = encrypted(certificate)
+    with pytest.raises(UpstreamError) as caught:
+        uvloop.run(_asked(one, verify=True))
+    assert (caught.value.kind, caught.value.lasting) == ("upstream_tls_error", True)
+    assert one.asked == []
+
+
+def test_verification_can_be_switched_off_and_is_then_logged(
+    certificate: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For this candidate alone."""
+    with caplog.at_level(logging.WARNING):
+        assert uvloop.run(_asked(encrypted(certificate), verify=False)) == 1
+    assert "the certificate of m is not verified" in caplog.text
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_plain_port_is_no_tls(verify: bool) -> None:
+    """What such a server says to a handshake is no handshake; nobody asks it without one."""
+    heard: list[bytes] = []
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.read(2**16))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(plain, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        one = Replica(answers, scheme="https", port=port)
+        async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
+            with pytest.raises(UpstreamError) as caught:
+                await fleet.ask("m", CHAT, asking(), deadline=soon())
+        server.close()
+        assert caught.value.kind == "upstream_tls_error"
+        assert len(heard) == 1
+        assert heard[0].startswith(b"\x16\x03")  # a handshake, and no question
+
+    uvloop.run(test())
+
+
+class _Names(AbstractResolver):
+    """A name server that can be switched off, or made slow."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.broken = False
+        self.slow_s = 0.0
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        self.asked += 1
+        await asyncio.sleep(self.slow_s)
+        if self.broken:
+            raise OSError(f"no answer for {host}")
+        return [
+            ResolveResult(
+                hostname=host, host=f"10.0.0.{self.asked}", port=port, family=family, proto=0,
+                flags=0,
+            )
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        pass
+
+
+def test_the_last_good_address_outlives_its_name_server() -> None:
+    """For five minutes, and for the names that it knows."""
+
+    async def test() -> None:
+        names, now = _Names(), 0.0
+        resolver = LastingResolver(names, lambda: now)
+
+        async def address(host: str = "gpu-1") -> str:
+            return (await resolver.resolve(host, 80))[0]["host"]
+
+        assert await address() == "10.0.0.1"
+        assert await address() == "10.0.0.2"  # it is asked each time
+        names.broken = True
+        now = KEPT_S - 1
+        assert await address() == "10.0.0.2"
+        with pytest.raises(OSError, match="gpu-2"):
+            await address("gpu-2")
+        now = KEPT_S
+        with pytest.raises(OSError, match="gpu-1"):
+            await address()
+        names.broken = False
+        assert await address() == f"10.0.0.{names.asked}"
+        names.slow_s = 10 * PATIENCE_S
+        assert await address() == f"10.0.0.{names.asked - 1}"
+
+    uvloop.run(test())
+
+
+def test_servers_are_found_by_name() -> None:
+    """The resolver is the one that connections use."""
+
+    async def test() -> None:
+        async with replicas(answers) as [one]:
+            one.host = "localhost"
+            async with opened({"m": [one]}) as fleet:
+                assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 1
+
+    uvloop.run(test())

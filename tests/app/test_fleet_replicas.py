@@ -1,0 +1,354 @@
+"""Several replicas of a candidate: who is called, who is left out, and who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import uvloop
+
+from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
+from app.telemetry import Telemetry
+
+from .fleet_replica import (
+    CHAT,
+    Exchange,
+    Replica,
+    answers,
+    asking,
+    eventually,
+    fails,
+    hangs,
+    opened,
+    replicas,
+    soon,
+)
+
+QUICK: dict[str, Any] = {"eject_s": 0.3, "eject_max_s": 5, "retry_share": 1.0}
+
+
+async def ask(fleet: Any, text: str, name: str = "m") -> int:
+    """Ask, and say how many calls it took."""
+    return (await fleet.ask(name, CHAT, asking(text), deadline=soon())).attempts
+
+
+async def fail(fleet: Any, *texts: str, name: str = "m") -> None:
+    """Ask what will not be answered."""
+    for text in texts:
+        with pytest.raises(UpstreamError):
+            await ask(fleet, text, name)
+
+
+def states(fleet: Any, name: str = "m") -> list[str]:
+    """How a candidate's replicas stand."""
+    return [each.state for each in fleet.health()[name]]
+
+
+def test_the_replica_with_the_fewest_calls_is_next() -> None:
+    """One that is slow gets few: the others take what it would have had."""
+
+    async def slow(exchange: Exchange) -> None:
+        await asyncio.sleep(0.5)
+        await answers(exchange)
+
+    async def quick(exchange: Exchange) -> None:
+        await asyncio.sleep(0.01)
+        await answers(exchange)
+
+    async def test() -> None:
+        async with replicas(slow, quick, quick) as its, opened({"m": its}) as fleet:
+
+            async def client(number: int) -> None:
+                for turn in range(20):
+                    assert await ask(fleet, f"{number} {turn}") == 1
+
+            await asyncio.gather(*(client(n) for n in range(6)))
+            counts = [len(each.asked) for each in its]
+            assert sum(counts) == 120
+            assert counts[0] <= 20  # 40, if they were called in turn
+            assert min(counts[1:]) >= 40
+
+    uvloop.run(test())
+
+
+def test_idle_replicas_are_called_in_turn() -> None:
+    """One request at a time does not always meet the first."""
+
+    async def test() -> None:
+        async with replicas(answers, answers, answers) as its, opened({"m": its}) as fleet:
+            for number in range(30):
+                await ask(fleet, f"{number}")
+            assert [len(each.asked) for each in its] == [10, 10, 10]
+
+    uvloop.run(test())
+
+
+def test_a_dead_replica_is_never_noticed() -> None:
+    """It dies in the middle of the traffic and comes back; every request is answered."""
+
+    async def test() -> None:
+        async with (
+            replicas(answers, answers) as [one, two],
+            opened({"m": [one, two]}, **QUICK) as fleet,
+        ):
+            number, failures = 0, list[UpstreamError]()
+            over = asyncio.Event()
+
+            async def client() -> None:
+                nonlocal number
+                while not over.is_set():
+                    number += 1
+                    try:
+                        await ask(fleet, f"{number}")
+                    except UpstreamError as exc:
+                        failures.append(exc)
+                    await asyncio.sleep(0.005)
+
+            clients = [asyncio.create_task(client()) for _ in range(8)]
+            await asyncio.sleep(0.2)
+            await two.stop()
+            await eventually(lambda: states(fleet) == ["in", "out"])
+            before = number
+            await asyncio.sleep(0.5)
+            assert number > before + 20
+            await two.start()
+            asked = len(two.asked)
+            await eventually(lambda: len(two.asked) > asked + 5)
+            assert states(fleet) == ["in", "in"]
+            over.set()
+            await asyncio.gather(*clients)
+            assert failures == []
+            assert number > 100
+
+    uvloop.run(test())
+
+
+def test_a_sick_replica_is_left_out_until_a_probe_finds_it_well() -> None:
+    """No request pays for finding out."""
+
+    async def test() -> None:
+        async with (
+            replicas(fails("500 No"), answers) as [bad, good],
+            opened({"m": [bad, good]}, **QUICK) as fleet,
+        ):
+            bad.healthy = False
+            number = 0
+            while states(fleet) != ["out", "in"]:
+                number += 1
+                await ask(fleet, f"{number}")
+                assert number < 20
+            asked = len(bad.asked)
+            assert asked == 5
+            for each in range(20):
+                assert await ask(fleet, f"out {each}") == 1
+            await eventually(lambda: bad.probes >= 2)
+            assert states(fleet) == ["out", "in"]
+            assert len(bad.asked) == asked
+            bad.healthy, bad.play = True, answers
+            await eventually(lambda: states(fleet) == ["probation", "in"])
+            for each in range(4):
+                await ask(fleet, f"back {each}")
+            assert states(fleet) == ["in", "in"]
+            assert len(bad.asked) > asked
+
+    uvloop.run(test())
+
+
+def test_one_failure_on_probation_puts_it_out_again_for_longer() -> None:
+    """A server that answers its probe and nothing else."""
+
+    async def test() -> None:
+        async with (
+            replicas(fails("500 No"), answers) as [bad, good],
+            opened({"m": [bad, good]}, **QUICK) as fleet,
+        ):
+            number = 0
+
+            async def out_and_back() -> float:
+                nonlocal number
+                while states(fleet)[0] != "out":
+                    asked = time.monotonic()
+                    number += 1
+                    await ask(fleet, f"{number}")
+                await eventually(lambda: states(fleet)[0] == "probation")
+                return time.monotonic() - asked
+
+            assert await out_and_back() >= 0.3
+            failed = len(bad.asked)
+            assert await out_and_back() >= 0.6
+            assert len(bad.asked) == failed + 1
+
+    uvloop.run(test())
+
+
+def test_a_poison_query_does_not_take_a_candidate_from_everybody() -> None:
+    """It crashes the server's handler as often as it is sent; others are answered as before."""
+
+    async def poisoned(exchange: Exchange) -> None:
+        if exchange.body["messages"][0]["content"] == "poison":
+            exchange.writer.transport.abort()
+        else:
+            await answers(exchange)
+
+    async def test() -> None:
+        async with (
+            replicas(poisoned, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, **QUICK) as fleet,
+        ):
+            await fail(fleet, *["poison"] * 40)
+            assert states(fleet) == ["in"]
+            assert fleet.down() == frozenset()
+            assert await ask(fleet, "an honest question") == 1
+            for number in range(30):
+                await fail(fleet, "poison")
+                await ask(fleet, f"{number}")
+            assert states(fleet) == ["in"]
+
+    uvloop.run(test())
+
+
+@pytest.mark.parametrize("status", ["400 Bad", "401 No", "404 No", "422 No", "429 Later"])
+def test_what_the_client_did_wrong_takes_nobody_out(status: str) -> None:
+    """However often it does."""
+
+    async def test() -> None:
+        async with (
+            replicas(fails(status), answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+        ):
+            await fail(fleet, *map(str, range(40)))
+            assert states(fleet) == ["in"]
+
+    uvloop.run(test())
+
+
+def test_hasty_clients_take_nobody_out() -> None:
+    """A request that allows 10 ms says nothing about a server; the configured limit does."""
+
+    async def slow(exchange: Exchange) -> None:
+        await asyncio.sleep(0.3)
+        await answers(exchange)
+
+    async def test() -> None:
+        patient = {"timeout_s": 0.2}
+        async with replicas(slow, answers) as [one, other]:
+            candidates = {"m": [one], "n": [other]}
+            async with opened(candidates, candidate=patient, attempts=1) as fleet:
+                for number in range(10):
+                    with pytest.raises(UpstreamTimeout):
+                        await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(0.02))
+                assert states(fleet) == ["in"]
+                await fail(fleet, *map(str, range(5)))
+                assert states(fleet) == ["out"]
+
+    uvloop.run(test())
+
+
+def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
+    """Traffic can move to the others; nobody waits for it meanwhile."""
+
+    async def test() -> None:
+        telemetry = Telemetry()
+        async with replicas(answers, answers) as [one, other]:
+            rules = QUICK | {"eject_s": 5.0}
+            async with opened({"m": [one], "n": [other]}, telemetry, **rules) as fleet:
+                await one.stop()
+                await fail(fleet, "1")
+                assert fleet.down() == {"m"}
+                with pytest.raises(UpstreamUnavailable) as caught:
+                    await ask(fleet, "2")
+                assert caught.value.retry_after_s is not None
+                assert 0 < caught.value.retry_after_s <= 5
+                assert await ask(fleet, "3", "n") == 1
+                metrics = telemetry.render().decode()
+                assert 'racer_candidate_up{candidate="m"} 0.0' in metrics
+                assert 'racer_candidate_up{candidate="n"} 1.0' in metrics
+                assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in metrics
+
+    uvloop.run(test())
+
+
+def test_when_everybody_is_down_everybody_is_tried() -> None:
+    """Nothing would be answered otherwise, and the first success ends it."""
+
+    async def test() -> None:
+        async with replicas(answers, answers) as [one, other]:
+            rules = QUICK | {"eject_s": 60.0}
+            async with opened({"m": [one], "n": [other]}, **rules) as fleet:
+                await one.stop()
+                await other.stop()
+                await fail(fleet, "1", "2")
+                await fail(fleet, "1", "2", name="n")
+                assert (states(fleet), states(fleet, "n")) == (["out"], ["out"])
+                assert fleet.down() == frozenset()
+                await one.start()
+                assert await ask(fleet, "3") == 1
+                assert states(fleet) == ["in"]
+                assert fleet.down() == {"n"}
+
+    uvloop.run(test())
+
+
+def test_a_candidate_comes_back_by_itself() -> None:
+    """The probe needs no traffic."""
+
+    async def test() -> None:
+        async with (
+            replicas(answers, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, **QUICK) as fleet,
+        ):
+            await one.stop()
+            await fail(fleet, "1")
+            assert fleet.down() == {"m"}
+            await one.start()
+            await eventually(lambda: fleet.down() == frozenset())
+            assert await ask(fleet, "2") == 1
+
+    uvloop.run(test())
+
+
+def test_a_frozen_replica_does_not_hold_a_request_for_ever() -> None:
+    """Its call ends at the candidate's limit, and the other replica answers in the time left."""
+
+    async def test() -> None:
+        patient = {"timeout_s": 0.3}
+        async with (
+            replicas(hangs, answers) as [frozen, good],
+            opened({"m": [frozen, good]}, candidate=patient, **QUICK) as fleet,
+        ):
+            attempts = [await ask(fleet, f"{n}") for n in range(2)]
+            assert sorted(attempts) == [1, 2]
+            assert (len(frozen.asked), len(good.asked)) == (1, 2)
+
+    uvloop.run(test())
+
+
+def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+    """And is out at the second try."""
+
+    async def test() -> None:
+        async with replicas(answers) as [other]:
+            nowhere = Replica(answers, host="no-such-host.invalid", port=80)
+            async with opened({"m": [nowhere], "n": [other]}, **QUICK) as fleet:
+                with pytest.raises(UpstreamUnavailable):
+                    await ask(fleet, "1")
+                assert fleet.down() == {"m"}
+
+    uvloop.run(test())
+
+
+def test_nothing_is_left_of_a_closed_fleet() -> None:
+    """No task, while a replica is out and its probe waits."""
+
+    async def test() -> None:
+        async with replicas(answers, answers) as [one, other]:
+            before = len(asyncio.all_tasks())
+            async with opened({"m": [one], "n": [other]}) as fleet:
+                await one.stop()
+                await fail(fleet, "1", "2")
+                assert states(fleet) == ["out"]
+            assert len(asyncio.all_tasks()) == before
+
+    uvloop.run(test())

@@ -1,0 +1,265 @@
+"""Calls that are made again: which, when, where, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+
+import pytest
+import uvloop
+
+from app.errors import (
+    UpstreamError,
+    UpstreamRateLimited,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
+from app.fleet.retries import FLOOR, WINDOW_S, Retries, RetryBudget
+from app.settings import Fleet as Rules
+
+from .fleet_replica import (
+    CHAT,
+    Exchange,
+    answers,
+    asking,
+    eventually,
+    fails,
+    hangs,
+    opened,
+    piece,
+    replicas,
+    soon,
+    stream_into,
+    streamed,
+)
+
+
+def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
+    """Calls every 10 ms for 40 s, all of which fail: every window holds a fifth at most."""
+    now = 0.0
+    budget = RetryBudget(0.2, lambda: now)
+    calls, retries = deque[float](), deque[float]()
+    for number in range(4_000):
+        now = number / 100
+        budget.called()
+        calls.append(now)
+        if budget.take():
+            retries.append(now)
+        for times in (calls, retries):
+            while times[0] <= now - WINDOW_S if times else False:
+                times.popleft()
+        assert len(retries) <= max(FLOOR, 0.2 * len(calls))
+    assert len(retries) >= 0.19 * len(calls)  # and what is allowed is made use of
+
+
+def test_a_few_retries_are_always_allowed_unless_none_are() -> None:
+    """A share of nothing would leave a quiet gateway without any."""
+    budget = RetryBudget(0.2, lambda: 0.0)
+    budget.called()
+    assert [budget.take() for _ in range(5)] == [True] * FLOOR + [False] * 2
+    assert not RetryBudget(0.0, lambda: 0.0).take()
+
+
+def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
+    """Full jitter: retries of many calls do not arrive together."""
+    retries = Retries(Rules(attempts=5, retry_share=1.0), random.Random(1))
+    for _ in range(10_000):
+        retries.called()
+    for attempt, longest in ((1, 0.05), (2, 0.1), (3, 0.2), (4, 0.4)):
+        drawn = [
+            pause
+            for _ in range(500)
+            if (
+                pause := retries.pause_s(
+                    UpstreamUnavailable("no"), attempt=attempt, left_s=60, elsewhere=False
+                )
+            )
+            is not None
+        ]
+        assert len(drawn) == 500
+        assert 0 <= min(drawn) < longest / 20
+        assert longest * 0.95 < max(drawn) <= longest
+
+
+def pause(exc: UpstreamError, **changes: object) -> float | None:
+    """What comes of one failure, where nothing else is in the way."""
+    how = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
+    retries = Retries(Rules(attempts=3), random.Random(1))
+    return retries.pause_s(exc, **how)  # pyright: ignore[reportArgumentType]
+
+
+def test_retry_after_is_waited_for_if_there_is_time_and_nobody_else() -> None:
+    """Another replica did not ask for a pause."""
+    limited = UpstreamRateLimited("no", status=429, retry_after_s=7)
+    assert pause(limited) == 7
+    assert pause(limited, left_s=6.0) is None
+    elsewhere = pause(limited, elsewhere=True)
+    assert elsewhere is not None
+    assert elsewhere < 0.1
+
+
+def test_a_timeout_is_tried_elsewhere_or_not_at_all() -> None:
+    """The same server would likely be as slow, and twice as busy."""
+    assert pause(UpstreamTimeout("late")) is None
+    assert pause(UpstreamTimeout("late"), elsewhere=True) is not None
+    assert pause(UpstreamTimeout("late"), elsewhere=True, left_s=0.0) is None
+
+
+def test_a_broken_document_is_asked_for_once_more_only() -> None:
+    """A model that writes nonsense twice goes on doing so."""
+    broken = UpstreamError("no", kind="upstream_invalid_response")
+    assert pause(broken) is not None
+    assert pause(broken, attempt=2) is None
+    assert pause(UpstreamUnavailable("no"), attempt=2) is not None
+    assert pause(UpstreamUnavailable("no"), attempt=3) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "upstream_rejected",
+        "upstream_auth_error",
+        "upstream_tls_error",
+        "upstream_redirect",
+        "upstream_response_too_large",
+        "upstream_encoding",
+        "upstream_protocol_error",
+        "upstream_overloaded",
+        "upstream_empty",
+    ],
+)
+def test_what_would_fail_again_is_not_tried_again(kind: str) -> None:
+    """Nor what would make a crowded gateway more crowded."""
+    assert pause(UpstreamError("no", kind=kind), elsewhere=True) is None
+
+
+def test_with_everybody_failing_calls_grow_by_a_fifth() -> None:
+    """300 requests of which every call fails: the server counts 360 calls at most."""
+
+    async def test() -> None:
+        rules = {"failures": 10_000, "attempts": 5}
+        async with replicas(fails("500 No")) as [one], opened({"m": [one]}, **rules) as fleet:
+
+            async def request(number: int) -> None:
+                with pytest.raises(UpstreamError):
+                    await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon())
+
+            for start in range(0, 300, 30):
+                await asyncio.gather(*(request(n) for n in range(start, start + 30)))
+            assert 340 <= len(one.asked) <= 360
+
+    uvloop.run(test())
+
+
+def test_a_retry_goes_to_another_replica() -> None:
+    """And its success is the request's: nobody notices."""
+
+    async def test() -> None:
+        async with replicas(fails("500 No"), answers) as [bad, good]:
+            rules = {"failures": 10_000, "retry_share": 1.0}
+            async with opened({"m": [bad, good]}, **rules) as fleet:
+                attempts = [
+                    (await fleet.ask("m", CHAT, asking(f"{n}"), deadline=soon())).attempts
+                    for n in range(20)
+                ]
+            assert set(attempts) == {1, 2}
+            assert (len(bad.asked), len(good.asked)) == (attempts.count(2), 20)
+
+    uvloop.run(test())
+
+
+def test_a_retry_avoids_the_replica_that_failed_even_if_the_others_are_busy() -> None:
+    """The one that fails at once would always have the fewest calls."""
+
+    async def hangs_once(exchange: Exchange) -> None:
+        await (hangs if exchange.number == 0 else answers)(exchange)
+
+    async def test() -> None:
+        async with (
+            replicas(fails("500 No"), hangs_once) as [bad, busy],
+            opened({"m": [bad, busy]}) as fleet,
+        ):
+            first = asyncio.create_task(fleet.ask("m", CHAT, asking("1"), deadline=soon()))
+            await eventually(lambda: len(busy.asked) == 1)
+            failed = len(bad.asked)
+            assert (await fleet.ask("m", CHAT, asking("2"), deadline=soon())).attempts == 2
+            assert (len(bad.asked), len(busy.asked)) == (failed + 1, 2)
+            first.cancel()
+
+    uvloop.run(test())
+
+
+def test_retry_after_is_honoured_by_the_only_replica() -> None:
+    """The second call comes no sooner than the server asked for."""
+
+    async def limited(exchange: Exchange) -> None:
+        arrived.append(time.monotonic())
+        if exchange.number == 0:
+            await fails("429 Later", retry_after="1")(exchange)
+        else:
+            await answers(exchange)
+
+    arrived: list[float] = []
+
+    async def test() -> None:
+        async with replicas(limited) as [one], opened({"m": [one]}) as fleet:
+            assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 2
+            assert arrived[1] - arrived[0] >= 1
+            one.play = fails("429 Later", retry_after="9")
+            started = time.monotonic()
+            with pytest.raises(UpstreamRateLimited) as caught:
+                await fleet.ask("m", CHAT, asking(), deadline=soon(5))
+            assert time.monotonic() - started < 4
+            assert caught.value.retry_after_s == 9
+            assert len(one.asked) == 3
+
+    uvloop.run(test())
+
+
+def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> None:
+    """What went out cannot be taken back."""
+
+    async def cut_before(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        exchange.writer.close()
+
+    async def cut_after(exchange: Exchange) -> None:
+        exchange.begin_stream()
+        await exchange.piece(piece("4"))
+        await asyncio.sleep(0.05)
+        exchange.writer.close()
+
+    async def first_cut(exchange: Exchange) -> None:
+        await (cut_before if exchange.number == 0 else answers)(exchange)
+
+    async def test() -> None:
+        async with replicas(first_cut) as [one], opened({"m": [one]}) as fleet:
+            ask = asking(stream=True)
+            assert await streamed(fleet, ask, soon()) == ["4", "2", ""]
+            assert len(one.asked) == 2
+            one.play = cut_after
+            seen: list[str] = []
+            with pytest.raises(UpstreamError) as caught:
+                await stream_into(seen, fleet, ask, soon())
+            assert caught.value.kind == "upstream_disconnected"
+            assert (seen, len(one.asked)) == (["4"], 3)
+
+    uvloop.run(test())
+
+
+def test_a_retry_can_be_cancelled_while_it_waits() -> None:
+    """The pause is no time in which a request cannot end."""
+
+    async def test() -> None:
+        play = fails("503 Later", retry_after="9")
+        async with replicas(play) as [one], opened({"m": [one]}) as fleet:
+            task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
+            await eventually(lambda: len(one.asked) == 1)
+            await asyncio.sleep(0.05)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 4)
+
+    uvloop.run(test())

@@ -1,0 +1,156 @@
+"""Leaving in good order: not ready at once, still accepting for a while, nothing cut unsaid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, POOL, as_json, configure, labelled, user
+from .fake_pool import FakePool
+
+CHAT = {"model": "auto", "messages": user(ONE)}
+
+
+@contextlib.contextmanager
+def process(
+    folder: Path, artifact: Path, pool: FakePool, **limits: float
+) -> Iterator[tuple[httpx2.Client, subprocess.Popen[bytes]]]:
+    """``racer serve`` as an operator runs it, calibrated."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = configure(folder, artifact, pool.url, port=port, limits=limits)
+    command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
+    environment = {**os.environ, **ENVIRONMENT}
+    with (
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as running,
+        httpx2.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"authorization": f"Bearer {ADMIN_KEY}"},
+            timeout=30,
+            verify=False,
+            trust_env=False,
+        ) as client,
+    ):
+        try:
+            until = time.monotonic() + 60
+            while True:
+                assert running.poll() is None, running.communicate()[1]
+                assert time.monotonic() < until
+                with contextlib.suppress(httpx2.TransportError):
+                    client.get("/healthz")
+                    break
+                time.sleep(0.05)
+            rows = {"rows": as_json(labelled(10_000, 60))}
+            assert client.post("/calibrate", json=rows).status_code == 200
+            yield client, running
+        finally:
+            running.kill()
+
+
+class Asked:
+    """A question under way."""
+
+    def __init__(self, client: httpx2.Client, pool: FakePool, **fields: Any) -> None:
+        self.text = ""
+        self.status = 0
+        self.error: Exception | None = None
+        before = len(pool.asked())
+        self._thread = threading.Thread(target=self._ask, args=(client, fields), daemon=True)
+        self._thread.start()
+        until = time.monotonic() + 20
+        while len(pool.asked()) == before:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def _ask(self, client: httpx2.Client, fields: dict[str, Any]) -> None:
+        try:
+            with client.stream("POST", "/v1/chat/completions", json=CHAT | fields) as response:
+                self.status = response.status_code
+                for part in response.iter_text():
+                    self.text += part
+        except httpx2.TransportError as exc:
+            self.error = exc
+
+    def ended(self) -> Asked:
+        """Once it is over."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        return self
+
+
+def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """After SIGTERM: not ready, yet accepting, then closed; what was asked is answered; exit 0."""
+    with process(tmp_path, artifact, pool, drain_delay_s=2.0) as (client, running):
+        for name in POOL:
+            pool.say(name, "42", delay_s=4)
+        asked = Asked(client, pool)
+        running.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        while client.get("/readyz").status_code == 200:
+            assert time.monotonic() - begun < 1
+        draining = client.get("/readyz")
+        assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
+        assert client.get("/healthz").status_code == 200
+        assert client.post("/route", json={"query": ONE}).status_code == 200
+        assert client.get("/v1/models").status_code == 200
+        assert asked.ended().status == 200, asked.error
+        assert json.loads(asked.text)["choices"][0]["message"]["content"] == "42"
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{client.base_url}/healthz", verify=False, trust_env=False)
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 0
+    assert b"Traceback" not in errors
+    written = [json.loads(line) for line in errors.splitlines()]
+    assert {"/readyz", "/v1/chat/completions"} <= {line.get("route") for line in written}
+
+
+def test_what_cannot_be_finished_says_so(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """Past the drain a stream ends with an error event and a plain answer is 503; exit 0."""
+    with process(tmp_path, artifact, pool, drain_s=1.0, comment_every_s=0.2) as (client, running):
+        for name in POOL:
+            pool.say(name, "4 2 " * 200, pause_s=0.2)
+        stream = Asked(client, pool, stream=True, model="adder")
+        for name in POOL:
+            pool.say(name, "42", delay_s=60)
+        plain = Asked(client, pool)
+        running.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        _, errors = running.communicate(timeout=30)
+        assert time.monotonic() - begun < 15
+        assert running.returncode == 0, errors
+        events = stream.ended().text.strip().split("\n\n")
+        assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert stream.error is None
+        assert "[DONE]" not in stream.text
+        assert stream.text.count('"error"') == 1
+        assert plain.ended().status == 503, plain.error
+        assert json.loads(plain.text)["error"]["code"] == "shutting_down"
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """Neither for the delay nor for what is in flight."""
+    with process(tmp_path, artifact, pool, drain_delay_s=60, drain_s=60) as (client, running):
+        for name in POOL:
+            pool.say(name, "42", delay_s=60)
+        asked = Asked(client, pool)
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert running.poll() is None
+        begun = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=30)
+        assert time.monotonic() - begun < 10
+        assert asked.ended().status in (0, 503)

@@ -1,0 +1,478 @@
+"""The gate: what is decided about a request before anybody reads its body."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.routing import Mount, Route
+
+from app import settings
+from app.errors import SettingsError
+from app.front import hashing
+from app.front.doors import DOORS, DoorPlan
+from app.front.errors import InvalidHost, RateLimited
+from app.front.failures import Failures
+from app.front.hosts import HostCheck
+from app.front.quota import Bucket, Quotas
+from app.settings.access import Key
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    Gateway,
+    Serve,
+    configure,
+    running,
+)
+from .fake_pool import FakePool
+
+
+def raw(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
+    """Bytes as they are; status and JSON of the one answer."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+        answer = b""
+        while part := connection.recv(2**16):
+            answer += part
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def code(answer: tuple[int, dict[str, Any]]) -> tuple[int, str]:
+    """Status and code of an error."""
+    return answer[0], answer[1]["error"]["code"]
+
+
+# Hosts.
+
+
+def head(*hosts: str, path: str = "/v1/models") -> bytes:
+    """A request with these Host headers."""
+    lines = [f"GET {path} HTTP/1.1", *(f"host: {each}" for each in hosts)]
+    return "\r\n".join((*lines, f"authorization: Bearer {DATA_KEY}", "", "")).encode()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:8080", "[::1]:80"])
+def test_the_gateway_answers_to_its_own_names(gateway: Gateway, host: str) -> None:
+    """Bound to loopback, every name of this machine with any port is right."""
+    assert raw(gateway, head(host))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [(), ("localhost", "localhost"), ("localhost", "evil.example"), ("evil.example",),
+     ("localhost.evil.example",), ("127.0.0.1/healthz?",), ("a/b?c",), ("localhost#",),
+     ("user@localhost",), ("localhost\\x",), ("localhost:port",), ("localhost:",), ("",),
+     ("local host",), ("[::1",), ("localhost,evil.example",), ("xn--é",)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/models", "/calibrations", "/docs", "/nothing"])
+def test_another_host_is_refused(gateway: Gateway, hosts: tuple[str, ...], path: str) -> None:
+    """None, two, somebody else's, or one that could be read as something else: 400."""
+    assert code(raw(gateway, head(*hosts, path=path))) == (400, "invalid_host")
+
+
+def test_probes_may_use_any_well_formed_name(gateway: Gateway) -> None:
+    """A balancer asks by address and a page learns nothing from it; a bad form stays bad."""
+    assert raw(gateway, head("10.1.2.3:8080", path="/healthz"))[0] == 200
+    assert code(raw(gateway, head("a/b?c", path="/healthz"))) == (400, "invalid_host")
+
+
+def test_configured_names_are_ours_too(serve: Serve) -> None:
+    """`access.hosts` adds names, without a port."""
+    gateway = serve(access={"hosts": ["Gateway.example"]}, calibrated=False)
+    for host, status in (("gateway.EXAMPLE:443", 200), ("localhost", 200), ("other.example", 400)):
+        assert raw(gateway, head(host))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("bound", "names", "right", "wrong"),
+    [
+        ("0.0.0.0", [], ["anything.example", "10.1.2.3"], ["a b", "a/b"]),
+        ("::", [], ["anything.example", "[fe80::1]"], ["[fe80::1"]),
+        ("0.0.0.0", ["a.example"], ["a.example", "localhost", "127.0.0.1"], ["b.example"]),
+        ("10.1.2.3", [], ["10.1.2.3"], ["localhost", "10.1.2.4"]),
+        ("::1", ["fd00::7"], ["[::1]", "localhost", "[fd00::7]"], ["::1", "[fd00::8]"]),
+        ("127.8.8.8", [], ["127.8.8.8", "localhost"], ["127.8.8.9"]),
+    ],
+)
+def test_which_hosts_are_ours(
+    bound: str, names: list[str], right: list[str], wrong: list[str]
+) -> None:
+    """The address that it is bound to, loopback's names if that reaches it, and `access.hosts`."""
+    check = HostCheck([bound], names)
+    for host in right:
+        check.check([(b"host", host.encode())])
+    for host in wrong:
+        with pytest.raises(InvalidHost):
+            check.check([(b"host", host.encode())])
+
+
+# Doors.
+
+
+def test_a_route_that_is_not_in_the_table_is_shut() -> None:
+    """Nobody opens a new route, a mount or another method by forgetting about it."""
+    app = FastAPI()
+    routes = [Route("/new", lambda _: None), Mount("/files", FastAPI()), *app.routes]
+    plan = DoorPlan([*routes, Route("/healthz", lambda _: None, methods=["GET", "DELETE"])])
+    assert plan.match("GET", "/new").door is None
+    assert plan.match("GET", "/files/x").path is None
+    assert plan.match("GET", "/healthz").door == "public"
+    assert plan.match("HEAD", "/healthz").door == "public"
+    assert plan.match("DELETE", "/healthz").door is None
+    assert plan.match("PUT", "/healthz").door is None
+
+
+PIECES = st.sampled_from(
+    ["/", "//", "v1", "models", "calibrate", "calibrations", "activate", "jobs", "x", "healthz",
+     "route", ".", "..", "%2f", "%2e", "%0a", "\n", " ", "?", "CALIBRATE", "{calibration_id}"]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gateway_app() -> FastAPI:
+    """Every route of the gateway with an endpoint that only says which one it is."""
+
+    async def endpoint() -> None:
+        return None
+
+    app = FastAPI(openapi_url=None, redirect_slashes=False)
+    for door in DOORS:
+        method, path = door.split(" ")
+        app.add_api_route(path, endpoint, methods=[method])
+    return app
+
+
+REAL = [re.sub(r"\{.*?\}", "x", door.split(" ")[1]) for door in DOORS]
+ODD = st.lists(PIECES, max_size=4).map("".join)
+METHODS = ["GET", "POST", "DELETE", "HEAD"]
+
+
+def see_the_same(app: FastAPI, method: str, path: str) -> bool:
+    """Whether the gate and the router find the same route, or both none."""
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    served = [
+        route.path  # type: ignore[attr-defined]
+        for route in app.router.routes
+        if route.matches(dict(scope))[0].name == "FULL"
+    ]
+    match = DoorPlan(app.routes).match(method, path)
+    return (match.path if method in match.methods else None) == (served[0] if served else None)
+
+
+@given(
+    path=st.builds("/{}".format, ODD) | st.builds("{}{}".format, st.sampled_from(REAL), ODD),
+    method=st.sampled_from(METHODS),
+)
+def test_the_gate_and_the_router_see_the_same_route(
+    gateway_app: FastAPI, path: str, method: str
+) -> None:
+    """Whatever the path looks like, what is authorised is what would be served."""
+    assert see_the_same(gateway_app, method, path)
+
+
+def test_every_route_is_seen_with_every_method(gateway_app: FastAPI) -> None:
+    """Routes that share a path and differ in the method are told apart."""
+    for path in REAL:
+        for method in METHODS:
+            assert see_the_same(gateway_app, method, path), (method, path)
+
+
+def test_a_page_of_another_site_changes_nothing(gateway: Gateway, pool: FakePool) -> None:
+    """A browser says where a request comes from; reading and our own pages go on."""
+    with gateway.http() as client:
+        for path in ("/route", "/v1/chat/completions", "/calibrate"):
+            response = client.post(path, json={}, headers={"sec-fetch-site": "cross-site"})
+            assert (response.status_code, response.json()["error"]["code"]) == (403, "cross_site")
+        assert client.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 200
+        same = client.post("/route", json={"query": ONE}, headers={"sec-fetch-site": "same-origin"})
+        assert same.status_code == 200
+    assert pool.asked() == []
+
+
+# Keys.
+
+
+def configured_key(name: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A key, and the entry of the configuration that knows it."""
+    key = hashing.new_key()
+    return key, {"name": name, "hash": hashing.written(key, hashing.new_salt()), **fields}
+
+
+def test_keys_of_the_configuration_open_their_doors(serve: Serve) -> None:
+    """A data key asks, an admin key calibrates, and no key is needed in the environment."""
+    data, data_entry = configured_key("team-a")
+    admin, admin_entry = configured_key("ops", role="admin")
+    gateway = serve(access={"keys": [data_entry, admin_entry]}, environment={}, calibrated=False)
+    for key, models, calibrations in ((data, 200, 403), (admin, 200, 200), ("x", 401, 401)):
+        assert gateway.get("/v1/models", key).status_code == models
+        assert gateway.get("/calibrations", key).status_code == calibrations
+    assert gateway.get("/v1/models", None).status_code == 401
+    assert gateway.get("/v1/models", data_entry["hash"]).status_code == 401
+
+
+def test_a_key_of_two_headers_is_no_key(gateway: Gateway) -> None:
+    """Two Authorization headers could be read differently by two programs."""
+    both = head("localhost").replace(
+        b"host:", f"authorization: Bearer {DATA_KEY}\r\nhost:".encode()
+    )
+    assert code(raw(gateway, both)) == (401, "invalid_api_key")
+
+
+def test_wrong_keys_are_counted_and_right_ones_are_not(serve: Serve) -> None:
+    """After five wrong keys this address hears 429; who has a key still gets in."""
+    gateway = serve(access={"failures_per_minute": 5}, calibrated=False)
+    statuses = [gateway.get("/v1/models", "wrong").status_code for _ in range(8)]
+    assert statuses == [401] * 5 + [429] * 3
+    refused = gateway.get("/calibrations", "wrong")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    with gateway.http("wrong") as client:
+        elsewhere = client.get("/v1/models", headers={"x-forwarded-for": "10.0.0.9"})
+    assert elsewhere.status_code == 429  # the address is the socket's
+    assert gateway.get("/v1/models", None).status_code == 401  # no key is not a wrong key
+    assert gateway.get("/v1/models", DATA_KEY).status_code == 200
+
+
+def test_failures_are_forgotten_after_a_minute_and_never_pile_up() -> None:
+    """A window per address; IPv6 neighbours of one /64 count as one; memory is bounded."""
+    now = [0.0]
+    failures = Failures(2, clock=lambda: now[0])
+    for address in ("2001:db8::1", "2001:db8::2"):
+        failures.note(address)
+    with pytest.raises(RateLimited) as caught:
+        failures.note("2001:db8::3")
+    assert caught.value.retry_after_s == 60
+    failures.note("2001:db8:0:1::1")
+    now[0] = 60.0
+    failures.note("2001:db8::1")
+    for number in range(20_000):
+        failures.note(f"10.0.{number // 256}.{number % 256}")
+    assert len(failures._seen) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ([{"name": "data"}], "taken"),
+        ([{"name": "a"}, {"name": "a"}], "same name"),
+        ([{"name": "a", "hash": "sha256:00:11"}], "hash"),
+    ],
+)
+def test_keys_that_cannot_be_told_apart_stop_the_start(
+    tmp_path: Path, artifact: Path, keys: list[dict[str, str]], what: str
+) -> None:
+    """A name stands for one key, in the log and in a limit."""
+    given_ = [configured_key(each["name"])[1] | each for each in keys]
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access={"keys": given_})
+    with pytest.raises(SettingsError, match=what):
+        settings.load(path, ENVIRONMENT)
+
+
+def test_one_secret_has_one_name(tmp_path: Path, artifact: Path) -> None:
+    """The environment's key may not be a configured one too, and no hash stands twice."""
+    key, entry = configured_key("team-a")
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access={"keys": [entry]})
+    with pytest.raises(SettingsError, match=r"RACER_ADMIN_KEY.*team-a"):
+        settings.load(path, {"RACER_ADMIN_KEY": key})
+    twice = {"keys": [entry, entry | {"name": "team-b"}]}
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access=twice)
+    with pytest.raises(SettingsError, match="same hash"):
+        settings.load(path, {})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["sk-1234" * 4, "changeme-changeme", "a" * 40, "abababababababababab", "x1" * 150,
+     hashing.new_key()[:-1], hashing.new_key()[:20] + "A" + hashing.new_key()[21:]],
+)  # fmt: skip
+def test_a_key_that_could_be_guessed_or_was_cut_is_refused(
+    tmp_path: Path, artifact: Path, key: str
+) -> None:
+    """Published examples, one letter over and over, too long, or ours with a piece missing."""
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
+    with pytest.raises(SettingsError, match=r"RACER_DATA_KEY.*racer key new") as caught:
+        settings.load(path, {"RACER_DATA_KEY": key})
+    assert key not in str(caught.value)
+
+
+def test_a_reachable_admin_listener_needs_a_data_key(tmp_path: Path, artifact: Path) -> None:
+    """Its socket serves the data routes too."""
+    access = {"admin": {"host": "0.0.0.0", "port": 9443}}
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", access=access)
+    with pytest.raises(SettingsError, match="data key is required"):
+        settings.load(path, {"RACER_ADMIN_KEY": ADMIN_KEY})
+    settings.load(path, ENVIRONMENT)
+
+
+# The second listener.
+
+
+def test_admin_can_have_a_socket_of_its_own(serve: Serve) -> None:
+    """On the main one its routes are then not found, for any key; probes and data stay."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    gateway = serve(access={"admin": {"port": port}}, calibrated=False)
+    inside = Gateway(f"http://127.0.0.1:{port}", gateway.settings)
+    try:
+        for key in (ADMIN_KEY, DATA_KEY, None):
+            assert gateway.get("/calibrations", key).status_code == 404
+            assert gateway.post("/calibrate", key, json={}).status_code == 404
+        assert gateway.get("/v1/models").status_code == 200
+        assert inside.get("/calibrations", ADMIN_KEY).status_code == 200
+        assert inside.get("/calibrations", DATA_KEY).status_code == 403
+        assert inside.get("/healthz", None).status_code == 200
+    finally:
+        inside.close()
+
+
+# Quotas.
+
+
+def test_a_bucket_fills_with_the_monotonic_clock() -> None:
+    """Sixty a minute come back one a second, a debt is paid off first, and nothing overflows."""
+    now = [100.0]
+    bucket = Bucket(60, lambda: now[0])
+    bucket.spend(60)
+    assert bucket.wait_s(1) == pytest.approx(1)
+    now[0] += 1
+    assert bucket.wait_s(1) == 0
+    bucket.spend(31)
+    assert bucket.wait_s(1) == pytest.approx(31)
+    now[0] += 1_000
+    assert bucket.wait_s(60) == 0
+    assert bucket.wait_s(61) > 0
+
+
+def limited(now: list[float], in_flight: int = 100, **fields: Any) -> Quotas:
+    """One limited key `a`; everybody else has none of their own."""
+    key = Key.model_validate(configured_key("a", **fields)[1])
+    return Quotas([key], in_flight, lambda: now[0])
+
+
+def test_requests_a_minute_are_counted_per_key() -> None:
+    """The third of two a minute waits for half a minute; other keys do not notice."""
+    now = [0.0]
+    quotas = limited(now, requests_per_minute=2)
+    for _ in range(2):
+        with quotas.admit("a", waits_for_room=True):
+            pass
+    with pytest.raises(RateLimited, match="requests of the minute") as caught:
+        quotas.admit("a", waits_for_room=True)
+    assert caught.value.retry_after_s == 30
+    quotas.admit("b", waits_for_room=True)
+    now[0] = 30
+    quotas.admit("a", waits_for_room=True)
+
+
+def test_tokens_are_counted_after_the_answer() -> None:
+    """An answer may go over; then the key waits until the debt is paid."""
+    now = [0.0]
+    quotas = limited(now, tokens_per_minute=600)
+    with quotas.admit("a", waits_for_room=True) as ticket:
+        ticket.spend(900)
+    with pytest.raises(RateLimited, match="tokens of the minute") as caught:
+        quotas.admit("a", waits_for_room=True)
+    assert caught.value.retry_after_s == 31
+    now[0] = 31
+    quotas.admit("a", waits_for_room=True)
+
+
+def test_a_refused_request_uses_nothing() -> None:
+    """Neither a place nor a request of the minute."""
+    quotas = limited([0.0], concurrency=1, requests_per_minute=2, in_flight=2)
+    with quotas.admit("a", waits_for_room=True):
+        for _ in range(5):
+            with pytest.raises(RateLimited, match="running"):
+                quotas.admit("a", waits_for_room=True)
+        with quotas.admit("b", waits_for_room=True):
+            with pytest.raises(RateLimited, match="gateway"):
+                quotas.admit("b", waits_for_room=True)
+            with quotas.admit("b", waits_for_room=False):  # looking is not working
+                assert quotas.in_flight == 2
+    assert quotas.in_flight == 0
+    quotas.admit("a", waits_for_room=True)
+
+
+def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
+    serve: Serve, pool: FakePool
+) -> None:
+    """Two slow answers fill it: the third is 429 with its body unsent, and metrics answer."""
+    gateway = serve(limits={"in_flight": 2})
+    for name in ("adder", "speller", "poet"):
+        pool.say(name, "42", delay_s=2)
+    slow = [threading.Thread(target=gateway.ask, args=(ONE,)) for _ in range(2)]
+    for each in slow:
+        each.start()
+    until = time.monotonic() + 10
+    while len(pool.asked()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    begun = time.monotonic()
+    answer = raw(
+        gateway,
+        b"POST /route HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n"
+        + f"authorization: Bearer {DATA_KEY}\r\n\r\n".encode(),
+    )
+    assert code(answer) == (429, "rate_limited")
+    assert gateway.get("/metrics").status_code == 200
+    assert time.monotonic() - begun < 1
+    for each in slow:
+        each.join()
+    assert gateway.ask(ONE).status_code == 200
+
+
+def test_a_limited_key_is_told_when_to_come_back(serve: Serve) -> None:
+    """429 in the envelope with `retry-after`; places come back when answers end, badly too."""
+    key, entry = configured_key("team-a", requests_per_minute=3, concurrency=1)
+    gateway = serve(access={"keys": [entry]})
+    for body in ({"query": ONE}, {"query": ""}, {}):
+        assert gateway.post("/route", key, json=body).status_code in (200, 400, 422)
+    refused = gateway.post("/route", key, json={"query": ONE})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+    assert 1 <= int(refused.headers["retry-after"]) <= 20
+    assert gateway.post("/route", DATA_KEY, json={"query": ONE}).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def alone(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway whose keys nobody but this module tries."""
+    path = configure(tmp_path_factory.mktemp("alone"), artifact, _pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("sent", ["abc-DEF_123", "a" * 64])
+def test_a_harmless_request_id_comes_back(alone: Gateway, sent: str) -> None:
+    """What the client may search our log for."""
+    for path in ("/healthz", "/v1/models", "/nothing"):
+        with alone.http() as client:
+            response = client.get(path, headers={"x-request-id": sent})
+        assert response.headers["x-request-id"] == sent
+
+
+@pytest.mark.parametrize("sent", ["", "a" * 65, "a b", "a\tb", "a;b", "é", 'a"b', "../a"])
+def test_another_request_id_is_replaced(alone: Gateway, sent: str) -> None:
+    """What could forge a line or a header is not taken; every answer has an id."""
+    with alone.http() as client:
+        given_ = client.get("/v1/models", headers={"x-request-id": sent.encode("latin-1")})
+        other = client.get("/v1/models")
+    assert len(given_.headers["x-request-id"]) == 32
+    assert given_.headers["x-request-id"] != other.headers["x-request-id"]

@@ -1,0 +1,107 @@
+"""Keys: how they are made, what is kept of them, and how a presented one is looked up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import SecretStr
+
+from app.front import hashing
+from app.front.keys import Caller, KeyRing
+from app.settings import Secrets
+from app.settings.access import Access, Key
+
+from .conftest import Command, Serve
+
+
+def entry(key: str, name: str, **fields: Any) -> Key:
+    """A configured key."""
+    written = hashing.written(key, hashing.new_salt())
+    return Key.model_validate({"name": name, "hash": written, **fields})
+
+
+def test_a_key_is_made_and_its_hash_can_be_configured(racer: Command) -> None:
+    """The key stands on the first line, the rest is YAML; the key is in no other line."""
+    code, out, err = racer("key", "new", "team-a", "--role", "admin")
+    assert (code, err) == (0, "")
+    key, _, rest = out.partition("\n")
+    access = Access.model_validate(yaml.safe_load(rest[rest.index("access:") :])["access"])
+    assert [(each.name, each.role) for each in access.keys] == [("team-a", "admin")]
+    assert key not in rest
+    ring = KeyRing(access.keys, Secrets())
+    assert ring.find(key.encode()) == Caller(name="team-a", role="admin")
+
+
+def test_a_key_that_was_made_opens_a_gateway(racer: Command, serve: Serve) -> None:
+    """From the command to a request."""
+    _, out, _ = racer("key", "new", "team-a", "--json")
+    made = json.loads(out)
+    key = made.pop("key")
+    gateway = serve(access={"keys": [made]}, environment={}, calibrated=False)
+    assert gateway.get("/v1/models", key).status_code == 200
+    assert gateway.get("/v1/models", key[:-1]).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["", "a b", "data", "local", "é", "x" * 200, "a\nb"])
+def test_a_name_that_could_not_be_configured_is_refused(racer: Command, name: str) -> None:
+    """Before a key is shown that nobody could use."""
+    code, out, err = racer("key", "new", name)
+    assert (code, out) == (2, "")
+    assert "name of a key" in err
+
+
+def test_keys_are_long_different_and_know_when_they_were_cut() -> None:
+    """256 random bits each, and a checksum that a lost or a changed letter breaks."""
+    keys = [hashing.new_key() for _ in range(200)]
+    assert len(set(keys)) == 200
+    assert {key[:6] for key in keys} == {"racer-"}
+    assert {len(key) for key in keys} == {6 + 43 + 8}
+    assert not any(map(hashing.is_damaged, keys))
+    assert all(hashing.is_damaged(key[:-1]) for key in keys)
+    assert all(hashing.is_damaged(key[:10] + key[11:]) for key in keys)
+    assert not hashing.is_damaged("somebody-elses-key")
+
+
+def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of four takes as many comparisons as the last and as a wrong one."""
+    keys = [hashing.new_key() for _ in range(2)]
+    ring = KeyRing(
+        [entry(key, f"k{number}") for number, key in enumerate(keys)],
+        Secrets(data_key=SecretStr("d" * 20), admin_key=SecretStr("a" * 20)),
+    )
+    compared: list[int] = []
+
+    def compare_digest(one: bytes, other: bytes) -> bool:
+        compared.append(len(one))
+        return one == other
+
+    monkeypatch.setattr("app.front.hashing.hmac.compare_digest", compare_digest)
+    for presented, name in ((keys[0], "k0"), (keys[1], "k1"), ("d" * 20, "data"), ("x", None)):
+        compared.clear()
+        found = ring.find(presented.encode())
+        assert (found.name if found else None) == name
+        assert compared == [32] * 4
+
+
+def test_a_huge_key_is_refused_unhashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody makes the gateway hash what cannot be a key."""
+    ring = KeyRing([entry("k" * 256, "long")], Secrets())
+    assert ring.find(b"k" * 256) == Caller(name="long")
+
+    def digest(*_: bytes) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr(hashing, "digest", digest)
+    assert ring.find(b"k" * 257) is None
+
+
+def test_a_caller_is_what_its_key_may_do() -> None:
+    """Name, role and the limits that handlers keep; never the key."""
+    fields: dict[str, Any] = {"max_alpha": 0.2, "group": "team-a", "candidates": ("adder",)}
+    ring = KeyRing([entry("a-key-of-team-a", "team-a", **fields)], Secrets())
+    found = ring.find(b"a-key-of-team-a")
+    assert found == Caller(name="team-a", role="data", **fields)
+    assert "a-key-of-team-a" not in repr(found)

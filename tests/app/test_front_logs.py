@@ -1,0 +1,224 @@
+"""What is written about requests: one line each, which says what happened and nothing secret."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from app import logs
+from app.front.drain import Drain
+from app.front.outermost import Outermost
+from app.routing import RoutingService
+from app.telemetry import Telemetry
+
+from .conftest import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
+from .fake_pool import FakePool
+
+CANARY = "CANARY-7f3a91"
+log = logging.getLogger("app.tests")
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    """Every line as JSON: a forged or broken one fails here."""
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def accesses(stream: io.StringIO) -> list[dict[str, Any]]:
+    """The lines of requests."""
+    return [line for line in lines(stream) if line["logger"] == "app.access"]
+
+
+def test_a_request_is_one_line(gateway: Gateway) -> None:
+    """Time, route template, status, duration, key name, decision: enough to find it again."""
+    stream = io.StringIO()
+    with logs.written("json", stream), gateway.http() as client:
+        response = client.post("/route", json={"query": ONE}, headers={"x-request-id": "mine-1"})
+        client.get("/v1/models/adder")
+        client.get("/calibrations", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        client.get("/v1/models", headers={"authorization": "Bearer wrong"})
+        client.get("/nothing/here")
+    routed, *others = accesses(stream)
+    assert routed["request_id"] == "mine-1"
+    assert routed["decision_id"] == response.json()["decision_id"]
+    assert routed["selected"] == response.headers["x-racer-selected"]
+    assert routed["level"] == "info"
+    assert routed["time"].endswith("+00:00")
+    assert 0 < routed["duration_ms"] < 30_000
+    said = [(each["method"], each["route"], each["status"], each["key"]) for each in others]
+    assert said == [
+        ("GET", "/v1/models/{model_id:path}", 200, "data"),
+        ("GET", "/calibrations", 200, "admin"),
+        ("GET", "/v1/models", 401, None),
+        ("GET", "unmatched", 404, None),
+    ]
+
+
+def test_nothing_that_was_sent_is_written(
+    gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the prompt, the answer, the path, a header, a key, nor the text of our own bug."""
+    stream = io.StringIO()
+    pool.say("adder", CANARY)
+    with logs.written("json", stream), gateway.http() as client:
+        body = {"model": "auto", "messages": user(f"{ONE} {CANARY}")}
+        headers = {"x-custom": CANARY, "x-request-id": f"{CANARY} forged"}
+        assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+        client.post(f"/{CANARY}%0a%1b[31m", json=body, params={"key": CANARY})
+        client.get("/v1/models", headers={"authorization": f"Bearer {CANARY}"})
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError(CANARY)
+
+        monkeypatch.setattr(RoutingService, "route", broken)
+        assert client.post("/v1/chat/completions", json=body).status_code == 500
+    failures = [line for line in lines(stream) if "exception" in line]
+    assert [line["exception"] for line in failures] == ["RuntimeError"]
+    assert any(frame.startswith("app/service.py:") for frame in failures[0]["frames"])
+    assert failures[0]["request_id"] == accesses(stream)[-1]["request_id"]
+    assert len(accesses(stream)) == 4
+    for secret in (CANARY, DATA_KEY, ADMIN_KEY):
+        assert secret not in stream.getvalue()
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_no_value_forges_a_line(form: Any) -> None:
+    """Line ends and escape sequences stay inside the value that brought them."""
+    stream = io.StringIO()
+    with logs.written(form, stream):
+        log.info("one %s", "a\nb\r\x1b[31m\u2028", extra={"fields": {"selected": "c\nd\x1b"}})
+    text = stream.getvalue()
+    assert text.count("\n") == 1
+    assert len(text.splitlines()) == 1
+    assert "\x1b" not in text
+    assert "c\\nd" in text
+
+
+def test_other_libraries_say_their_first_line_only() -> None:
+    """With asyncio the second one holds the text of a lost exception."""
+    stream = io.StringIO()
+    with logs.written("json", stream):
+        logging.getLogger("asyncio").error("lost\nfuture: RuntimeError(%r)", CANARY)
+    assert [line["message"] for line in lines(stream)] == ["lost"]
+
+
+class Blocked(io.StringIO):
+    """A terminal that nobody reads until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+        self.free = threading.Event()
+
+    def write(self, text: str) -> int:
+        """Wait, then write."""
+        self.reached.set()
+        self.free.wait(30)
+        return super().write(text)
+
+
+def test_a_blocked_sink_blocks_nobody() -> None:
+    """Lines that find no room are dropped, and it is said how many."""
+    stream = Blocked()
+    with logs.written("json", stream):
+        log.info("line")
+        assert stream.reached.wait(30)
+        for _ in range(15_000):
+            log.info("line")
+        stream.free.set()
+    messages = [line["message"] for line in lines(stream)]
+    assert messages == ["line"] * 10_001 + ["5000 lines were dropped"]
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_log() -> None:
+    """Who closes the pipe misses lines; later ones are written again."""
+
+    class Gone(io.StringIO):
+        closed_once = False
+
+        def write(self, text: str) -> int:
+            if not self.closed_once:
+                self.closed_once = True
+                raise BrokenPipeError
+            return super().write(text)
+
+    stream = Gone()
+    with logs.written("json", stream):
+        log.info("lost")
+        until = time.monotonic() + 30
+        while not stream.closed_once:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        log.info("written")
+    assert [line["message"] for line in lines(stream)] == ["written"]
+
+
+def through(outermost: Any, headers: list[tuple[bytes, bytes]], **state: str) -> dict[bytes, bytes]:
+    """Send one answer with these headers through the outermost layer; what comes out."""
+
+    async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"].update(state)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+    asyncio.run(outermost(handler)(scope, receive, send))
+    return dict(sent[0]["headers"])
+
+
+def outermost(*, log_prompts: bool = False) -> Any:
+    """The layer as the application has it."""
+    return lambda app: Outermost(app, telemetry=Telemetry(), drain=Drain(), log_prompts=log_prompts)
+
+
+def test_prompts_are_written_only_if_asked_for() -> None:
+    """A handler may leave them in the state; the setting decides."""
+    for wanted in (False, True):
+        stream = io.StringIO()
+        with logs.written("json", stream):
+            through(outermost(log_prompts=wanted), [], prompt=CANARY, answer="42")
+        assert (CANARY in stream.getvalue()) is wanted
+        assert accesses(stream)[0].get("prompt") == (CANARY if wanted else None)
+
+
+def test_no_text_breaks_out_of_a_header_of_ours() -> None:
+    """The last net: a name from elsewhere can end neither the value nor the message."""
+    out = through(
+        outermost(),
+        [
+            (b"x-racer-selected", b"a,b-1.0/c@d+e_f"),
+            (b"x-racer-guarantee", b"void; reason=x\r\nset-cookie: a=b\0\xe9"),
+            (b"x-racer-reasons", b"r" * 5_000),
+            (b"content-type", b"text/html; q=\xe9"),
+        ],
+    )
+    assert out[b"x-racer-selected"] == b"a,b-1.0/c@d+e_f"
+    assert out[b"x-racer-guarantee"] == b"void; reason=x__set-cookie: a=b__"
+    assert len(out[b"x-racer-reasons"]) == 1024
+    assert out[b"content-type"] == b"text/html; q=\xe9"
+
+
+def test_serving_writes_the_form_that_is_configured(serve: Serve) -> None:
+    """Text for people, with the same things in it."""
+    gateway = serve(calibrated=False)
+    stream = io.StringIO()
+    with logs.written("text", stream):
+        gateway.get("/v1/models/adder")
+    line = stream.getvalue().splitlines()[-1]
+    assert " INFO app.access request request_id=" in line
+    assert 'route="/v1/models/{model_id:path}" status=200' in line

@@ -1,0 +1,489 @@
+"""How requests may arrive: slow, huge, broken and doubled ones, written by hand on a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import uvicorn
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from app.front.receipt import PATIENCE_S, ReceiptConfig
+from app.settings import Limits
+
+HEADER_S, BODY_S, STALLED_S = 0.4, 0.8, 0.8
+BIG = 64 * 2**20
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    """Tells what it was sent; ``/early`` answers before the body, ``/late`` a second later."""
+    size, more = 0, scope["path"] != "/early"
+    if scope["path"] == "/late":
+        await asyncio.sleep(1)
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size += len(message["body"])
+        more = message["more_body"]
+    if scope["path"] == "/big":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(BIG // 2**16):
+            await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    told = {
+        "path": scope["path"],
+        "client": scope["client"][0],
+        "headers": [[name.decode(), value.decode("latin-1")] for name, value in scope["headers"]],
+        "size": size,
+    }
+    body = json.dumps(told).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Bare:
+    """The protocol around a plain application, without the rest of the gateway."""
+
+    def __init__(self, **limits: Any) -> None:
+        wanted = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S, **limits}
+        self.server = uvicorn.Server(ReceiptConfig(application, Limits(**wanted)))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(
+            target=lambda: uvloop.run(self.server.serve(sockets=[self._listener])), daemon=True
+        )
+
+    def __enter__(self) -> Bare:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.force_exit = self.server.should_exit = True
+        self._thread.join(30)
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """A connection; a small buffer makes a client that reads nothing felt soon."""
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(20)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
+
+    def say(self, data: bytes) -> bytes:
+        """Everything that comes back until the server closes."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            return rest(connection)
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What is read until the end; a reset is an end too."""
+    read = b""
+    try:
+        while part := connection.recv(2**16):
+            read += part
+    except ConnectionResetError:
+        pass
+    return read
+
+
+def one(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """One answer with a content length: its status and its JSON."""
+    read = b""
+    while b"\r\n\r\n" not in read:
+        part = connection.recv(2**16)
+        assert part, read
+        read += part
+    head, _, body = read.partition(b"\r\n\r\n")
+    fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:])
+    while len(body) < int(fields[b"content-length"]):
+        body += connection.recv(2**16)
+    assert len(body) == int(fields[b"content-length"]), body
+    return int(head.split()[1]), json.loads(body)
+
+
+def refused(answer: bytes) -> tuple[int, str]:
+    """Status and code of a refusal that is the only answer, in the envelope, and the last."""
+    assert answer.count(b"HTTP/1.1 ") == 1, answer
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error["code"]
+
+
+def request(
+    *headers: str, path: str = "/", method: str = "POST", body: bytes = b"", host: str = "host: x"
+) -> bytes:
+    """A request as it stands on the wire."""
+    return "\r\n".join((f"{method} {path} HTTP/1.1", host, *headers, "", "")).encode() + body
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Bare]:
+    """Short deadlines and the other limits as they are by default."""
+    with Bare() as server:
+        yield server
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Bare]]:
+    """Servers of one's own, with other limits."""
+    with ExitStack() as stack:
+        yield lambda **limits: stack.enter_context(Bare(**limits))
+
+
+def drip(connection: socket.socket, data: bytes, every_s: float) -> None:
+    """Send a byte at a time until the server has enough."""
+    for byte in data:
+        try:
+            connection.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(every_s)
+
+
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n"
+SLOWLORIS = {  # what is sent at once, what is dripped, the deadline that ends it
+    "nothing": (b"", b"", HEADER_S),
+    "half a line": (b"POST / HT", b"", HEADER_S),
+    "half the headers": (HEAD, b"", HEADER_S),
+    "dripped headers": (HEAD, b"x-slow: " + b"a" * 1000, HEADER_S),
+    "half a body": (HEAD + b"\r\nhalf", b"", BODY_S),
+    "dripped body": (HEAD + b"\r\n", b"a" * 999, BODY_S),
+}
+
+
+@pytest.mark.parametrize("shape", SLOWLORIS)
+def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None:
+    """Six shapes of slowness end at their deadline, whatever still trickles in."""
+    at_once, dripped, deadline_s = SLOWLORIS[shape]
+    begun = time.monotonic()
+    with bare.connect() as connection:
+        connection.sendall(at_once)
+        dripper = threading.Thread(target=drip, args=(connection, dripped, 0.05))
+        dripper.start()
+        answer = rest(connection)
+        took_s = time.monotonic() - begun
+        dripper.join()
+    assert deadline_s * 0.9 < took_s < deadline_s * 10
+    if shape == "nothing":
+        assert answer == b""
+    else:
+        assert refused(answer) == (408, "request_timeout")
+
+
+def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
+    """Ten times too slow ends long before the deadline; somewhat too fast goes through."""
+    server = start(body_s=60)
+    body = b"x" * 2**14
+    with server.connect() as slow, server.connect() as fast:
+        head = request(f"content-length: {len(body)}")
+        for connection in (slow, fast):
+            connection.sendall(head)
+        begun = time.monotonic()
+        dripper = threading.Thread(target=drip, args=(slow, body, 0.01))
+        dripper.start()
+        for start_at in range(0, len(body), 2**11):
+            fast.sendall(body[start_at : start_at + 2**11])
+            time.sleep(0.8)  # 2.5 KiB a second
+        status, told = one(fast)
+        assert (status, told["size"]) == (200, len(body))
+        assert refused(rest(slow)) == (408, "request_timeout")
+        dripper.join()
+    assert PATIENCE_S < time.monotonic() - begun < 10 * PATIENCE_S
+
+
+def test_uploads_have_a_deadline_of_their_own(start: Callable[..., Bare]) -> None:
+    """A calibration file may take longer than a question."""
+    server = start(upload_s=20)
+    with server.connect() as upload, server.connect() as question:
+        upload.sendall(request("content-length: 4", path="/calibrate", body=b"12"))
+        question.sendall(request("content-length: 4", path="/route", body=b"12"))
+        assert refused(rest(question)) == (408, "request_timeout")
+        upload.sendall(b"34")
+        assert one(upload)[0] == 200
+
+
+def test_a_slow_handler_is_not_the_clients_fault(bare: Bare) -> None:
+    """A handler that starts to read after the deadline still gets the whole body."""
+    body = b"x" * 2**20
+    with bare.connect() as connection:
+        connection.sendall(request(f"content-length: {len(body)}", path="/late", body=body))
+        status, told = one(connection)
+    assert (status, told["size"]) == (200, len(body))
+
+
+def test_slow_connections_do_not_slow_others_down(start: Callable[..., Bare]) -> None:
+    """With three hundred half requests open, whole ones are answered at once."""
+    server = start(header_s=20)
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(server.connect()).sendall(HEAD)
+        took_s = []
+        for _ in range(50):
+            begun = time.monotonic()
+            with server.connect() as connection:
+                connection.sendall(request(method="GET"))
+                assert one(connection)[0] == 200
+            took_s.append(time.monotonic() - begun)
+    assert sorted(took_s)[-2] < 0.5  # a millisecond each on an idle machine
+
+
+INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
+SMUGGLED = {
+    "length and chunks": request(
+        "content-length: 6", "transfer-encoding: chunked", body=b"0\r\n\r\nX"
+    ),
+    "chunks and length": request(
+        "transfer-encoding: chunked", "content-length: 6", body=b"0\r\n\r\nX"
+    ),
+    "two lengths": request("content-length: 5", "content-length: 6", body=b"hello" + INNER),
+    "two equal lengths": request("content-length: 5", "content-length: 5", body=b"hello"),
+    "length with a sign": request("content-length: +5", body=b"hello"),
+    "length list": request("content-length: 5, 5", body=b"hello"),
+    "length in hexadecimal": request("content-length: 0x5", body=b"hello"),
+    "negative length": request("content-length: -5", body=b"hello"),
+    "endless length": request("content-length: " + "9" * 40, body=b"hello"),
+    "unknown coding": request("transfer-encoding: xchunked", body=b"5\r\nhello\r\n0\r\n\r\n"),
+    "chunked not last": request(
+        "transfer-encoding: chunked, identity", body=b"5\r\nhello\r\n0\r\n\r\n"
+    ),
+    "space before the colon": request("content-length : 5", body=b"hello"),
+    "line feeds alone": b"POST / HTTP/1.1\nhost: x\ncontent-length: 5\n\nhello",
+    "carriage returns alone": b"POST / HTTP/1.1\rhost: x\r\rhello",
+    "bad chunk size": request("transfer-encoding: chunked", body=b"zz\r\nhello\r\n0\r\n\r\n"),
+    "chunk size with a sign": request("transfer-encoding: chunked", body=b"+5\r\nhello\r\n"),
+    "huge chunk size": request("transfer-encoding: chunked", body=b"f" * 17 + b"\r\nhello"),
+    "chunk without its end": request(
+        "transfer-encoding: chunked", body=b"5\r\nhelloX\r\n0\r\n\r\n"
+    ),
+    "folded header": request("x-a: b", " folded: c", "content-length: 0"),
+    "folded first header": b"GET / HTTP/1.1\r\n host: x\r\n\r\n",
+    "null byte in a header": request("x-a: b\0c", "content-length: 0"),
+    "null byte in a name": request("x\0a: b", "content-length: 0"),
+    "carriage return in a value": request("x-a: b\rc", "content-length: 0"),
+    "header without a colon": request("nothing", "content-length: 0"),
+    "nameless header": request(": nothing", "content-length: 0"),
+    "control character in the path": request(path="/\x01"),
+    "space in the path": request(path="/a b"),
+    "letters outside ASCII in the path": "GET /é HTTP/1.1\r\nhost: x\r\n\r\n".encode(),
+    "no version": b"GET /\r\nhost: x\r\n\r\n",
+    "another version": b"GET / HTTP/3.7\r\nhost: x\r\n\r\n",
+    "lower-case method": b"get / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "unknown method": b"SMUGGLE / HTTP/1.1\r\nhost: x\r\n\r\n",
+    "a tunnel": b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere:443\r\n\r\n",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "TLS": bytes.fromhex("16030100c6010000c20303") + b"\0" * 64,
+}
+
+
+@pytest.mark.parametrize("case", SMUGGLED)
+def test_a_message_of_doubtful_length_is_refused(bare: Bare, case: str) -> None:
+    """400 once, then the end: nothing behind a doubtful message is read as a request."""
+    assert refused(bare.say(SMUGGLED[case] + INNER)) == (400, "invalid_http")
+
+
+def test_a_trailer_adds_no_header(bare: Bare) -> None:
+    """Headers were judged when the body began; none is added behind that."""
+    body = b"5\r\nhello\r\n0\r\nauthorization: Bearer late\r\n\r\n"
+    with bare.connect() as connection:
+        connection.sendall(request("transfer-encoding: chunked", body=body))
+        status, told = one(connection)
+    assert (status, told["size"]) == (200, 5)
+    assert "authorization" not in dict(told["headers"])
+
+
+LARGE_HEADS = {
+    "one header": request("x-a: " + "a" * 33_000),
+    "headers together": request(*(f"x-{n}: {'a' * 1000}" for n in range(40))),
+    "many headers": request(*(f"x-{n}: a" for n in range(101))),
+    "a header without end": b"GET / HTTP/1.1\r\nhost: x\r\nx-a: " + b"a" * 2**20,
+    "a name without end": b"GET / HTTP/1.1\r\nhost: x\r\n" + b"a" * 2**20,
+    "trailers": request(
+        "transfer-encoding: chunked",
+        body=b"0\r\n" + b"".join(b"x-%d: a\r\n" % n for n in range(120)) + b"\r\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LARGE_HEADS)
+def test_a_head_has_a_size(bare: Bare, case: str) -> None:
+    """Bytes in all, headers in number, and one that never ends: 431."""
+    assert refused(bare.say(LARGE_HEADS[case])) == (431, "headers_too_large")
+
+
+def test_a_head_just_below_the_limits_is_read(bare: Bare) -> None:
+    """Ninety-nine headers beside the host, and thirty kibibytes."""
+    for headers in ([f"x-{n}: a" for n in range(99)], ["x-a: " + "a" * 30_000]):
+        with bare.connect() as connection:
+            connection.sendall(request(*headers, method="GET"))
+            status, told = one(connection)
+        assert (status, len(told["headers"])) == (200, len(headers) + 1)
+
+
+@pytest.mark.parametrize("end", [b" HTTP/1.1\r\nhost: x\r\n\r\n", b""])
+def test_a_request_line_has_a_size(bare: Bare, end: bytes) -> None:
+    """414, whether or not the line ever ends."""
+    assert refused(bare.say(b"GET /" + b"a" * 9_000 + end)) == (414, "uri_too_long")
+
+
+def test_a_body_in_many_pieces_is_not_a_large_head(bare: Bare) -> None:
+    """Requests behind each other on one connection are counted apart."""
+    with bare.connect() as connection:
+        for size in (100_000, 0, 200_000):
+            connection.sendall(request(f"content-length: {size}", body=b"x" * size))
+            status, told = one(connection)
+            assert (status, told["size"]) == (200, size)
+
+
+def test_a_connection_without_requests_is_closed(start: Callable[..., Bare]) -> None:
+    """After an answer it may stay for a while; line ends do not keep it open."""
+    server = start(keep_alive_s=1)
+    with server.connect() as idle, server.connect() as restless:
+        for connection in (idle, restless):
+            connection.sendall(request(method="GET"))
+            assert one(connection)[0] == 200
+        begun = time.monotonic()
+        drip(restless, b"\r\n" * 6, 0.15)
+        assert (rest(idle), rest(restless)) == (b"", b"")
+    assert time.monotonic() - begun < 10
+
+
+def test_an_answer_may_take_longer_than_a_connection_may_idle(start: Callable[..., Bare]) -> None:
+    """The clock of the gap between requests stops when the next one begins."""
+    server = start(keep_alive_s=1)
+    with server.connect() as connection:
+        for path in ("/", "/late"):
+            connection.sendall(request(path=path, method="GET"))
+            assert one(connection)[1]["path"] == path
+            time.sleep(0.5)
+
+
+def test_requests_in_one_write_are_answered_in_order(bare: Bare) -> None:
+    """Pipelining works, the slow one first."""
+    with bare.connect() as connection:
+        both = (request(path=path, method="GET") for path in ("/late", "/second"))
+        connection.sendall(b"".join(both))
+        read = b""
+        while read.count(b'"size"') < 2:
+            read += connection.recv(2**16)
+    assert read.index(b'"/late"') < read.index(b'"/second"')
+
+
+def test_a_broken_request_does_not_break_the_answer_before_it(bare: Bare) -> None:
+    """The answer under way is whole, nothing is mixed into it, and then the connection ends."""
+    with bare.connect() as connection:
+        connection.sendall(request(path="/late", method="GET") + b"RUBBISH\r\n\r\n")
+        assert one(connection)[1]["path"] == "/late"
+        assert rest(connection) == b""
+
+
+def test_a_request_that_is_broken_while_another_waits(bare: Bare) -> None:
+    """Of three requests in one write the first is answered; the last one's rubbish ends it."""
+    with bare.connect() as connection:
+        whole = request(path="/late", method="GET") + request(path="/second", method="GET")
+        connection.sendall(whole + b"RUBBISH\r\n\r\n")
+        assert one(connection)[1]["path"] == "/late"
+        assert rest(connection) == b""
+
+
+def test_another_protocol_is_not_spoken(bare: Bare) -> None:
+    """An upgrade is answered as the request that it is, and what follows is not read."""
+    upgrade = request("connection: upgrade", "upgrade: websocket", method="GET")
+    answer = bare.say(upgrade + INNER)
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert b"/inner" not in answer
+
+
+def test_connections_are_counted(start: Callable[..., Bare]) -> None:
+    """One too many is told so and closed; when others leave there is room again."""
+    server = start(connections=3, header_s=20)
+    with ExitStack() as stack:
+        for _ in range(3):
+            connection = stack.enter_context(server.connect())
+            connection.sendall(request(method="GET"))
+            assert one(connection)[0] == 200
+        with server.connect() as extra:
+            answer = rest(extra)
+        assert refused(answer) == (503, "overloaded")
+        assert b"retry-after" in answer
+    until = time.monotonic() + 10
+    while server.server.server_state.connections:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with server.connect() as connection:
+        connection.sendall(request(method="GET"))
+        assert one(connection)[0] == 200
+
+
+def open_connections(server: Bare) -> int:
+    """As the server counts them."""
+    return len(server.server.server_state.connections)
+
+
+def test_a_client_that_reads_nothing_is_cut(start: Callable[..., Bare]) -> None:
+    """Its memory and its place are free again, during an answer and after a small one."""
+    server = start()
+    with server.connect(receive_buffer=4096) as connection:
+        connection.sendall(request(path="/big", method="GET"))
+        begun = time.monotonic()
+        while open_connections(server) or time.monotonic() - begun < STALLED_S / 2:
+            assert time.monotonic() - begun < 10 * STALLED_S
+            time.sleep(0.02)
+    assert time.monotonic() - begun > STALLED_S / 2
+
+
+def test_a_client_that_reads_slowly_is_served(start: Callable[..., Bare]) -> None:
+    """As long as something moves within the time, nobody is cut."""
+    server = start()
+    with server.connect(receive_buffer=2**16) as connection:
+        connection.sendall(request(path="/big", method="GET"))
+        begun, read = time.monotonic(), 0
+        while time.monotonic() - begun < 4 * STALLED_S:
+            read += len(connection.recv(2**18))
+            time.sleep(STALLED_S / 8)
+        while read < BIG:
+            part = connection.recv(2**20)
+            assert part
+            read += len(part)
+
+
+def test_an_early_answer_does_not_wait_for_the_body(start: Callable[..., Bare]) -> None:
+    """Of a refused upload the rest is not awaited for long; a short rest costs no connection."""
+    server = start(body_s=60)
+    with server.connect() as endless:
+        endless.sendall(request("content-length: 100000000", path="/early", body=b"x" * 1000))
+        assert one(endless)[0] == 200
+        begun = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - begun < 20:
+                endless.sendall(b"x" * 200)
+                time.sleep(0.05)
+        assert time.monotonic() - begun < 20
+    with server.connect() as short:
+        short.sendall(request("content-length: 4", path="/early", body=b"12"))
+        assert one(short)[0] == 200
+        short.sendall(b"34" + request(path="/next", method="GET"))
+        assert one(short)[1]["path"] == "/next"
+
+
+def test_a_proxys_word_for_the_address_is_not_taken(bare: Bare) -> None:
+    """Limits per address rest on the socket's own."""
+    with bare.connect() as connection:
+        headers = ("x-forwarded-for: 10.9.8.7", "forwarded: for=10.9.8.7", "x-real-ip: 10.9.8.7")
+        connection.sendall(request(*headers, method="GET"))
+        assert one(connection)[1]["client"] == "127.0.0.1"

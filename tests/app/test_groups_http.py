@@ -1,0 +1,357 @@
+"""Groups over HTTP: whose threshold applies, and that the certificate says so."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.active import ActiveCalibration
+from app.front import hashing
+from app.grouping import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
+from app.store import Record
+from app.telemetry import Telemetry
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.racer import Racer
+from racer_core.types import LabelledRows, Score
+
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    noisy,
+    running,
+)
+from .fake_pool import FakePool
+from .watched import record
+
+SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
+GROUPS = {name: noisy(start, n, flipped=f) for name, (start, n, f) in SIZES.items()}
+GERMAN = "Vergleiche bitte die Zahl drei mit der Zahl vier und antworte mit einem Wort"
+
+
+def rows_of(groups: dict[str | None, LabelledRows]) -> list[dict[str, Any]]:
+    """Rows as they are uploaded, each with its group."""
+    return [
+        row | ({} if name is None else {"group": name})
+        for name, rows in groups.items()
+        for row in as_json(rows)
+    ]
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """POST /calibrate, with the status checked."""
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "alpha": 0.2})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.fixture(scope="module")
+def grouped(
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway whose rows are of an easy group, a hard one and a tiny one, and of none."""
+    path = configure(tmp_path_factory.mktemp("grouped"), noisy_artifact, _pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def oracle(noisy_artifact: Path) -> Calibration:
+    """The core's own calibration of the same rows, with nothing of the gateway in between."""
+    racer = Racer.load(noisy_artifact)
+    rows = [replace(row, group=name) for name, rows in GROUPS.items() for row in rows.rows]
+    rows += noisy(50_000, 100).rows
+    options = CalibrationOptions(
+        alpha=0.2, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+    )
+    return racer.calibrate(LabelledRows(pool=POOL, rows=tuple(rows)), options=options)
+
+
+def certified(gateway: Gateway, query: str = TWO, **options: Any) -> dict[str, Any]:
+    """The certificate of a decision, once its threshold is computed."""
+    for _ in range(100):
+        certificate = gateway.route(query, **options)["certificate"]
+        if "sub_pool_pending_whole_pool" not in certificate["reasons"]:
+            return certificate
+        time.sleep(0.05)
+    raise AssertionError("the threshold of the group is never ready")
+
+
+# Whose threshold ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["easy", "hard"])
+def test_a_group_with_rows_enough_has_its_own_threshold(
+    grouped: Gateway, oracle: Calibration, group: str
+) -> None:
+    """That of its rows alone, for every alpha; the certificate names it."""
+    own = oracle.group(group)
+    for alpha in (0.1, 0.2, 0.4):
+        certificate = certified(grouped, group=group, alpha=alpha)
+        assert certificate["guarantee"]["group"] == group
+        assert certificate["lambda_hat"] == own.lambda_hat(alpha, Score.GAP)
+        assert certificate["n"] == own.n
+        assert certificate["holds"]
+
+
+def test_groups_have_different_thresholds(oracle: Calibration) -> None:
+    """Else the tests here could not tell one from another."""
+    rest, _ = oracle.for_group(None, 0.2)
+    several = [oracle.group("easy"), oracle.group("hard"), rest, oracle]
+    assert len({each.lambda_hat(0.2, Score.GAP) for each in several}) == 4
+
+
+@pytest.mark.parametrize("group", ["tiny", "unheard-of", None])
+def test_others_have_the_pooled_threshold(
+    grouped: Gateway, oracle: Calibration, group: str | None
+) -> None:
+    """The rows of the tiny group and of none, without those of the groups that have their own."""
+    pooled, covered = oracle.for_group(group, 0.2)
+    certificate = certified(grouped, **({} if group is None else {"group": group}))
+    assert covered is None
+    assert certificate["guarantee"]["group"] is None
+    assert certificate["lambda_hat"] == pooled.lambda_hat(0.2, Score.GAP)
+    assert certificate["n"] == pooled.n < oracle.n / 2
+
+
+def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
+    """A group too small for an alpha calls everyone, and is still the group."""
+    certificate = certified(grouped, group="easy", alpha=0.001)
+    assert certificate["guarantee"] | {"pool": []} == {
+        "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "group": "easy",
+        "pool": [], "conditional": "marginal", "trivial": True,
+    }  # fmt: skip
+    assert "alpha_infeasible_whole_pool" in certificate["reasons"]
+
+
+def test_a_smaller_pool_keeps_its_groups(grouped: Gateway, oracle: Calibration) -> None:
+    """The group's rows, and the threshold of these candidates."""
+    names = ["adder", "poet"]
+    own = oracle.restrict(names).group("hard")
+    certificate = certified(grouped, group="hard", candidates=names)
+    assert certificate["guarantee"]["group"] == "hard"
+    assert certificate["guarantee"]["pool"] == names
+    assert certificate["lambda_hat"] == own.lambda_hat(0.2, Score.GAP)
+    assert certificate["n"] == own.n
+
+
+def test_a_request_of_no_group_is_like_all_rows_where_every_row_has_one(serve: Serve) -> None:
+    """The marginal threshold: nobody would else be like it, and everyone always called."""
+    gateway = serve(calibrated=False)
+    known = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
+    certificate = certified(gateway)
+    assert certificate["guarantee"]["group"] is None
+    assert certificate["n"] == known["evidence"]["n"]
+    assert certificate["holds"]
+
+
+def test_a_group_without_any_rows_calls_everyone_where_every_row_has_another(serve: Serve) -> None:
+    """It is of a population without rows: the certificate is void and says why."""
+    gateway = serve(calibrated=False)
+    upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
+    certificate = certified(gateway, group="unheard-of")
+    assert (certificate["lambda_hat"], certificate["n"]) == (None, 0)
+    assert not certificate["holds"]
+    assert "no_calibration_for_pool" in certificate["reasons"]
+    assert sorted(gateway.route(TWO, group="unheard-of")["selected"]) == sorted(POOL)
+
+
+def test_groups_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """They are part of the record."""
+    path = configure(tmp_path, artifact, pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
+        before = certified(gateway, group="hard")
+    with running(path, ENVIRONMENT) as gateway:
+        assert certified(gateway, group="hard") == before
+
+
+# Where the group comes from -------------------------------------------------------------------
+
+
+def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
+    """`routing.group_by: key`: whatever the request names."""
+    made = {name: hashing.new_key() for name in ("easy", "hard", "none")}
+    keys = [
+        {"name": name, "hash": hashing.written(key, hashing.new_salt())}
+        | ({} if name == "none" else {"group": name})
+        for name, key in made.items()
+    ]
+    gateway = serve(calibrated=False, routing={"group_by": "key"}, access={"keys": keys})
+    upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
+    for name, key in made.items():
+        body = {"query": TWO, "group": "easy"}
+        certificate = gateway.post("/route", key, json=body).json()["certificate"]
+        assert certificate["guarantee"]["group"] == (None if name == "none" else name)
+
+
+def test_the_language_of_the_query_decides(serve: Serve) -> None:
+    """`routing.group_by: language`: whatever the request names."""
+    gateway = serve(calibrated=False, routing={"group_by": "language"})
+    german = noisy(30_000, 60)
+    german = replace(
+        german,
+        rows=tuple(
+            replace(row, query=f"{GERMAN}, das ist die Frage Nummer {number}")
+            for number, row in enumerate(german.rows)
+        ),
+    )
+    upload(gateway, rows_of({"en": noisy(20_000, 100), "de": german}))
+    english = certified(gateway, TWO, group="de")
+    assert english["guarantee"]["group"] == "en"
+    certificate = certified(gateway, GERMAN)
+    assert certificate["guarantee"]["group"] == "de"
+    assert certificate["n"] == sum(bool(row.correct) for row in german.rows)
+
+
+def test_rows_get_the_group_that_their_query_would_have() -> None:
+    """By language the text decides, in the same way as when serving; else the row's own word."""
+    by_language = Grouping.open("language")
+    assert by_language.of_row(GERMAN, "en") == "de"
+    assert by_language.of_row(GERMAN, "en") == by_language.of_request(GERMAN, "en", "fr")
+    assert by_language.of_row("", "en") == "en"
+    for group_by in ("request", "key"):
+        assert Grouping.open(group_by).of_row(GERMAN, "en") == "en"  # type: ignore[arg-type]
+    assert Grouping.open("request").of_request(TWO, "a", "b") == "a"
+    assert Grouping.open("key").of_request(TWO, "a", "b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("What is the capital of France, and how many people live there?", "en"),
+        (GERMAN, "de"),
+        ("Quelle est la capitale de l'Allemagne et combien d'habitants a-t-elle ?", "fr"),
+        ("¿Cuál es la raíz cuadrada de dieciséis y por qué?", "es"),
+        ("Сколько будет два плюс два?", "ru"),
+        ("中国的首都是哪里", "zh"),
+        ("17 + 25 = ?", "und"),
+        ("ok", "und"),
+        ("\x00\ud800", "und"),
+    ],
+)
+def test_languages_are_told_apart(text: str, language: str) -> None:
+    """ISO 639 codes; "und" for what is no language, or a guess."""
+    assert language_detector()(text) == language
+
+
+def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A goal of 2 ms on the event loop; and nothing is fetched to tell a language."""
+    monkeypatch.setattr(socket, "socket", None)
+    detect = language_detector()
+    spent: list[float] = []
+    for text in ("日本語のテキスト" * 1_024, "What is the capital? " * 400, "x" * 8_192):
+        for _ in range(5):
+            started = time.perf_counter()
+            detect(text)
+            spent.append(time.perf_counter() - started)
+    assert min(spent[:5]) < 0.02
+    assert max(min(spent[i : i + 5]) for i in (0, 5, 10)) < 0.02
+
+
+# How parts are computed -----------------------------------------------------------------------
+
+
+def big() -> Record:
+    """A record of 20,000 rows in two groups and none."""
+    made = record(rows=20_000)
+    groups = tuple(np.random.default_rng(0).choice(["a", "b", ""], 20_000).tolist())
+    named = tuple(group or None for group in groups)
+    return replace(made, calibration=replace(made.calibration, groups=named))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_rows_are_those_of_the_core(seed: int) -> None:
+    """Row by row what ``Calibration.for_group`` takes, for large, small and unknown groups."""
+    made = record(seed=seed, rows=80)
+    names = np.random.default_rng(seed).choice(["a", "b", "c", ""], 80, p=[0.5, 0.35, 0.05, 0.1])
+    calibration = replace(made.calibration, groups=tuple(name or None for name in names.tolist()))
+    rows = GroupedRows(calibration)
+    for group in ("a", "b", "c", "unheard-of", None):
+        expected, covered = calibration.for_group(group, calibration.options.alpha)
+        found = rows.serving(rows.plan(group))
+        assert found.group == covered
+        assert found.calibration.fingerprints == expected.fingerprints
+
+
+def test_a_part_is_computed_once_for_all_who_wait() -> None:
+    """Twenty requests at once; and one that gives up leaves the work to the next."""
+    made = big()
+
+    async def story() -> list[GroupThreshold]:
+        active = ActiveCalibration(Telemetry())
+        await active.swap(made)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await active.calibration(made, POOL[:2], "a")
+        wanted = [active.calibration(made, POOL[:2], "a") for _ in range(20)]
+        return [*await asyncio.gather(*wanted), await active.calibration(made, POOL[:2], "a")]
+
+    first, *others = asyncio.run(story())
+    assert first.group == "a"
+    assert first.calibration.pool == POOL[:2]
+    assert all(each is first for each in others)
+
+
+def test_invented_groups_fill_no_memory() -> None:
+    """All groups without rows are served by one and the same part."""
+    made = big()
+
+    async def story() -> set[int]:
+        active = ActiveCalibration(Telemetry())
+        await active.swap(made)
+        return {id(await active.calibration(made, POOL, f"invented-{i}")) for i in range(200)}
+
+    assert len(asyncio.run(story())) == 1
+
+
+def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
+    """The threshold of a group is that of the record that was asked for."""
+    one, two = big(), big()
+    two = replace(
+        two, calibration=replace(two.calibration, labels=~two.calibration.labels.astype(bool))
+    )
+
+    async def story() -> tuple[float, float, float]:
+        active = ActiveCalibration(Telemetry())
+        await active.swap(one)
+
+        async def threshold(record: Record) -> float:
+            part = await active.calibration(record, POOL, "a")
+            return part.calibration.lambda_hat(0.1, Score.GAP)
+
+        before = await threshold(one)
+        await active.swap(two)
+        return before, await threshold(two), await threshold(one)
+
+    before, after, again = asyncio.run(story())
+    assert before == again
+    assert before != after
+    assert not math.isnan(after)
+
+
+def test_plans_follow_the_rows() -> None:
+    """A group is apart when it has rows enough for the calibration's own alpha."""
+    made = record(rows=60)
+    groups = ("large",) * 40 + ("small",) * 5 + (None,) * 15
+    rows = GroupedRows(replace(made.calibration, groups=groups))
+    apart = frozenset({"large"})
+    assert rows.plan("large") == RowPlan(group="large", apart=apart)
+    for group in ("small", "unheard-of", None):
+        assert rows.plan(group) == RowPlan(group=None, apart=apart)
+        assert len(rows.serving(rows.plan(group)).calibration.fingerprints) == 20

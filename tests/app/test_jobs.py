@@ -1,0 +1,496 @@
+"""Large calibrations are jobs: they tell how far they are, wait their turn, can be cancelled."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from app.calibrating import jobs
+from app.client import GatewayClient, GatewayRefused
+from app.sse import EventReader
+from app.store import Store
+from racer_core.racer import Racer, Scored
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    Command,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    labelled,
+    running,
+)
+from .fake_pool import FakePool
+
+NDJSON = {"content-type": "application/x-ndjson"}
+RIGHT = '{"adder": true, "speller": false, "poet": false}'
+
+
+def many(count: int) -> bytes:
+    """NDJSON of so many rows."""
+    return "".join(f'{{"query": "row {i}?", "correct": {RIGHT}}}\n' for i in range(count)).encode()
+
+
+class Brake:
+    """A router that scores a slice of a calibration only when it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free = threading.Event()
+        self.begun = threading.Event()
+        self.scored = 0
+        score = Racer.score
+
+        def braked(racer: Racer, texts: Sequence[str]) -> Scored:
+            if not any(text.startswith("row ") for text in texts):
+                return score(racer, texts)
+            self.begun.set()
+            assert self.free.wait(30)
+            self.scored += len(texts)
+            rng = np.random.default_rng(self.scored)
+            return Scored(rng.random((len(texts), 3)), np.zeros(len(texts), bool))
+
+        monkeypatch.setattr(Racer, "score", braked)
+
+
+@pytest.fixture
+def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
+    """Rows of calibrations are held until ``free`` is set; queries are not."""
+    made = Brake(monkeypatch)
+    yield made
+    made.free.set()
+
+
+def send(gateway: Gateway, data: bytes, **query: Any) -> httpx2.Response:
+    """Upload NDJSON."""
+    return gateway.post("/calibrate", ADMIN_KEY, content=data, headers=NDJSON, params=query)
+
+
+def started(response: httpx2.Response) -> str:
+    """The path of the job that an upload was answered with."""
+    assert response.status_code == 202, response.text
+    job = response.json()["job"]
+    assert response.headers["location"] == f"/calibrations/jobs/{job['id']}"
+    assert job["status"] in ("waiting", "running")
+    return response.headers["location"]
+
+
+def job_at(gateway: Gateway, place: str) -> dict[str, Any]:
+    """What is told of a job now."""
+    response = gateway.get(place, ADMIN_KEY)
+    assert response.status_code == 200, response.text
+    return response.json()["job"]
+
+
+def ended(gateway: Gateway, place: str) -> dict[str, Any]:
+    """A job once it has ended."""
+    deadline = time.monotonic() + 60
+    while (job := job_at(gateway, place))["status"] in ("waiting", "running"):
+        assert time.monotonic() < deadline, job
+        time.sleep(0.02)
+    return job
+
+
+def delete(gateway: Gateway, place: str) -> httpx2.Response:
+    """Ask for the end of a job."""
+    with gateway.http(ADMIN_KEY) as client:
+        return client.delete(place)
+
+
+def kept(gateway: Gateway) -> list[str]:
+    """The ids of what is stored."""
+    listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    return [each["id"] for each in listed]
+
+
+# Now or later ---------------------------------------------------------------------------------
+
+
+def test_a_small_set_answers_at_once(serve: Serve) -> None:
+    """Up to 2,000 rows there is no job to follow."""
+    gateway = serve(calibrated=False)
+    response = send(gateway, many(2_000))
+    assert response.status_code == 200, response.text
+    assert response.json()["evidence"]["rows"] == 2_000
+
+
+@pytest.mark.parametrize("why", ["rows", "bytes"])
+def test_a_large_set_answers_with_a_job(serve: Serve, brake: Brake, why: str) -> None:
+    """More rows, or more bytes: 202, then the result where the job is."""
+    gateway = serve()
+    data = many(2_001)
+    if why == "bytes":
+        padding = '"padding": "' + "x" * 100_000 + '", '
+        data = b"".join(
+            line.replace(b"{", b"{" + padding.encode(), 1) + b"\n" for line in many(50).splitlines()
+        )
+    place = started(send(gateway, data))
+    assert gateway.ready()["calibration"] == kept(gateway)[0]
+    brake.free.set()
+    job = ended(gateway, place)
+    assert (job["status"], job["error"]) == ("done", None)
+    assert job["result"]["active"] is True
+    assert gateway.ready()["calibration"] == job["result"]["id"] == kept(gateway)[0]
+
+
+def test_waiting_can_be_asked_for_and_done_without(serve: Serve) -> None:
+    """``wait`` overrides the size, both ways; anything else is a bad option."""
+    gateway = serve(calibrated=False)
+    assert send(gateway, many(2_500), wait="true").status_code == 200
+    assert ended(gateway, started(send(gateway, many(20), wait="false")))["status"] == "done"
+    response = send(gateway, many(20), wait="perhaps")
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "wait")
+
+
+def test_a_small_set_does_not_wait_behind_a_large_one(serve: Serve, brake: Brake) -> None:
+    """It is answered with a job of its own."""
+    gateway = serve()
+    large = started(send(gateway, many(3_000)))
+    small = started(send(gateway, many(10)))
+    assert job_at(gateway, small)["status"] == "waiting"
+    brake.free.set()
+    assert [ended(gateway, place)["status"] for place in (large, small)] == ["done", "done"]
+
+
+def test_what_is_wrong_with_rows_is_told_where_the_job_is(serve: Serve) -> None:
+    """The error that a small upload would have had, with its status; nothing is kept."""
+    gateway = serve(calibrated=False)
+    place = started(send(gateway, many(3) + b'{"query": "half', wait="false"))
+    job = ended(gateway, place)
+    assert (job["status"], job["result"]) == ("failed", None)
+    assert (job["error"]["status"], job["error"]["code"]) == (422, "invalid_rows")
+    assert "line 4: not JSON" in job["error"]["message"]
+    assert kept(gateway) == []
+
+
+def test_a_job_that_nobody_knows_says_where_to_look(gateway: Gateway) -> None:
+    """After a restart a job is gone; what it stored is not."""
+    for response in (
+        gateway.get("/calibrations/jobs/job-1", ADMIN_KEY),
+        gateway.get("/calibrations/jobs/job-1/events", ADMIN_KEY),
+        delete(gateway, "/calibrations/jobs/job-1"),
+    ):
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "job_not_found"
+        assert "GET /calibrations" in response.json()["error"]["message"]
+
+
+def test_jobs_are_the_admins(gateway: Gateway) -> None:
+    """With the data key they are not even there."""
+    for path in ("/calibrations/jobs/job-1", "/calibrations/jobs/job-1/events"):
+        assert gateway.get(path, DATA_KEY).status_code == 403
+        assert gateway.get(path, None).status_code == 401
+
+
+# How far it is --------------------------------------------------------------------------------
+
+
+def test_events_tell_every_phase(serve: Serve, brake: Brake) -> None:
+    """From reading to storing, rows counted, until the result; then the stream ends."""
+    gateway = serve(calibrated=False)
+    place = started(send(gateway, many(3_000), wait="false"))
+    seen: list[dict[str, Any]] = []
+    reader = EventReader()
+    with gateway.http(ADMIN_KEY) as client, client.stream("GET", f"{place}/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for chunk in response.iter_bytes():
+            seen += [json.loads(each)["job"] for each in reader.feed(chunk)]
+            if seen[-1]["phase"] == "scoring":
+                brake.free.set()
+    assert seen[-1]["status"] == "done"
+    assert seen[-1]["result"]["evidence"]["rows"] == 3_000
+    phases = list(dict.fromkeys(each["phase"] for each in seen))
+    order = ["waiting", "reading", "scoring", "thresholds", "storing"]
+    assert phases == [phase for phase in order if phase in phases]
+    assert {"scoring", "storing"} <= set(phases)
+    counts = [(each["done"], each["total"]) for each in seen if each["phase"] == "scoring"]
+    assert {total for _, total in counts} == {3_000}
+    assert [done for done, _ in counts] == sorted(done for done, _ in counts)
+    assert len(seen) < 500, "not one event a slice"
+
+
+def test_queries_are_answered_while_a_job_scores(serve: Serve, brake: Brake) -> None:
+    """By the calibration of before, which the job has not touched."""
+    gateway = serve()
+    active = gateway.ready()["calibration"]
+    place = started(send(gateway, many(2_500)))
+    assert brake.begun.wait(10)
+    brake.free.set()
+    while job_at(gateway, place)["status"] == "running":
+        decision = gateway.route(ONE)
+        assert decision["selected"]
+        if job_at(gateway, place)["status"] == "running":
+            assert decision["certificate"]["calibration_id"] == active
+    assert ended(gateway, place)["status"] == "done"
+
+
+# Cancelling -----------------------------------------------------------------------------------
+
+
+def test_cancelling_changes_nothing(serve: Serve, brake: Brake) -> None:
+    """In the middle of scoring: the job ends at the next slice; asking again is no error."""
+    gateway = serve()
+    before, active = kept(gateway), gateway.ready()
+    place = started(send(gateway, many(3_000)))
+    assert brake.begun.wait(10)
+    with ThreadPoolExecutor(1) as thread:
+        cancelled = thread.submit(delete, gateway, place)
+        time.sleep(0.1)
+        brake.free.set()
+        response = cancelled.result()
+    assert response.status_code == 200, response.text
+    job = response.json()["job"]
+    assert (job["status"], job["result"]) == ("cancelled", None)
+    assert job["error"]["code"] == "job_cancelled"
+    assert brake.scored < 100
+    assert (kept(gateway), gateway.ready()) == (before, active)
+    assert delete(gateway, place).status_code == 200
+
+
+def test_one_that_waits_can_be_cancelled(serve: Serve, brake: Brake) -> None:
+    """Its turn comes and is over; the one before it is not disturbed."""
+    gateway = serve()
+    first = started(send(gateway, many(2_500)))
+    second = started(send(gateway, many(2_501)))
+    with ThreadPoolExecutor(1) as thread:
+        cancelled = thread.submit(delete, gateway, second)
+        time.sleep(0.1)
+        brake.free.set()
+        assert cancelled.result().json()["job"]["status"] == "cancelled"
+    assert ended(gateway, first)["result"]["evidence"]["rows"] == 2_500
+    assert brake.scored == 2_500
+
+
+def test_who_waits_for_a_cancelled_job_hears_of_it(serve: Serve, brake: Brake) -> None:
+    """409 instead of a result."""
+    gateway = serve()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(send, gateway, many(3_000), wait="true")
+        assert brake.begun.wait(10)
+        (job,) = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][:1]
+        place = f"/calibrations/jobs/{job['id']}"
+        with ThreadPoolExecutor(1) as other:
+            cancelled = other.submit(delete, gateway, place)
+            time.sleep(0.1)
+            brake.free.set()
+            assert cancelled.result().status_code == 200
+        response = waiting.result()
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "job_cancelled")
+
+
+def test_what_is_done_cannot_be_cancelled(serve: Serve) -> None:
+    """409, and it stays."""
+    gateway = serve(calibrated=False)
+    place = started(send(gateway, many(20), wait="false"))
+    job = ended(gateway, place)
+    assert delete(gateway, place).status_code == 409
+    assert kept(gateway) == [job["result"]["id"]]
+
+
+def test_what_is_being_stored_cannot_be_cancelled(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told that nothing was changed when something was."""
+    gateway = serve(calibrated=False)
+    add, held = Store.add, threading.Event()
+
+    def slowly(*given: Any, **options: Any) -> None:
+        assert held.wait(10)
+        add(*given, **options)
+
+    monkeypatch.setattr(Store, "add", slowly)
+    place = started(send(gateway, many(20), wait="false"))
+    while job_at(gateway, place)["phase"] != "storing":
+        time.sleep(0.01)
+    refused = delete(gateway, place)
+    held.set()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+    assert ended(gateway, place)["status"] == "done"
+    assert len(kept(gateway)) == 1
+
+
+# The queue ------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_short(serve: Serve, brake: Brake) -> None:
+    """One runs, eight wait; one more is 429 with ``retry-after``, and those go on."""
+    gateway = serve()
+    waiting = [started(send(gateway, many(2_100))) for _ in range(jobs.MAX_WAITING + 1)]
+    response = send(gateway, many(10))
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
+    assert response.headers["retry-after"] == "1"
+    assert gateway.route(ONE)["selected"]
+    brake.free.set()
+    assert {ended(gateway, place)["status"] for place in waiting} == {"done"}
+    assert send(gateway, many(10)).status_code == 200
+
+
+def test_jobs_run_one_after_the_other(serve: Serve, brake: Brake) -> None:
+    """In the order in which they came; each is whole."""
+    gateway = serve(calibrated=False)
+    sent = [started(send(gateway, many(2_001 + i), wait="false")) for i in range(3)]
+    statuses = [job_at(gateway, place)["status"] for place in sent]
+    assert statuses == ["running", "waiting", "waiting"]
+    brake.free.set()
+    results = [ended(gateway, place)["result"] for place in sent]
+    assert [each["evidence"]["rows"] for each in results] == [2_001, 2_002, 2_003]
+    assert kept(gateway) == [each["id"] for each in results[::-1]]
+
+
+def test_closing_ends_what_runs(
+    tmp_path: Path, artifact: Path, pool: FakePool, brake: Brake
+) -> None:
+    """A job that is cut short by the end of the gateway has changed nothing."""
+    config = configure(tmp_path, artifact, pool.url)
+    threading.Timer(1.5, brake.free.set).start()
+    with running(config, ENVIRONMENT) as gateway:
+        started(send(gateway, many(5_000), wait="false"))
+        assert brake.begun.wait(30)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 20
+    with running(config, ENVIRONMENT) as gateway:
+        assert kept(gateway) == []
+
+
+# The command line -----------------------------------------------------------------------------
+
+
+def test_the_client_follows_a_job(serve: Serve, tmp_path: Path) -> None:
+    """It hears every phase and returns what a small upload would have."""
+    gateway = serve(calibrated=False)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000))
+    heard: list[tuple[str, int, int]] = []
+    with GatewayClient(gateway.url, ADMIN_KEY) as client:
+        result = client.calibrate(rows, {"alpha": 0.2}, lambda *said: heard.append(said))
+    assert (result["active"], result["evidence"]["rows"]) == (True, 4_000)
+    assert result["evidence"]["alpha"] == 0.2
+    assert {"scoring", "storing"} <= {phase for phase, _, _ in heard}
+
+
+def test_a_job_that_fails_fails_the_command(serve: Serve, racer: Command, tmp_path: Path) -> None:
+    """With the gateway's words and the status that the upload would have had."""
+    gateway = serve(calibrated=False)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000) + b"half")
+    with GatewayClient(gateway.url, ADMIN_KEY) as client, pytest.raises(GatewayRefused) as caught:
+        client.calibrate(rows, {})
+    assert "line 4001: not JSON" in str(caught.value)
+    code, out, said = racer("calibrate", rows, "--url", gateway.url, "--key", ADMIN_KEY)
+    assert (code, out) == (1, "")
+    assert "line 4001" in said
+
+
+def test_an_interrupt_cancels_the_job(serve: Serve, tmp_path: Path, brake: Brake) -> None:
+    """Ctrl-C while the rows are scored: the gateway stops too, and nothing is kept."""
+    gateway = serve(calibrated=False)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(many(4_000))
+
+    def interrupted(phase: str, done: int, total: int) -> None:
+        if phase == "scoring":
+            threading.Timer(0.2, brake.free.set).start()
+            raise KeyboardInterrupt
+
+    with GatewayClient(gateway.url, ADMIN_KEY) as client, pytest.raises(KeyboardInterrupt):
+        client.calibrate(rows, {}, interrupted)
+    (job,) = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"]
+    brake.free.set()
+    assert ended(gateway, f"/calibrations/jobs/{job['id']}")["status"] == "cancelled"
+    assert kept(gateway) == []
+
+
+def test_a_packed_file_is_unpacked_on_the_way(serve: Serve, racer: Command, tmp_path: Path) -> None:
+    """The gateway takes nothing compressed; the command does."""
+    gateway = serve(calibrated=False)
+    rows, at = tmp_path / "rows.jsonl.gz", ["--url", gateway.url, "--key", ADMIN_KEY, "--json"]
+    rows.write_bytes(gzip.compress(many(40)))
+    code, out, _ = racer("calibrate", rows, *at)
+    assert (code, json.loads(out)["evidence"]["rows"]) == (0, 40)
+    rows.write_bytes(gzip.compress(many(40))[:-9])
+    assert racer("calibrate", rows, *at)[0] == 1
+
+
+# The store ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(pages: int) -> Iterator[None]:
+    """Every database that is opened meanwhile may have so many pages."""
+
+    def limit(connection: Any, _: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    event.listen(Engine, "connect", limit)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", limit)
+
+
+def test_a_full_disk_is_insufficient_storage(serve: Serve) -> None:
+    """507, nothing is changed, and the gateway goes on with what it had."""
+    with small_disk(60):
+        gateway = serve()
+        before, active = kept(gateway), gateway.ready()
+        for _ in range(20):
+            response = send(gateway, many(1_000))
+            if response.status_code != 200:
+                break
+            before, active = kept(gateway), gateway.ready()
+        assert response.status_code == 507, response.text
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("api_error", "insufficient_storage")
+        assert response.headers["x-should-retry"] == "false"
+        assert (kept(gateway), gateway.ready()) == (before, active)
+        assert gateway.route(ONE)["certificate"]["calibration_id"] == active["calibration"]
+
+
+def test_a_locked_store_is_busy(serve: Serve, tmp_path: Path) -> None:
+    """After five seconds 503 with ``retry-after``; queries are answered all the while."""
+    gateway = serve(folder=tmp_path / "locked", store=f"sqlite:///{tmp_path}/locked.db")
+    active = gateway.ready()
+    other = sqlite3.connect(tmp_path / "locked.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            begun = time.monotonic()
+            waiting = thread.submit(send, gateway, many(20))
+            while not waiting.done():
+                assert gateway.route(ONE)["selected"]
+            response = waiting.result()
+        assert time.monotonic() - begun > 4
+        assert response.status_code == 503, response.text
+        assert response.json()["error"]["code"] == "store_busy"
+        assert response.headers["retry-after"] == "1"
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+    assert gateway.ready() == active
+    assert send(gateway, many(20)).status_code == 200
+
+
+def test_rows_that_are_uploaded_again_change_the_sets_little(serve: Serve) -> None:
+    """The same rows at the same alpha are no shift at all."""
+    gateway = serve(calibrated=False)
+    rows = {"rows": as_json(labelled(10_000, 60))}
+    gateway.post("/calibrate", ADMIN_KEY, json=rows)
+    again = gateway.post("/calibrate", ADMIN_KEY, json=rows | {"max_shift": 1e-9})
+    assert again.status_code == 200, again.text

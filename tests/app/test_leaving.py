@@ -1,0 +1,124 @@
+"""A client that is gone: nobody works for it any more, and every candidate sees it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from .conftest import DATA_KEY, ONE, POOL, TWO, Gateway, until, user
+from .fake_pool import FakePool
+
+EVERYONE = {"alpha": 0.001}
+LONG = "a long answer " * 20
+
+
+def opened(gateway: Gateway, path: str, body: dict[str, Any]) -> socket.socket:
+    """A connection with one request on it."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {DATA_KEY}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def left(pool: FakePool, connection: socket.socket, names: list[str]) -> bool:
+    """Leave while these candidates work; whether all of them see it in time."""
+    assert until(lambda: sorted(pool.running) == names, 10)
+    assert pool.cancelled == []
+    connection.close()
+    return until(lambda: sorted(pool.cancelled) == names and not pool.running)
+
+
+CHAT = "/v1/chat/completions"
+ASKED = [
+    pytest.param(CHAT, {"model": "auto", "messages": user(ONE)}, ["adder"], id="one"),
+    pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, ["adder", "speller"], id="two"),
+    pytest.param(
+        CHAT,
+        {"model": "auto", "messages": user(ONE), "racer": EVERYONE},
+        sorted(POOL),
+        id="everyone",
+    ),
+    pytest.param(CHAT, {"model": "poet", "messages": user(ONE)}, ["poet"], id="named"),
+    pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ["adder"], id="completions"),
+    pytest.param("/v1/responses", {"model": "auto", "input": ONE}, ["adder"], id="responses"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
+@pytest.mark.parametrize(("path", "body", "names"), ASKED)
+def test_calls_end_when_their_client_leaves_before_an_answer(
+    gateway: Gateway,
+    pool: FakePool,
+    path: str,
+    body: dict[str, Any],
+    names: list[str],
+    stream: bool,
+) -> None:
+    """Plain or streaming, one candidate or several: all are let go within a second."""
+    for name in POOL:
+        pool.say(name, "7", delay_s=30)
+    connection = opened(gateway, path, body | {"stream": stream})
+    assert left(pool, connection, names)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"), [each for each in ASKED if len(each.values[2]) == 1]
+)
+def test_a_live_stream_ends_when_its_client_leaves(
+    gateway: Gateway, pool: FakePool, path: str, body: dict[str, Any], names: list[str]
+) -> None:
+    """In the middle of an answer, too."""
+    for name in names:
+        pool.say(name, LONG, pause_s=0.05)
+    connection = opened(gateway, path, body | {"stream": True})
+    assert connection.recv(12).startswith(b"HTTP/1.1 200")
+    assert left(pool, connection, names)
+
+
+def test_a_merged_stream_ends_when_its_client_leaves(gateway: Gateway, pool: FakePool) -> None:
+    """While the comments still go out and one candidate of two has answered."""
+    pool.say("adder", "7", delay_s=30)
+    body = {"model": "auto", "messages": user(TWO), "stream": True}
+    connection = opened(gateway, CHAT, body)
+    assert connection.recv(12).startswith(b"HTTP/1.1 200")
+    assert left(pool, connection, ["adder"])
+
+
+def test_an_executed_decision_ends_when_its_client_leaves(gateway: Gateway, pool: FakePool) -> None:
+    """`/route` with ``execute`` calls the set as chat does."""
+    for name in POOL:
+        pool.say(name, "7", delay_s=30)
+    connection = opened(gateway, "/route", {"query": TWO, "execute": True})
+    assert left(pool, connection, ["adder", "speller"])
+
+
+def test_whoever_left_is_nobodys_error(gateway: Gateway, pool: FakePool) -> None:
+    """It is counted as a client that closed, and not as a failure of the gateway."""
+    pool.say("adder", "7", delay_s=30)
+    body = {"model": "auto", "messages": user(ONE)}
+    assert left(pool, opened(gateway, CHAT, body), ["adder"])
+    counted = f'racer_requests_total{{route="{CHAT}",status='
+    assert until(lambda: f'{counted}"499"}}' in gateway.get("/metrics").text, 5)
+    assert f'{counted}"500"}}' not in gateway.get("/metrics").text
+
+
+def test_others_are_answered_while_somebody_leaves(gateway: Gateway, pool: FakePool) -> None:
+    """One client's calls are its own."""
+    pool.say("adder", "7", delay_s=1.0)
+    body = {"model": "auto", "messages": user(ONE)}
+    stays = opened(gateway, CHAT, body)
+    assert until(lambda: pool.running == ["adder"], 10)
+    goes = opened(gateway, CHAT, body)
+    assert until(lambda: pool.running == ["adder", "adder"], 10)
+    goes.close()
+    assert until(lambda: pool.cancelled == ["adder"])
+    assert stays.recv(12) == b"HTTP/1.1 200"
+    stays.close()

@@ -1,0 +1,100 @@
+"""Prompts and answers in the log: only where the operator asked for them."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from app import logs
+
+from .conftest import NOBODY, ONE, TWO, Gateway, Serve, user
+from .fake_collector import wait
+from .fake_pool import FakePool
+
+
+@pytest.fixture
+def talking(serve: Serve) -> Gateway:
+    """A gateway whose operator asked."""
+    return serve(telemetry={"log_prompts": True})
+
+
+def written(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The access line of one request."""
+    stream = io.StringIO()
+    with logs.written("json", stream):
+        assert gateway.post(path, json=body).status_code == 200
+        wait(lambda: '"app.access"' in stream.getvalue())  # a stream's comes after its last byte
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    [line] = [line for line in lines if line["logger"] == "app.access"]
+    return line
+
+
+CHAT = "/v1/chat/completions"
+ASKED = [
+    pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, TWO, "7", id="chat"),
+    pytest.param(CHAT, {"model": "poet", "messages": user(ONE)}, ONE, "7", id="named"),
+    pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ONE, "7", id="completions"),
+    pytest.param("/v1/responses", {"model": "auto", "input": ONE}, ONE, "7", id="responses"),
+    pytest.param("/route", {"query": ONE}, ONE, None, id="decision"),
+    pytest.param("/route", {"query": ONE, "execute": True}, ONE, "7", id="executed"),
+    pytest.param(
+        CHAT, {"model": "auto", "messages": user(ONE), "stream": True}, ONE, None, id="stream"
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "prompt", "answer"), ASKED)
+def test_prompts_are_written_where_they_are_wanted(
+    talking: Gateway,
+    pool: FakePool,
+    path: str,
+    body: dict[str, Any],
+    prompt: str,
+    answer: str | None,
+) -> None:
+    """What the router reads, and what is answered; streams and decisions have no answer."""
+    for name in ("adder", "speller", "poet"):
+        pool.say(name, "7")
+    line = written(talking, path, body)
+    assert (line["prompt"], line.get("answer")) == (prompt, answer)
+    if body.get("model") != "poet":
+        assert line["decision_id"]
+        assert line["selected"]
+
+
+@pytest.mark.parametrize(("path", "body", "prompt", "answer"), ASKED)
+def test_prompts_are_not_written_otherwise(
+    gateway: Gateway, path: str, body: dict[str, Any], prompt: str, answer: str | None
+) -> None:
+    """The line says the rest."""
+    del prompt, answer
+    line = written(gateway, path, body)
+    assert "prompt" not in line
+    assert "answer" not in line
+
+
+def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
+    """Nobody was asked, and that is what the client was told."""
+    line = written(talking, CHAT, {"model": "auto", "messages": user(NOBODY)})
+    assert line["answer"].startswith("No model of the pool")
+    assert line["selected"] == ""
+
+
+def test_what_cannot_be_routed_has_no_prompt(talking: Gateway, pool: FakePool) -> None:
+    """A named candidate is asked all the same."""
+    body = {"model": "poet", "messages": [{"role": "system", "content": "Speak."}]}
+    line = written(talking, CHAT, body)
+    assert "prompt" not in line
+    assert line["answer"] == "42"
+
+
+def test_an_answer_is_cut_as_prompts_are(serve: Serve, pool: FakePool) -> None:
+    """A candidate that goes on and on does not fill the disk with one line."""
+    gateway = serve(telemetry={"log_prompts": True}, limits={"query_chars": 50})
+    pool.say("poet", "7" * 1_000)
+    line = written(gateway, CHAT, {"model": "poet", "messages": user("9" * 1_000)})
+    assert line["answer"] == "7" * 50
+    assert line["prompt"] == "9" * 50

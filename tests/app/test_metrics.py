@@ -1,0 +1,190 @@
+"""Metrics: what an operator watches, with label values that no client can choose."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import string
+import time
+
+import uvloop
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.lag import EVERY_S, LoopLag
+from app.telemetry import Telemetry
+
+from .conftest import ONE, TWO, Gateway, Serve, user
+from .fake_collector import wait
+from .fake_pool import FakePool
+from .fleet_replica import (
+    CHAT,
+    Exchange,
+    answers,
+    asking,
+    completion,
+    eventually,
+    fails,
+    opened,
+    replicas,
+    soon,
+)
+from .test_leaving import CHAT as CHAT_PATH
+from .test_leaving import left
+from .test_leaving import opened as connected
+
+
+def series(text: str) -> dict[str, float]:
+    """Every series by its name and labels."""
+    return {
+        f"{sample.name}{sorted(sample.labels.items())}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(gateway: Gateway, name: str) -> float:
+    """The series without labels of this name."""
+    return series(gateway.get("/metrics").text)[f"{name}[]"]
+
+
+def random_word(rng: random.Random) -> str:
+    """What a client might make up."""
+    return "".join(rng.choices(string.ascii_lowercase, k=12))
+
+
+def test_no_client_makes_a_new_series(serve: Serve, pool: FakePool) -> None:
+    """500 requests with models, groups, paths, methods and keys of their own, after some others."""
+    rng = random.Random(20261121)
+    gateway = serve(access={"failures_per_minute": 5})
+
+    def ask(number: int) -> None:
+        word = random_word(rng)
+        method = rng.choice(["GET", "POST", "PUT", "DELETE", "PATCH", word.upper()])
+        body = {"model": "auto", "messages": user(ONE)}
+        match number % 5:
+            case 0:
+                gateway.post("/v1/chat/completions", json=body | {"model": word})
+            case 1:
+                racer = {"group": word, "alpha": rng.uniform(0.05, 0.95)}
+                gateway.post("/route", json={"query": f"{ONE} {word}", **racer})
+            case 2:
+                client.request(method, f"/{word}/{word}", headers={"traceparent": word})
+            case 3:
+                client.request(method, f"/v1/models/{word}", headers={"x-session-id": word})
+            case _:
+                client.get("/metrics", headers={"authorization": f"Bearer {word}"})
+
+    with gateway.http() as client:
+        for number in range(100):
+            ask(number)
+        gateway.get("/metrics")  # counted once it is answered
+        before = set(series(gateway.get("/metrics").text))
+        for number in range(500):
+            ask(number)
+        after = set(series(gateway.get("/metrics").text))
+    assert len(before) > 100
+    assert after == before
+
+
+def test_the_gateways_own_time_is_measured(serve: Serve, pool: FakePool) -> None:
+    """Waiting for candidates is not in it: a slow answer adds next to nothing."""
+    gateway = serve()
+    pool.say("adder", "7", delay_s=3.0)
+    gateway.chat(ONE)
+    assert value(gateway, "racer_overhead_seconds_count") == 1
+    assert 0 < value(gateway, "racer_overhead_seconds_sum") < 2.5
+    gateway.route(TWO)
+    assert value(gateway, "racer_overhead_seconds_count") == 2
+    assert value(gateway, "racer_router_seconds_count") >= 2
+
+
+def test_clients_that_leave_are_counted(gateway: Gateway, pool: FakePool) -> None:
+    """Before an answer, and in the middle of a stream; who stays is not."""
+    before = value(gateway, "racer_cancelled_requests_total")
+    gateway.chat(ONE)
+    pool.reset()
+    body = {"model": "auto", "messages": user(ONE)}
+    pool.say("adder", "7", delay_s=30)
+    assert left(pool, connected(gateway, CHAT_PATH, body), ["adder"])
+    wait(lambda: value(gateway, "racer_cancelled_requests_total") == before + 1)
+    pool.reset()
+    pool.say("adder", "a long answer " * 20, pause_s=0.05)
+    connection = connected(gateway, CHAT_PATH, body | {"stream": True})
+    assert connection.recv(12).startswith(b"HTTP/1.1 200")
+    assert left(pool, connection, ["adder"])
+    wait(lambda: value(gateway, "racer_cancelled_requests_total") == before + 2)
+
+
+def test_a_blocked_loop_is_seen() -> None:
+    """For as long as Prometheus takes to come by, though it was blocked once only."""
+
+    async def test() -> None:
+        gauge = Gauge("lag", "Lag", registry=CollectorRegistry())
+        async with LoopLag(gauge):
+            await asyncio.sleep(2 * EVERY_S)
+            time.sleep(EVERY_S + 0.5)  # noqa: ASYNC251 - which is the fault
+            await asyncio.sleep(2 * EVERY_S)
+            assert gauge.collect()[0].samples[0].value >= 0.5
+
+    uvloop.run(test())
+
+
+def test_a_gateway_measures_its_loop(gateway: Gateway) -> None:
+    """From its start on."""
+    wait(lambda: value(gateway, "racer_event_loop_lag_seconds") > 0)
+
+
+def test_answers_in_memory_are_measured() -> None:
+    """While they are read, and not any more afterwards."""
+    goes_on = asyncio.Event()
+
+    async def slowly(exchange: Exchange) -> None:
+        data = completion("4" * 10_000)
+        exchange.head(
+            "200 OK", {"content-type": "application/json", "content-length": f"{len(data)}"}
+        )
+        exchange.writer.write(data[:5_000])
+        await exchange.writer.drain()
+        await goes_on.wait()
+        exchange.writer.write(data[5_000:])
+        await exchange.writer.drain()
+
+    async def test() -> None:
+        telemetry = Telemetry()
+
+        def held() -> float:
+            return series(telemetry.render().decode())["racer_buffered_bytes[]"]
+
+        async with replicas(slowly) as [one], opened({"m": [one]}, telemetry) as fleet:
+            task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon(30)))
+            await eventually(lambda: held() == 5_000)
+            goes_on.set()
+            await task
+            assert held() == 0
+
+    uvloop.run(test())
+
+
+def test_circuits_and_retries_are_counted() -> None:
+    """Each replica stands in one state; a call that was made again is one more retry."""
+
+    async def test() -> None:
+        telemetry = Telemetry()
+        rules = {"failures": 1, "eject_s": 60.0}
+        async with (
+            replicas(fails("500"), answers) as [bad, good],
+            opened({"m": [bad, good]}, telemetry, **rules) as fleet,
+        ):
+            for number in range(2):
+                await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(30))
+            found = series(telemetry.render().decode())
+        states = {
+            name.split("'")[-2]: count
+            for name, count in found.items()
+            if name.startswith("racer_candidate_replicas")
+        }
+        assert states == {"in": 1, "probation": 0, "out": 1}
+        assert found["racer_candidate_retries_total[('candidate', 'm')]"] == 1
+
+    uvloop.run(test())

@@ -1,0 +1,519 @@
+"""What a request, a key and the configuration may ask for, and what the certificate says of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.front import hashing
+
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    labelled,
+    until,
+    user,
+)
+from .fake_pool import FakePool
+
+EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
+FAILS_AT_ONCE = "400"  # a fault that is not tried again
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def certificate(answer: dict[str, Any]) -> tuple[bool, list[str]]:
+    """Whether it holds, and its reasons."""
+    told = answer["racer"]["certificate"]
+    return told["holds"], told["reasons"]
+
+
+def last_event(text: str) -> dict[str, Any]:
+    """The last event of a stream before its end."""
+    return json.loads(text.split("data: ")[-2])
+
+
+# Time -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["auto", "adder"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_may_have_less_time(
+    gateway: Gateway, pool: FakePool, model: str, stream: bool
+) -> None:
+    """``racer.timeout`` is for the whole request: past it the calls end, and the client knows."""
+    for name in POOL:
+        pool.say(name, "7", delay_s=20)
+    begun = time.monotonic()
+    response = gateway.ask(ONE, {"timeout": 0.4}, model=model, stream=stream)
+    assert time.monotonic() - begun < 4
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert until(lambda: "adder" in pool.cancelled)
+
+
+def test_who_answered_in_time_is_heard(gateway: Gateway, pool: FakePool) -> None:
+    """The deadline fails whoever is late, and nobody else."""
+    pool.say("adder", "7", delay_s=20)
+    pool.say("speller", "8")
+    answer = gateway.chat(TWO, {"timeout": 0.5})
+    assert answer["model"] == "speller"
+    assert certificate(answer) == (False, ["candidate_failed:adder"])
+    assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]
+
+
+def test_nobody_gets_more_time_than_the_gateway_gives(serve: Serve, pool: FakePool) -> None:
+    """A request's own limit can only be shorter."""
+    gateway = serve(limits={"deadline_s": 0.4})
+    for name in POOL:
+        pool.say(name, "7", delay_s=20)
+    assert gateway.ask(ONE, {"timeout": 60}).status_code == 504
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "1", True, [1]], ids=str)
+def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool, timeout: Any) -> None:
+    """The error names the field."""
+    response = gateway.ask(ONE, {"timeout": timeout})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (422, "racer.timeout")
+    assert pool.asked() == []
+
+
+# The set, overridden ----------------------------------------------------------------------------
+
+
+def test_the_best_can_be_streamed_at_once(gateway: Gateway, pool: FakePool) -> None:
+    """``stream: leader`` calls the best of the set alone and live, and promises nothing."""
+    pool.say("adder", "seven")
+    response = gateway.ask(TWO, {"stream": "leader"}, stream=True)
+    racer = last_event(response.text)["racer"]
+    assert pool.asked() == ["adder"]
+    assert (racer["selected"], racer["served_by"]) == (["adder"], "adder")
+    assert certificate({"racer": racer}) == (False, ["leader_streamed"])
+    assert response.headers["x-racer-guarantee"] == "void; reason=leader_streamed"
+    assert response.text.count('"content"') == len("seven")
+
+
+def test_a_set_of_one_has_no_other_leader(gateway: Gateway, pool: FakePool) -> None:
+    """Nobody was left out, so the promise stands; and without a stream nobody leads."""
+    response = gateway.ask(ONE, {"stream": "leader"}, stream=True)
+    assert certificate(last_event(response.text)) == (True, [])
+    assert certificate(gateway.chat(TWO, {"stream": "leader", "explain": True})) == (True, [])
+
+
+@pytest.fixture
+def observing(serve: Serve) -> Gateway:
+    """A gateway that routes and logs, and always calls the poet."""
+    return serve(routing={"observe": "poet"})
+
+
+@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+@pytest.mark.parametrize("stream", [False, True])
+def test_observing_calls_one_candidate_whatever_was_chosen(
+    observing: Gateway, pool: FakePool, query: str, stream: bool
+) -> None:
+    """Nothing changes for clients, even where the router would have called nobody."""
+    pool.say("poet", "Roses")
+    for policy in ("refuse", "error", "strongest"):
+        response = observing.ask(query, {"on_abstain": policy}, stream=stream)
+        answer = last_event(response.text) if stream else response.json()
+        assert answer["model"] == "poet"
+        assert certificate(answer) == (False, ["observe_only"])
+    assert pool.asked() == ["poet"] * 3
+
+
+def test_what_would_have_been_called_is_remembered(observing: Gateway) -> None:
+    """`/route` tells the set, and the log of decisions keeps it."""
+    assert observing.route(TWO)["selected"] == ["adder", "speller"]
+    decision = observing.chat(TWO)["racer"]["decision_id"]
+    kept = observing.get(f"/decisions/{decision}").json()
+    assert sorted(kept["selected"]) == ["adder", "speller"]
+    assert kept["answered"] == ["poet"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_observing_makes_no_other_calls_when_its_candidate_fails(
+    observing: Gateway, pool: FakePool, stream: bool
+) -> None:
+    """Its failure is the client's, as it would be without the router."""
+    pool.fail("poet", FAILS_AT_ONCE)
+    assert observing.ask(TWO, stream=stream).status_code == 400
+    assert pool.asked() == ["poet"]
+
+
+# Sessions ---------------------------------------------------------------------------------------
+
+
+def in_session(
+    gateway: Gateway, query: str, session: str, key: str | None = None
+) -> dict[str, Any]:
+    """A turn of a session."""
+    headers = {"x-session-id": session}
+    body = {"model": "auto", "messages": user(query), "racer": {"explain": True}}
+    with gateway.http(key) if key else gateway.http() as client:
+        response = client.post("/v1/chat/completions", json=body, headers=headers)
+    assert response.status_code == 200
+    return response.json()
+
+
+def test_a_session_keeps_its_set(serve: Serve) -> None:
+    """Its next turn calls the same candidates, and is certified no more; no other session is."""
+    gateway = serve(routing={"session_ttl_s": 60})
+    first = in_session(gateway, ONE, "mine")
+    assert (first["racer"]["selected"], certificate(first)) == (["adder"], (True, []))
+    second = in_session(gateway, "Spell the number 3 and then 4", "mine")
+    assert (second["racer"]["selected"], certificate(second)) == (["adder"], (False, ["pinned"]))
+    assert certificate(in_session(gateway, "What is 5 plus 6?", "mine")) == (True, [])
+    others = (
+        in_session(gateway, TWO, "yours"),
+        in_session(gateway, TWO, "mine", ADMIN_KEY),  # another key's session of that name
+        gateway.chat(TWO, {"explain": True}),
+    )
+    for other in others:
+        assert other["racer"]["selected"] == ["adder", "speller"]
+        assert certificate(other) == (True, [])
+
+
+def test_a_session_is_forgotten_after_its_time(serve: Serve) -> None:
+    """From its last turn on; without the setting nothing is kept."""
+    gateway = serve(routing={"session_ttl_s": 0.2})
+    in_session(gateway, ONE, "mine")
+    time.sleep(0.3)
+    assert certificate(in_session(gateway, TWO, "mine")) == (True, [])
+    keeping_nothing = serve()
+    in_session(keeping_nothing, ONE, "mine")
+    assert certificate(in_session(keeping_nothing, TWO, "mine")) == (True, [])
+
+
+def test_a_sessions_set_never_leaves_what_the_request_allows(serve: Serve, pool: FakePool) -> None:
+    """What is kept is called only as far as this request may be sent there."""
+    gateway = serve(routing={"session_ttl_s": 60})
+    in_session(gateway, TWO, "mine")
+    pool.reset()
+    body = {"model": "auto", "messages": user(TWO), "racer": {"candidates": ["speller", "poet"]}}
+    with gateway.http() as client:
+        client.post("/v1/chat/completions", json=body, headers={"x-session-id": "mine"})
+    assert pool.asked() == ["speller"]
+
+
+# Parts of the pool ------------------------------------------------------------------------------
+
+
+def test_a_named_pool_is_a_model(serve: Serve, pool: FakePool) -> None:
+    """``auto/<pool>`` routes among its members at its own alpha, which is nobody's assumption."""
+    words = {"candidates": ["speller", "poet"], "alpha": 0.2}
+    gateway = serve(pools={"words": words})
+    assert "auto/words" in [model.id for model in gateway.openai().models.list()]
+    answer = gateway.chat(TWO, model="auto/words")
+    guarantee = answer["racer"]["certificate"]["guarantee"]
+    assert (guarantee["pool"], guarantee["alpha"]) == (["speller", "poet"], 0.2)
+    assert (answer["model"], certificate(answer)) == ("speller", (True, []))
+    own = gateway.chat(TWO, {"alpha": 0.3}, model="auto/words")
+    assert own["racer"]["certificate"]["guarantee"]["alpha"] == 0.3
+    assert certificate(own) == (True, ["alpha_assumed_independent_of_query"])
+    assert "adder" not in pool.asked()
+
+
+IMAGE = [
+    {"type": "text", "text": ONE},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {}}}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "fields"),
+    [
+        ({"tools": False}, {"tools": TOOLS}),
+        ({"vision": False}, {"messages": [{"role": "user", "content": IMAGE}]}),
+        ({"json_schema": False}, {"response_format": SCHEMA}),
+        ({"context_chars": 100}, {"messages": user(ONE + " again" * 20)}),
+        (
+            {"context_chars": 100},
+            {"messages": [{"role": "system", "content": "s" * 90}, *user(ONE)]},
+        ),
+    ],
+    ids=str,
+)
+def test_who_cannot_be_asked_this_is_not(
+    serve: Serve, pool: FakePool, lacks: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """The others are called, all of them: no row was a request of that kind alone."""
+    gateway = serve(candidates=candidates(pool.url, adder={"capabilities": lacks}))
+    answer = gateway.chat(ONE, {"explain": True}, **fields)
+    assert pool.asked() == ["poet", "speller"]
+    holds, reasons = certificate(answer)
+    assert not holds
+    assert "unlabelled_request_kind" in reasons
+    assert answer["racer"]["certificate"]["guarantee"]["pool"] == ["speller", "poet"]
+    pool.reset()
+    assert certificate(gateway.chat(ONE)) == (True, [])
+    assert pool.asked() == ["adder"]
+
+
+def test_a_request_that_nobody_can_be_asked_is_refused(serve: Serve, pool: FakePool) -> None:
+    """400 instead of an answer from somebody who cannot give it."""
+    gateway = serve(candidates=candidates(pool.url, capabilities={"tools": False}))
+    response = gateway.ask(ONE, tools=TOOLS)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "candidates")
+    assert pool.asked() == []
+
+
+def test_more_than_the_limit_are_not_called(serve: Serve, pool: FakePool) -> None:
+    """``limits.fan_out`` keeps the best, and the certificate says that others were meant."""
+    gateway = serve(limits={"fan_out": 2})
+    answer = gateway.chat(ONE, EVERYONE)
+    assert len(pool.requests) == len(answer["racer"]["selected"]) == 2
+    assert answer["racer"]["selected"][0] == "adder"
+    holds, reasons = certificate(answer)
+    assert not holds
+    assert "fan_out_limited" in reasons
+
+
+# Keys -------------------------------------------------------------------------------------------
+
+TEAM_KEY = hashing.new_key()
+
+
+def team(**fields: Any) -> dict[str, Any]:
+    """`access` with a key that is bound by these."""
+    written = hashing.written(TEAM_KEY, hashing.new_salt())
+    return {"keys": [{"name": "team", "hash": written, **fields}]}
+
+
+def asked_by_team(gateway: Gateway, path: str = "chat/completions", **fields: Any) -> Any:
+    """A request with the team's key."""
+    body = {"model": "auto", **fields}
+    if "input" not in body and "prompt" not in body:
+        body = {"messages": user(ONE), **body}
+    return gateway.post(f"/v1/{path}", TEAM_KEY, json=body)
+
+
+def test_a_key_calls_none_but_its_candidates(serve: Serve, pool: FakePool) -> None:
+    """Routed, named, observed or for embeddings: 403 or another set, never another candidate."""
+    gateway = serve(access=team(candidates=["speller", "poet"]))
+    racer = asked_by_team(gateway, messages=user(TWO)).json()["racer"]
+    assert racer["selected"] == ["speller"]
+    assert racer["certificate"]["guarantee"]["pool"] == ["speller", "poet"]
+    assert (racer["certificate"]["holds"], racer["certificate"]["reasons"]) == (True, [])
+    for stream in (False, True):
+        assert asked_by_team(gateway, model="adder", stream=stream).status_code == 403
+        assert asked_by_team(gateway, model="poet", stream=stream).status_code == 200
+    assert asked_by_team(gateway, "embeddings", model="adder", input="a").status_code == 403
+    assert asked_by_team(gateway, "embeddings", model="poet", input="a").status_code == 200
+    only = {"candidates": ["adder"]}
+    assert asked_by_team(gateway, racer=only).status_code == 400
+    assert "adder" not in pool.asked()
+    assert gateway.ask(ONE, model="adder").status_code == 200  # other keys may
+
+
+def test_a_key_without_candidates_calls_nobody(serve: Serve, pool: FakePool) -> None:
+    """An empty list is a list, and not the lack of one."""
+    gateway = serve(access=team(candidates=[]))
+    assert asked_by_team(gateway, model="adder").status_code == 403
+    assert asked_by_team(gateway, "embeddings", model="adder", input="a").status_code == 403
+    assert asked_by_team(gateway).status_code == 400
+    assert pool.asked() == []
+
+
+def test_a_key_is_not_observed_at_a_candidate_that_it_may_not_call(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The operator's experiment opens no door."""
+    gateway = serve(access=team(candidates=["speller"]), routing={"observe": "adder"})
+    assert asked_by_team(gateway).status_code == 403
+    assert pool.asked() == []
+    assert gateway.ask(ONE).status_code == 200
+
+
+def test_a_keys_largest_alpha_binds(serve: Serve) -> None:
+    """More is refused, the usual one is lowered to it, and less may be asked for."""
+    gateway = serve(access=team(max_alpha=0.05))
+    refused = asked_by_team(gateway, racer={"alpha": 0.2})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
+    usual = asked_by_team(gateway).json()["racer"]["certificate"]
+    assert (usual["guarantee"]["alpha"], usual["reasons"]) == (0.05, [])
+    less = asked_by_team(gateway, racer={"alpha": 0.04}).json()["racer"]["certificate"]
+    assert less["guarantee"]["alpha"] == 0.04
+    assert gateway.chat(ONE)["racer"]["certificate"]["guarantee"]["alpha"] == 0.1
+
+
+def test_a_keys_group_has_its_own_threshold(serve: Serve) -> None:
+    """With ``group_by: key`` the caller's rows set it, whatever a request says."""
+    gateway = serve(access=team(group="red"), routing={"group_by": "key"}, calibrated=False)
+    rows = labelled(10_000, 120)
+    red = replace(rows, rows=rows.rows[:60])
+    uploaded = [row | {"group": "red"} for row in as_json(red)]
+    uploaded += as_json(replace(rows, rows=rows.rows[60:]))
+    gateway.post("/calibrate", ADMIN_KEY, json={"rows": uploaded}).raise_for_status()
+    theirs = asked_by_team(gateway, racer={"group": "blue"}).json()["racer"]["certificate"]
+    assert theirs["guarantee"]["group"] == "red"
+    assert gateway.chat(ONE)["racer"]["certificate"]["guarantee"]["group"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {}),
+        ("chat/completions", {"stream": True}),
+        ("chat/completions", {"messages": user(TWO), "stream": True}),
+        ("chat/completions", {"model": "poet"}),
+        ("chat/completions", {"model": "poet", "stream": True}),
+        ("completions", {"model": "poet", "prompt": "a", "stream": True}),
+        ("responses", {"model": "poet", "input": "a"}),
+        ("responses", {"model": "poet", "input": "a", "stream": True}),
+        ("embeddings", {"model": "poet", "input": ["a"] * 20}),
+    ],
+    ids=str,
+)
+def test_a_keys_tokens_are_counted_however_it_asks(
+    serve: Serve, path: str, fields: dict[str, Any]
+) -> None:
+    """One answer uses more than this key has for the minute, so the next is refused."""
+    gateway = serve(access=team(tokens_per_minute=5))
+    assert asked_by_team(gateway, path, **fields).status_code == 200
+    refused = asked_by_team(gateway, path, **fields)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limited")
+
+
+# How a candidate is reached ---------------------------------------------------------------------
+
+
+def test_a_parameter_goes_by_the_name_that_a_server_gives_it(serve: Serve, pool: FakePool) -> None:
+    """The client's and the configured value alike; the rows were labelled with the same."""
+    server = {
+        "renames": {"max_completion_tokens": "max_tokens", "top_k": "k"},
+        "parameters": {"max_completion_tokens": 32, "top_k": 5},
+    }
+    gateway = serve(candidates=candidates(pool.url, **server))
+    answer = gateway.chat(ONE, max_completion_tokens=32)
+    assert certificate(answer) == (True, [])
+    sent = pool.requests[0]
+    assert (sent["max_tokens"], sent["k"]) == (32, 5)
+    assert {"max_completion_tokens", "top_k"}.isdisjoint(sent)
+
+
+def test_headers_and_a_key_of_another_name_reach_the_candidate(
+    serve: Serve, pool: FakePool
+) -> None:
+    """Some servers want their key bare and in a header of their own."""
+    adder = {"headers": {"X-Team": "red"}, "api_key_env": "KEY", "key_header": "Api-Key"}
+    gateway = serve(
+        candidates=candidates(pool.url, adder=adder),
+        environment=ENVIRONMENT | {"KEY": "the-adders-own-key"},
+    )
+    gateway.chat(ONE)
+    assert pool.headers[0]["x-team"] == "red"
+    assert pool.headers[0]["api-key"] == "the-adders-own-key"
+    assert "authorization" not in pool.headers[0]
+
+
+@pytest.fixture
+def second_pool() -> Iterator[FakePool]:
+    """Another server of the same candidates."""
+    fake = FakePool()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+def test_replicas_share_a_candidates_calls(
+    serve: Serve, pool: FakePool, second_pool: FakePool
+) -> None:
+    """One name, two servers, each asked."""
+    adder = {"base_url": None, "base_urls": [pool.url, second_pool.url]}
+    gateway = serve(candidates=candidates(pool.url, adder=adder))
+    for _ in range(6):
+        assert gateway.chat(ONE)["model"] == "adder"
+    assert len(pool.requests) == len(second_pool.requests) == 3
+
+
+def closed_port() -> str:
+    """A base URL that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+def test_around_a_candidate_that_is_down_the_rest_is_certified(
+    serve: Serve, pool: FakePool
+) -> None:
+    """An outage is a cause outside the query: the surviving pool's threshold, and it holds."""
+    gateway = serve(candidates=candidates(pool.url, adder={"base_url": closed_port()}))
+    for _ in range(3):
+        gateway.ask(TWO)
+    answer = gateway.chat(TWO)
+    assert answer["model"] == "speller"
+    assert certificate(answer) == (True, ["candidate_down:adder"])
+    assert answer["racer"]["certificate"]["guarantee"]["pool"] == ["speller", "poet"]
+    assert [each["candidate"] for each in answer["racer"]["calls"]] == ["speller"]
+    assert gateway.ask(ONE, model="adder").status_code == 503
+
+
+# Limits -----------------------------------------------------------------------------------------
+
+MANY = [{"role": "user", "content": "a"}] * 2049
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("chat/completions", {"n": 9}, "n"),
+        ("chat/completions", {"n": 0}, "n"),
+        ("chat/completions", {"n": -1}, "n"),
+        ("chat/completions", {"n": True}, "n"),
+        ("chat/completions", {"n": "2"}, "n"),
+        ("chat/completions", {"n": 1.5}, "n"),
+        ("chat/completions", {"max_tokens": 32_769}, "max_tokens"),
+        ("chat/completions", {"max_completion_tokens": 10**9}, "max_completion_tokens"),
+        ("chat/completions", {"max_tokens": 0}, "max_tokens"),
+        ("chat/completions", {"tools": TOOLS * 129}, "tools"),
+        ("chat/completions", {"functions": [{"name": "f"}] * 129}, "functions"),
+        ("chat/completions", {"messages": MANY}, "messages"),
+        ("completions", {"prompt": ONE, "best_of": 9}, "best_of"),
+        ("completions", {"prompt": ONE, "n": 9}, "n"),
+        ("responses", {"input": MANY}, "input"),
+        ("responses", {"input": ONE, "max_output_tokens": 32_769}, "max_output_tokens"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("model", ["auto", "adder"])
+def test_what_would_cost_without_bound_is_refused(
+    gateway: Gateway, pool: FakePool, path: str, fields: dict[str, Any], param: str, model: str
+) -> None:
+    """The error names the field; nobody is asked, routed or named."""
+    own = {} if "prompt" in fields or "input" in fields else {"messages": user(ONE)}
+    response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (422, param)
+    assert pool.asked() == []
+
+
+def test_a_decision_alone_has_the_same_limits(gateway: Gateway) -> None:
+    """`/route` reads the same bodies."""
+    for fields, param in (({"messages": MANY}, "messages"), ({"n": 9}, "n")):
+        response = gateway.post("/route", json={"messages": user(ONE)} | fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (422, param)
+
+
+def test_limits_are_the_operators(serve: Serve, pool: FakePool) -> None:
+    """At the limit is within it."""
+    gateway = serve(limits={"choices": 1, "max_tokens": 16, "tools": 1, "messages": 2})
+    fits = {"n": 1, "max_tokens": 16, "tools": TOOLS, "messages": [*user(NOBODY), *user(ONE)]}
+    assert gateway.ask(ONE, **fits).status_code == 200
+    assert pool.requests
+    over = [("n", 2), ("max_tokens", 17), ("tools", TOOLS * 2), ("messages", user(ONE) * 3)]
+    for field, value in over:
+        assert gateway.ask(ONE, **{field: value}).json()["error"]["param"] == field

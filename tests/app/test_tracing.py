@@ -1,0 +1,399 @@
+"""Traces: one tree a request, with nothing secret in it; nobody waits for a collector."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from prometheus_client import CollectorRegistry, Counter
+
+from app import settings
+from app.errors import SettingsError
+from app.outbox import MOST_SPANS, Outbox
+from app.routing import RoutingService
+
+from .conftest import (
+    DATA_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    candidates,
+    configure,
+    running,
+    user,
+)
+from .fake_collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector, wait
+from .fake_pool import FakePool
+
+CHAT = "/v1/chat/completions"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CANARY = "CANARY-7f3a91"
+EVERYONE_IS_WAITED_FOR = {"racer": {"explain": True}}
+
+
+@pytest.fixture
+def listening() -> Iterator[Collector]:
+    """A collector that takes what it is sent."""
+    with collector() as one:
+        yield one
+
+
+@pytest.fixture
+def traced(serve: Serve, listening: Collector) -> Gateway:
+    """A gateway that tells it."""
+    return serve(telemetry={"otlp_endpoint": listening.url})
+
+
+def by_candidate(spans: list[Span]) -> dict[str, Span]:
+    """Calls by whom they went to."""
+    return {span.attributes["racer.candidate"]: span for span in spans}
+
+
+def test_a_request_is_one_trace(traced: Gateway, listening: Collector) -> None:
+    """The request, a call for each candidate of the set, and the vote, all below the request."""
+    answer = traced.chat(TWO, {"explain": True})  # so that both are waited for
+    [route] = listening.routes(1)
+    calls, [aggregate] = by_candidate(listening.calls()), listening.named("aggregate")
+    assert (route.kind, aggregate.kind) == (SERVER, INTERNAL)
+    assert sorted(calls) == ["adder", "speller"]
+    assert {each.trace for each in listening.spans} == {route.trace}
+    assert route.parent == ""
+    assert {each.parent for each in (*calls.values(), aggregate)} == {route.id}
+    assert route.attributes == {
+        "http.route": CHAT,
+        "http.request.method": "POST",
+        "http.response.status_code": 200,
+        "racer.decision_id": answer["racer"]["decision_id"],
+        "racer.alpha": 0.1,
+        "racer.selected": ["adder", "speller"],
+        "racer.guarantee.holds": True,
+        "racer.guarantee.reasons": [],
+    }
+    assert aggregate.attributes == {"racer.answers": 2}
+    assert listening.paths[0] == "/v1/traces"
+
+
+def test_a_call_is_told_in_the_words_of_the_genai_conventions(
+    serve: Serve, pool: FakePool, listening: Collector
+) -> None:
+    """Model, tokens and server; of its address neither credentials nor path."""
+    url = pool.url.replace("://", f"://somebody:{CANARY}@")
+    gateway = serve(
+        candidates=candidates(url, adder={"model": "served-adder"}),
+        telemetry={"otlp_endpoint": listening.url},
+    )
+    gateway.chat(ONE)
+    listening.routes(1)
+    [call] = listening.calls()
+    assert call.name == "chat served-adder"
+    assert call.kind == CLIENT
+    assert call.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "served-adder",
+        "gen_ai.response.model": "served-adder at its server",
+        "gen_ai.usage.input_tokens": 10,
+        "gen_ai.usage.output_tokens": 2,
+        "racer.candidate": "adder",
+        "racer.outcome": "ok",
+        "server.address": "127.0.0.1",
+        "server.port": int(pool.url.split(":")[-1].split("/")[0]),
+    }
+    assert CANARY not in str(listening.bodies)
+
+
+@pytest.mark.parametrize("question", [ONE, TWO], ids=["live", "merged"])
+def test_a_stream_is_traced_to_its_end(
+    traced: Gateway, listening: Collector, question: str
+) -> None:
+    """Tokens stand on its last event; the request ends after the calls."""
+    with traced.openai().chat.completions.create(
+        model="auto", messages=user(question), stream=True, extra_body=EVERYONE_IS_WAITED_FOR
+    ) as stream:
+        said = list(stream)
+    [route] = listening.routes(1)
+    calls = listening.calls()
+    assert {call.attributes["gen_ai.usage.output_tokens"] for call in calls} == {2}
+    assert {call.attributes["racer.outcome"] for call in calls} == {"ok"}
+    assert {call.parent for call in calls} == {route.id}
+    assert route.attributes["racer.decision_id"] == said[0].id
+    assert route.attributes["racer.guarantee.holds"] is True
+
+
+def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) -> None:
+    """A decision alone, an abstention, a named candidate, a text completion, embeddings."""
+    decision = traced.route(TWO)
+    traced.chat(NOBODY)
+    traced.chat(ONE, model="poet")
+    traced.post("/v1/completions", json={"model": "auto", "prompt": ONE})
+    traced.post("/v1/embeddings", json={"model": "adder", "input": ONE})
+    traced.get("/v1/models")
+    decided, abstained, named, completed, embedded = listening.routes(5)
+    assert decided.attributes["racer.decision_id"] == decision["decision_id"]
+    assert abstained.attributes["racer.selected"] == []
+    assert "racer.decision_id" not in named.attributes
+    assert completed.attributes["racer.guarantee.holds"] is False
+    assert completed.attributes["racer.guarantee.reasons"] == ["conditions_differ"]
+    operations = {
+        call.parent: call.attributes["gen_ai.operation.name"] for call in listening.calls()
+    }
+    assert operations == {
+        named.id: "chat",
+        completed.id: "text_completion",
+        embedded.id: "embeddings",
+    }
+
+
+def test_failures_are_told_by_their_kind(
+    serve: Serve, pool: FakePool, listening: Collector
+) -> None:
+    """Each attempt is a call; the request fails when nobody answered. No text of an error."""
+    gateway = serve(telemetry={"otlp_endpoint": listening.url})
+    for name in ("adder", "speller", "poet"):
+        pool.fail(name, "500")
+    assert gateway.ask(ONE).status_code == 502
+    [route] = listening.routes(1)
+    first, again, *_ = [
+        call for call in listening.calls() if call.attributes["racer.candidate"] == "adder"
+    ]
+    assert first.attributes["error.type"] == "upstream_error"
+    assert first.status == ERROR
+    assert "http.request.resend_count" not in first.attributes
+    assert again.attributes["http.request.resend_count"] == 1
+    assert route.attributes["error.type"] == "502"
+    assert route.attributes["racer.selected"] == ["adder"]
+    assert route.status == ERROR
+    assert {(each.message, each.events) for each in listening.spans} == {("", 0)}
+
+
+def test_a_bug_is_told_by_its_type(
+    traced: Gateway, listening: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text may hold a prompt."""
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError(CANARY)
+
+    monkeypatch.setattr(RoutingService, "route", broken)
+    assert traced.ask(ONE).status_code == 500
+    [route] = listening.routes(1)
+    assert route.attributes["error.type"] == "RuntimeError"
+    assert route.status == ERROR
+    assert CANARY not in str(listening.bodies)
+
+
+def test_a_call_that_the_vote_did_not_need_is_no_error(
+    serve: Serve, pool: FakePool, listening: Collector
+) -> None:
+    """It was cancelled, and says so."""
+    pool.say("poet", "7", delay_s=30)
+    gateway = serve(telemetry={"otlp_endpoint": listening.url})
+    gateway.chat(ONE, {"alpha": 0.001})
+    listening.routes(1)
+    calls = by_candidate(listening.calls())
+    assert calls["poet"].attributes["racer.outcome"] == "cancelled"
+    assert calls["poet"].status != ERROR
+    assert calls["adder"].attributes["racer.outcome"] == "ok"
+
+
+@pytest.mark.parametrize("sampled", ["01", "00"])
+def test_a_clients_trace_goes_on_through_the_gateway(
+    traced: Gateway, pool: FakePool, listening: Collector, sampled: str
+) -> None:
+    """Its span is the parent, and each candidate is told its own call's. Nobody can opt out."""
+    body = {"model": "auto", "messages": user(TWO)}
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}", "tracestate": f"a={CANARY}"}
+    assert traced.post(CHAT, json=body, headers=headers).status_code == 200
+    [route] = listening.routes(1)
+    assert (route.trace, route.parent) == (TRACE, PARENT)
+    calls = listening.calls()
+    expected = {f"00-{TRACE}-{call.id}-01" for call in calls}
+    assert {each["traceparent"] for each in pool.headers} == expected
+    assert len(expected) == 2
+    assert not [each for each in pool.headers if "tracestate" in each]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-01"],
+        [f"00-{TRACE}-{PARENT}"],
+        ["x" * 600],
+        [f"00-{'0' * 32}-{PARENT}-01"],
+    ],
+    ids=["two", "short", "long", "zero"],
+)
+def test_a_broken_parent_is_none(traced: Gateway, listening: Collector, given: list[str]) -> None:
+    """The request is answered, as a trace of its own."""
+    headers = [("traceparent", each) for each in given]
+    response = traced.post("/route", json={"query": ONE}, headers=headers)
+    assert response.status_code == 200
+    [route] = listening.routes(1)
+    assert route.parent == ""
+    assert route.trace != TRACE
+
+
+def test_a_parent_grants_nothing(traced: Gateway, listening: Collector) -> None:
+    """Without a key nothing is answered, and nothing is written into the operator's traces."""
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = {"model": "auto", "messages": user(ONE)}
+    assert traced.post(CHAT, None, json=body, headers=headers).status_code == 401
+    traced.chat(ONE)
+    [route] = listening.routes(1)
+    assert route.trace != TRACE
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_prompts_are_traced_only_if_asked_for(
+    serve: Serve, pool: FakePool, listening: Collector, wanted: bool
+) -> None:
+    """The setting is the log's."""
+    gateway = serve(telemetry={"otlp_endpoint": listening.url, "log_prompts": wanted})
+    pool.say("adder", f"42 {CANARY}")
+    gateway.chat(f"{ONE} {CANARY}")
+    [route] = listening.routes(1)
+    prompt, answer = (f"{ONE} {CANARY}", f"42 {CANARY}") if wanted else (None, None)
+    assert route.attributes.get("racer.prompt") == prompt
+    assert route.attributes.get("racer.answer") == answer
+    assert (CANARY.encode() in b"".join(listening.bodies)) is wanted
+
+
+def test_a_collector_that_hangs_delays_nobody(serve: Serve) -> None:
+    """It has a batch and does not answer: requests do, and so does the end of the gateway."""
+    with collector(hangs=True) as stuck:
+        gateway = serve(telemetry={"otlp_endpoint": stuck.url})
+        gateway.chat(ONE)
+        assert stuck.reached.wait(30)
+        begun = time.monotonic()
+        for _ in range(20):  # a second or two; each would wait for five seconds
+            gateway.chat(ONE)
+        assert time.monotonic() - begun < 50
+        assert stuck.bodies == []
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["down", "hanging"])
+def test_a_gateway_ends_without_its_collector(
+    tmp_path: Path, artifact: Path, pool: FakePool, hangs: bool
+) -> None:
+    """What could not be sent is lost, after two seconds."""
+    with collector(hangs=hangs) as one:
+        url = one.url if hangs else "http://127.0.0.1:9"
+        path = configure(tmp_path, artifact, pool.url, telemetry={"otlp_endpoint": url})
+        with running(path, ENVIRONMENT) as gateway:
+            gateway.ask(ONE)
+            begun = time.monotonic()
+        assert time.monotonic() - begun < 20
+
+
+def test_a_collector_that_is_down_fails_nobody(serve: Serve) -> None:
+    """Requests are answered; what is lost is counted."""
+    gateway = serve(telemetry={"otlp_endpoint": "http://127.0.0.1:9"})
+    for _ in range(5):
+        gateway.chat(ONE)
+    wait(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
+
+
+class Stuck(SpanExporter):
+    """Takes a batch and keeps it until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.free = threading.Event()
+        self.sent = 0
+
+    def export(self, spans: Any) -> SpanExportResult:
+        """Wait, then take it."""
+        self.reached.set()
+        self.free.wait(30)
+        self.sent += len(spans)
+        return SpanExportResult.SUCCESS
+
+
+def test_the_queue_is_bounded() -> None:
+    """What finds no room is dropped and counted; what found some is sent in the end."""
+    exporter = Stuck()
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    outbox = Outbox(exporter, dropped)
+    outbox.open()
+    span = ReadableSpan("one")
+    outbox.on_end(span)
+    assert exporter.reached.wait(30)
+    for _ in range(MOST_SPANS + 7):
+        outbox.on_end(span)
+    exporter.free.set()
+    outbox.shutdown()
+    assert exporter.sent == MOST_SPANS + 1
+    assert dropped.collect()[0].samples[0].value == 7
+
+
+def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
+    """Neither by the gateway's modules, nor by opening the tracer."""
+    program = """
+import asyncio, sys
+from prometheus_client import CollectorRegistry, Counter
+import app.cli, app.server
+from app.settings.watching import Telemetry
+from app.tracing import open_tracer
+
+async def main():
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    async with open_tracer(Telemetry(), dropped) as tracer:
+        assert tracer is None
+
+asyncio.run(main())
+ours = {"app.spans", "app.outbox"}
+print([m for m in sys.modules if m in ours or m.startswith(
+    ("opentelemetry.sdk", "opentelemetry.exporter"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_a_collector_candidates_are_told_no_trace(gateway: Gateway, pool: FakePool) -> None:
+    """A client's header stays at the gateway."""
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = {"model": "auto", "messages": user(ONE)}
+    assert gateway.post(CHAT, json=body, headers=headers).status_code == 200
+    assert "traceparent" not in pool.headers[0]
+
+
+def test_without_the_package_the_start_says_what_to_install(
+    racer: Command,
+    tmp_path: Path,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exit code 2, before anything slow is loaded."""
+    for name in ("app.spans", "app.outbox"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    path = configure(
+        tmp_path, artifact, "http://127.0.0.1:9/v1", telemetry={"otlp_endpoint": "http://c:4318"}
+    )
+    monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
+    code, _, said = racer("serve", "--config", path)
+    assert code == 2
+    assert "pip install 'racer-gateway[otel]'" in said
+
+
+@pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])
+def test_a_collectors_url_is_a_plain_one(tmp_path: Path, artifact: Path, url: str) -> None:
+    """A key for it stands in the environment, where OpenTelemetry looks for it."""
+    path = configure(tmp_path, artifact, "http://127.0.0.1:9/v1", telemetry={"otlp_endpoint": url})
+    with pytest.raises(SettingsError, match="otlp_endpoint") as caught:
+        settings.load(path, ENVIRONMENT)
+    assert CANARY not in str(caught.value)

@@ -1,0 +1,473 @@
+"""What a file of rows may be, what it may cost, and that it is never held whole in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from app.calibrating.columns import load
+from app.calibrating.parsing import MAX_LINE_BYTES, Order, parse
+from app.calibrating.progress import JobCancelled, Progress
+from app.calibrating.reading import read_rows
+from app.calibrating.spool import Upload, spool_folder
+from racer_core.aggregation.answers import Equality
+from racer_core.artifacts import fingerprint
+from racer_core.errors import InputError, RowsError
+from racer_core.records.document import read_document
+from racer_core.records.parquet import read_parquet
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from .fake_pool import FakePool
+
+LABELS = '{"adder": true, "speller": false, "poet": false}'
+QUIET = Progress(lambda: None)
+
+
+def lines(count: int, start: int = 0) -> bytes:
+    """NDJSON of so many rows."""
+    return b"".join(
+        f'{{"query": "row {i}?", "correct": {LABELS}}}\n'.encode()
+        for i in range(start, start + count)
+    )
+
+
+def order(name: str, **changes: Any) -> Order:
+    """What is to be read, as the gateway would ask for it."""
+    asked: dict[str, Any] = {
+        "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
+        "equality": Equality.EXACT, "salt": "salt",
+    }  # fmt: skip
+    return Order(**asked | changes)
+
+
+def upload(data: bytes, folder: Path) -> Upload:
+    """An upload that has come in."""
+    return Upload(file=io.BytesIO(data), size=len(data), sha256="", name="x", folder=folder)
+
+
+def on_disk(data: bytes, folder: Path) -> Upload:
+    """The same in a file, so that another process can read it."""
+    path = folder / "upload"
+    path.write_bytes(data)
+    return Upload(file=path.open("rb"), size=len(data), sha256="", name="x", folder=folder)
+
+
+def nobody(_: dict[str, Any]) -> None:
+    """Hears what stands beside the rows."""
+
+
+def refusal(data: bytes, name: str, folder: Path, **changes: Any) -> str:
+    """What is wrong with a file that is read in a process of its own."""
+    with on_disk(data, folder).file as file:
+        sent = Upload(file=file, size=2**20, sha256="", name="x", folder=folder)
+        with pytest.raises((RowsError, InputError)) as caught:
+            read_rows(sent, order(name, **changes), QUIET, nobody)
+    return str(caught.value)
+
+
+# Columns --------------------------------------------------------------------------------------
+
+RICH = [
+    {"query": "What is 3 plus 4? é😀", "correct": ["adder"], "candidates": POOL, "group": "en",
+     "answers": {"adder": "7", "speller": " 7.", "poet": "a rose"}},
+    {"query": "Zahl?", "correct": [], "candidates": POOL, "answers": {"adder": None}},
+    {"scores": {"poet": 0.25, "adder": 0.5, "speller": 1}, "correct": list(POOL),
+     "candidates": POOL, "group": "de"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["here", "in a process"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json"])
+def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) -> None:
+    """Texts, labels, scores, groups, and who gave the same answer, here and from a process."""
+    text = json.dumps(RICH) if name == "x.json" else "".join(f"{json.dumps(r)}\n" for r in RICH)
+    data = text.encode()
+    sent = on_disk(data, tmp_path)
+    if apart:
+        sent = Upload(file=sent.file, size=2**20, sha256="", name="x", folder=tmp_path)
+    with sent.file:
+        rows = read_rows(sent, order(name), QUIET, nobody)
+    assert list(rows.queries) == ["What is 3 plus 4? é😀", "Zahl?", ""]
+    assert rows.queries[1:] == ["Zahl?", ""]
+    assert rows.labels.tolist() == [[True, False, False], [False] * 3, [True] * 3]
+    assert rows.groups == ("en", None, "de")
+    names = ("what is  3 PLUS 4? É😀", "zahl?", "\0row 2")  # alike but for case and space
+    assert rows.fingerprints == tuple(fingerprint("salt", name) for name in names)
+    assert rows.scores[2].tolist() == [0.5, 1.0, 0.25]
+    assert np.isnan(rows.scores[:2]).all()
+    assert rows.classes is not None
+    assert rows.classes.tolist() == [[0, 0, 1], [-1, -1, -1], [-1, -1, -1]]
+    assert rows.answered.tolist() == [True, True, False]
+
+
+def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> None:
+    """Without an equality there are no classes, and nobody keeps the answers."""
+    data = json.dumps(RICH[0]).encode()
+    rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, nobody)
+    assert rows.classes is None
+    assert rows.answered.tolist() == [True]
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    """What comes back from a process that strangers' bytes went into is checked."""
+    texts, arrays = io.BytesIO(), io.BytesIO()
+    parse(
+        order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=nobody,
+        progress=lambda *_: None,
+    )  # fmt: skip
+    assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0)) == 3
+    cut = io.BytesIO(texts.getvalue()[:-1])
+    with pytest.raises(ValueError, match="do not end"):
+        load(POOL, cut, arrays, duplicates=0, near_duplicates=0)
+    with pytest.raises(ValueError, match="shape"):
+        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0)
+
+
+# Hostile files --------------------------------------------------------------------------------
+
+
+def repeated(text: str, rows: int) -> bytes:
+    """Parquet in which a text stands once, and every row points at it."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), [text])
+    buffer = io.BytesIO()
+    table = pa.table({"query": column, "adder": [1] * rows})
+    pq.write_table(table, buffer, compression="zstd", store_schema=False)
+    return buffer.getvalue()
+
+
+def zeros(count: int) -> bytes:
+    """Parquet whose footer tells of far more bytes than the file has."""
+    buffer = io.BytesIO()
+    table = pa.table({"query": pa.array([b"\0" * count])})
+    pq.write_table(table, buffer, compression="zstd", use_dictionary=False)
+    return buffer.getvalue()
+
+
+HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
+    "long line": (
+        lambda: lines(1) + b'{"query": "' + b"y" * MAX_LINE_BYTES + b'"}\n' + lines(1, 1),
+        "x.jsonl", "line 2: longer than 1,048,576 bytes",
+    ),
+    "endless line": (lambda: b"[" * (MAX_LINE_BYTES * 8), "x.jsonl", "line 1: longer"),
+    "endless value": (lambda: b'{"rows": ["' + b"y" * MAX_LINE_BYTES * 4, "x.json", "row 1: "),
+    "many brackets": (lambda: b'{"rows": ' + b"[" * 10_000_000, "x.json", "nested"),
+    "many fields": (
+        lambda: ("{" + ",".join(f'"{i}": 1' for i in range(99)) + ', "rows": []}').encode(),
+        "x.json", "fields beside the rows",
+    ),
+    "rows twice": (lambda: b'{"rows": [], "rows": []}', "x.json", "same key twice"),
+    "field twice": (lambda: b'{"a": 1, "a": 1, "rows": []}', "x.json", "same key twice"),
+    "two documents": (lambda: b'{"rows": []} []', "x.json", "behind the document"),
+    "comma at the end": (lambda: b'{"rows": [],}', "x.json", "not JSON"),
+    "comma in the list": (lambda: b'{"rows": [{},]}', "x.json", "row 2: not JSON"),
+    "no comma": (lambda: b'{"rows": [{} {}]}', "x.json", "row 2: not JSON"),
+    "no end": (lambda: b'{"rows": [{}', "x.json", "row 2: not JSON"),
+    "a name that is none": (lambda: b'{1: 2, "rows": []}', "x.json", "must be a string"),
+    "endless cell": (lambda: b'query,adder\n"' + b"y" * 10_000_000, "x.csv", "line 2"),
+    "many columns": (lambda: b"," * 1_001 + b"\n", "x.csv", "1,002 columns"),
+    "nul": (lambda: b"query,adder\nhi\0?,1\n", "x.csv", "line 2: holds a NUL"),
+    "utf-16 without mark": (lambda: "query,adder\n".encode("utf-16-le"), "x.csv", "NUL"),
+    "surrogate": (lambda: b'{"query": "\\ud800", "correct": []}', "x.jsonl", "surrogate"),
+    "cesu": (lambda: b'{"query": "\xed\xa0\x80"}', "x.jsonl", "line 1: not UTF-8"),
+    "dictionary bomb": (lambda: repeated("y" * 2**20, 3_000), "x.parquet", "unpacks to more"),
+    "footer bomb": (lambda: zeros(65 * 2**20), "x.parquet", "unpacks to more"),
+    "wide parquet": (
+        lambda: repeated_columns(1_001), "x.parquet", "1,001 columns, over the limit",
+    ),
+    "half a parquet": (lambda: repeated("a", 9)[:-9], "x.parquet", "not a parquet file"),
+}  # fmt: skip
+
+
+def repeated_columns(count: int) -> bytes:
+    """Parquet with so many columns."""
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({str(i): [1] for i in range(count)}), buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_file_is_one_sentence(tmp_path: Path, case: str) -> None:
+    """Whatever it holds, it says what is wrong with it, and costs little memory and time."""
+    make, name, words = HOSTILE[case]
+    message = refusal(make(), name, tmp_path)
+    assert words in message
+    assert len(message) < 500
+    assert "yyy" not in message
+    assert "line 3" not in message
+
+
+def test_a_footer_is_believed_before_anything_is_unpacked() -> None:
+    """What it admits to costs nothing to refuse: no row has been asked for yet."""
+    with pytest.raises(InputError, match="unpacks to more"):
+        read_parquet(io.BytesIO(zeros(65 * 2**20)))
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_a_document_may_be_cut_anywhere(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Read a few bytes at a time it says the same: characters, numbers, escapes and marks."""
+    said = {"alpha": 0.125, "candidates": ["é", "😀"], "rows": [{"a": 1.5e3}, ["\"x\\"], 12, "ü"],
+            "delta": -0.5}  # fmt: skip
+    monkeypatch.setattr("racer_core.records.document._CHUNK", step)
+    for text in (json.dumps(said), json.dumps(said, ensure_ascii=False, indent=2)):
+        document = read_document(io.BytesIO(b"\xef\xbb\xbf" + text.encode()))
+        header, *rows = document.rows
+        assert header == (0, {"candidates": said["candidates"]})
+        assert [value for _, value in rows] == said["rows"]
+        assert document.fields == {name: said[name] for name in said if name != "rows"}
+
+
+def test_a_formula_is_text(tmp_path: Path) -> None:
+    """What a spreadsheet would run is a query like any other."""
+    data = b'query,adder,speller,poet\n"=HYPERLINK(""x"")",1,0,0\n@SUM(1),0,1,0\n-1+2,0,0,1\n'
+    rows = read_rows(upload(data, tmp_path), order("x.csv"), QUIET, nobody)
+    assert list(rows.queries) == ['=HYPERLINK("x")', "@SUM(1)", "-1+2"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """In every text format."""
+    texts = {
+        "x.jsonl": lines(1),
+        "x.json": b"[" + lines(1) + b"]",
+        "x.csv": b"query,adder,speller,poet\nrow 0?,1,0,0\n",
+    }
+    for name, data in texts.items():
+        rows = read_rows(upload(b"\xef\xbb\xbf" + data, tmp_path), order(name), QUIET, nobody)
+        assert list(rows.queries) == ["row 0?"]
+
+
+def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit itself may be reached."""
+    monkeypatch.setattr("app.calibrating.parsing.MAX_ROWS", 10)
+    assert len(read_rows(upload(lines(10), tmp_path), order("x.jsonl"), QUIET, nobody)) == 10
+    with pytest.raises(RowsError, match="more than 10 rows"):
+        read_rows(upload(lines(11), tmp_path), order("x.jsonl"), QUIET, nobody)
+
+
+def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """A crash of a parser, or the kernel ending it, is not a crash of the gateway."""
+    with on_disk(lines(50_000), tmp_path).file as file:
+        sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
+
+        def dies(done: int, total: int) -> None:
+            children = subprocess.run(
+                ["pgrep", "-P", str(os.getpid()), "-f", "app.calibrating.child"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            os.kill(int(children.stdout.split()[0]), 11)
+
+        progress = Progress(lambda: dies(0, 0))
+        with pytest.raises(RowsError, match=r"ended its reader \(exit code -11\)"):
+            read_rows(sent, order("x.jsonl"), progress, nobody)
+
+
+def test_cancelling_ends_the_reader_at_once(tmp_path: Path) -> None:
+    """Even while it says nothing: what it would have said first is never heard."""
+    document = b'{"rows": [' + b",".join(lines(400_000).splitlines()) + b'], "alpha": 0.2}'
+    heard: list[dict[str, Any]] = []
+    with on_disk(document, tmp_path).file as file:
+        sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
+        progress = Progress(lambda: None)
+        threading.Timer(0.2, progress.cancel).start()
+        with pytest.raises(JobCancelled):
+            read_rows(sent, order("x.json", document=True), progress, heard.append)
+    assert heard == []
+
+
+def test_a_reader_has_little_room_and_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment holds none of the gateway's secrets; memory and time are limited."""
+    monkeypatch.setenv("RACER_ADMIN_KEY", "CANARY-of-the-environment")
+    environments: list[str] = []
+    limits: list[str] = []
+
+    def look() -> None:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if b"app.calibrating.child" in (process / "cmdline").read_bytes():
+                    environments.append((process / "environ").read_text())
+                    limits.append((process / "limits").read_text())
+            except OSError:
+                continue
+
+    with on_disk(lines(50_000), tmp_path).file as file:
+        sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
+        read_rows(sent, order("x.jsonl"), Progress(look), nobody)
+    assert environments
+    assert not any("CANARY" in each for each in environments)
+    told = dict(re.findall(r"^(Max [a-z ]+?)  +(\w+)", limits[-1], re.M))
+    assert int(told["Max cpu time"]) == 120
+    assert 2 * 2**30 < int(told["Max address space"]) < 4 * 2**30
+
+
+# Through the gateway --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("store", "folder"),
+    [
+        ("sqlite:////data/racer.db", Path("/data")),
+        ("sqlite:///racer.db", Path()),
+        ("sqlite://", None),
+        ("postgresql://user:secret@host/racer", None),
+    ],
+)
+def test_uploads_are_put_beside_the_store(store: str, folder: Path | None) -> None:
+    """Where there is disk: a system's temporary folder may be memory."""
+    assert spool_folder(store) == folder
+
+
+NAMES = ["../../../tmp/escaped.jsonl", "/etc/passwd", "..", "CON", "a\0b.jsonl", "x" * 500]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
+def test_a_files_name_is_never_a_path(serve: Serve, tmp_path: Path, name: str) -> None:
+    """It tells the format, and nothing is written or read under it."""
+    gateway = serve(calibrated=False)
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    answer = gateway.post("/calibrate", ADMIN_KEY, files={"file": (name, lines(20))})
+    assert answer.status_code == 200, answer.text
+    after = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path.suffix for path in after if path not in before] in ([], [".db"])
+
+
+@pytest.mark.parametrize("form", [False, True], ids=["body", "form"])
+def test_nothing_is_left_of_an_upload(serve: Serve, tmp_path: Path, form: bool) -> None:
+    """Good or bad: only the store is in its folder, and no file stays open."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    gateway = serve(calibrated=False, store=f"sqlite:///{kept}/racer.db")
+    padding = b"".join(
+        json.dumps({**json.loads(line), "padding": "x" * 5_000}).encode() + b"\n"
+        for line in lines(40).splitlines()
+    )
+    for data in (padding, padding + b"{", padding):
+        sent: dict[str, Any] = {"files": {"file": ("rows.jsonl", data)}}
+        if not form:
+            sent = {"content": data, "headers": {"content-type": "application/x-ndjson"}}
+        answer = gateway.post("/calibrate", ADMIN_KEY, **sent)
+        assert answer.status_code == (422 if data.endswith(b"{") else 200), answer.text
+    assert [path.name for path in kept.iterdir()] == ["racer.db"]
+    assert not open_spools(kept)
+
+
+def open_spools(folder: Path) -> list[str]:
+    """Files without a name that this process still holds there."""
+    held = (Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))
+    return [
+        str(each.readlink())
+        for each in held
+        if each.exists() or each.is_symlink()
+        if str(each.readlink()).startswith(str(folder)) and "deleted" in str(each.readlink())
+    ]
+
+
+def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> None:
+    """The client leaves in mid-sentence: no record, no file, and the next upload is taken."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    gateway = serve(calibrated=False, store=f"sqlite:///{kept}/racer.db")
+    host, port = gateway.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        head = (
+            f"POST /calibrate HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {ADMIN_KEY}\r\n"
+            "content-type: application/x-ndjson\r\ncontent-length: 9000000\r\n\r\n"
+        )
+        client.sendall(head.encode() + lines(40_000)[:2_500_000])
+        deadline = time.monotonic() + 10
+        while not open_spools(kept) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert open_spools(kept), "it was being taken in"
+    while open_spools(kept) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not open_spools(kept)
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
+    assert gateway.calibrate(40)["active"] is True
+
+
+@pytest.fixture
+def apart(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[tuple[str, int]]:
+    """A gateway in a process of its own, for whom no file may exceed 40 MB; URL and process id."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = int(unused.getsockname()[1])
+    config = configure(tmp_path / "apart", artifact, pool.url, port=port)
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000_000,) * 2); "
+        "from app.cli import main; sys.argv = sys.argv[1:]; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", limited, "racer", "serve", "--config", str(config)],
+        env=os.environ | ENVIRONMENT,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                httpx2.get(f"http://127.0.0.1:{port}/healthz", trust_env=False)
+                break
+            except httpx2.TransportError:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}", process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def resident(process: int) -> int:
+    """The most memory that a process ever held, in bytes."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.parametrize("form", [False, True], ids=["body", "form"])
+def test_an_upload_is_never_whole_in_memory(apart: tuple[str, int], form: bool) -> None:
+    """32 MB come in and are read; the gateway grows by a quarter of that at most.
+
+    A disk that is full is 507, and the gateway goes on.
+    """
+    url, process = apart
+    gateway = Gateway(url, None)  # type: ignore[arg-type]
+    padding = '"padding": "' + "x" * 500_000 + '", '
+    fat = b"".join(
+        line.replace(b"{", b"{" + padding.encode(), 1) + b"\n" for line in lines(64).splitlines()
+    )
+
+    def send(data: bytes) -> httpx2.Response:
+        sent: dict[str, Any] = {"files": {"file": ("rows.jsonl", data)}}
+        if not form:
+            sent = {"content": data, "headers": {"content-type": "application/x-ndjson"}}
+        return gateway.post("/calibrate?wait=true", ADMIN_KEY, **sent)
+
+    assert send(lines(60, 1_000)).status_code == 200
+    before = resident(process)
+    answer = send(fat)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["evidence"]["rows"] == 64
+    assert resident(process) - before < len(fat) / 4
+    answer = send(fat + fat)
+    assert answer.status_code == 507, answer.text
+    assert answer.json()["error"]["code"] == "insufficient_storage"
+    assert answer.headers["x-should-retry"] == "false"
+    assert send(lines(60, 2_000)).status_code == 200
+    gateway.close()

@@ -1,0 +1,226 @@
+"""``racer verify``: a decision made again from what is stored, over HTTP and from the store."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.watching.decisions import ChosenBy, DecisionNote
+from app.watching.verification import verify
+from racer_core.errors import InputError
+from racer_core.types import RiskTarget, Score
+
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    configure,
+    noisy,
+    running,
+)
+from .fake_pool import FakePool
+from .watched import noted, record
+
+RECORD = record()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the configuration and the store."""
+    return tmp_path_factory.mktemp("verified")
+
+
+@pytest.fixture(scope="module")
+def unsure(place: Path, noisy_artifact: Path, _pool: FakePool) -> Iterator[Gateway]:
+    """A gateway with neighbours, `cover` and groups: everything that a set can depend on."""
+    path = configure(place, noisy_artifact, _pool.url, routing={"score": "cover"})
+    with running(path, ENVIRONMENT) as gateway:
+        rows = [
+            {"query": row.query, "correct": {n: n in row.correct for n in POOL}, "group": group}
+            for group, start in (("a", 20_000), ("b", 30_000), (None, 40_000))
+            for row in noisy(start, 120).rows
+        ]
+        assert gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).status_code == 200
+        yield gateway
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "as calibrated": {},
+    "another alpha": {"alpha": 0.3},
+    "infeasible alpha": {"alpha": 0.0001},
+    "another score": {"score": "gap"},
+    "smaller pool": {"candidates": ["speller", "adder"]},
+    "group": {"group": "a"},
+    "unknown group": {"group": "c"},
+    "group and smaller pool": {"group": "b", "candidates": ["poet", "adder"], "alpha": 0.25},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_every_kind_of_decision_is_found_again(
+    unsure: Gateway, racer: Command, place: Path, options: dict[str, Any]
+) -> None:
+    """By the gateway and from its store alone: the same threshold, set and group."""
+    for query in (ONE, TWO, NOBODY, "Something else altogether"):
+        told = unsure.route(query, **options)
+        decision_id, certificate = told["decision_id"], told["certificate"]
+        over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
+        from_store = racer("verify", decision_id, "--config", place / "racer.yaml", "--json")
+        for code, out, said in (over_http, from_store):
+            assert code == 0, said or out
+            result = json.loads(out)
+            assert result["matches"]
+            assert result["recomputed"]["lambda_hat"] == certificate["lambda_hat"]
+            assert sorted(result["recomputed"]["selected"]) == sorted(told["selected"])
+            assert result["decision"]["decision_id"] == decision_id
+            if "sub_pool_pending_whole_pool" not in certificate["reasons"]:
+                assert result["recomputed"]["n"] == certificate["n"]
+                assert result["recomputed"]["group"] == certificate["guarantee"]["group"]
+
+
+def test_decisions_that_no_threshold_made_are_found_again(
+    unsure: Gateway, racer: Command, pool: FakePool
+) -> None:
+    """A long query calls everyone; the strongest is called where nobody was selected."""
+    long = unsure.route("x" * 9_000)
+    assert "query_too_long" in long["certificate"]["reasons"]
+    code, out, _ = racer("verify", long["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
+    assert (code, "everyone" in out) == (0, True)
+
+
+def test_the_strongest_of_an_abstention_is_found_again(
+    gateway: Gateway, racer: Command, pool: FakePool
+) -> None:
+    """Nobody was selected, the best was called all the same, and the decision says so."""
+    answer = gateway.chat(NOBODY, racer={"on_abstain": "strongest"})
+    assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
+    assert len(pool.asked()) == 1
+    code, out, said = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
+    assert code == 0, said or out
+    assert "strongest" in out
+
+
+def test_people_get_a_table(unsure: Gateway, racer: Command) -> None:
+    """What was said then, what comes out now, and whether it is the same."""
+    decision_id = unsure.route(TWO, group="a")["decision_id"]
+    code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
+    assert code == 0
+    for word in (
+        decision_id,
+        "lambda_hat then",
+        "lambda_hat now",
+        "selected now",
+        "matches",
+        "yes",
+    ):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("lambda_hat", 0.987), ("selected", ["poet"]), ("scores", [0.0, 0.0, 1.0]), ("group", "b")],
+)
+def test_a_decision_that_was_tampered_with_is_told(
+    unsure: Gateway, racer: Command, place: Path, field: str, value: object
+) -> None:
+    """Exit code 1, with both values; a threshold, set, score or group that was not so."""
+    decision_id = unsure.route(ONE, group="a", alpha=0.2, score="gap")["decision_id"]
+    unsure.get(f"/decisions/{decision_id}")  # so that it is written
+    with sqlite3.connect(place / "racer.db", timeout=20) as connection:
+        query = "select document from decisions where id = ?"
+        (document,) = connection.execute(query, [decision_id]).fetchone()
+        changed = json.dumps({**json.loads(document), field: value})
+        update = "update decisions set document = ? where id = ?"
+        connection.execute(update, [changed, decision_id])
+    code, out, _ = racer("verify", decision_id, "--config", place / "racer.yaml", "--json")
+    assert code == 1
+    assert not json.loads(out)["matches"]
+    code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
+    assert code == 1
+    assert "NO" in out
+
+
+def test_decisions_of_an_earlier_calibration_are_found_again(
+    unsure: Gateway, racer: Command
+) -> None:
+    """Each by its own record, whichever is active today."""
+    decision_id = unsure.route(TWO, group="a")["decision_id"]
+    before = unsure.ready()["calibration"]
+    unsure.calibrate(rows=noisy(60_000, 100), alpha=0.3)
+    try:
+        told = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
+        assert told[0] == 0
+        assert json.loads(told[1])["decision"]["calibration_id"] == before
+    finally:
+        path = f"/calibrations/{before}/activate"
+        assert unsure.post(path, ADMIN_KEY).status_code == 200
+
+
+def test_what_cannot_be_verified_is_one_sentence(
+    unsure: Gateway, racer: Command, place: Path
+) -> None:
+    """An unknown decision, the wrong key, nobody at the URL, both sources at once."""
+    config = place / "racer.yaml"
+    cases: list[tuple[list[object], int, str]] = [
+        (["nothing", "--url", unsure.url, "--key", ADMIN_KEY], 1, "no decision 'nothing'"),
+        (["nothing", "--config", config], 1, "no decision 'nothing'"),
+        (["nothing", "--url", unsure.url, "--key", "wrong-key-of-the-tests"], 1, "admin key"),
+        (["nothing", "--url", "http://127.0.0.1:1"], 3, "no gateway answers"),
+        (["nothing", "--url", unsure.url, "--config", config], 2, "not both"),
+        (["nothing", "--config", place / "missing.yaml"], 2, "cannot be read"),
+    ]
+    for arguments, expected, words in cases:
+        code, out, said = racer("verify", *arguments)
+        assert (code, out) == (expected, ""), arguments
+        assert words in said
+
+
+# The recomputation itself ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("salt", [None, b"salt"], ids=["plain", "smoothed"])
+def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | None) -> None:
+    """With the null model in the set or not, with the noise of the query's own hash or without."""
+    made = record(risk_target=target, smoothing_salt=salt, score=Score.PROB)
+    for scores in ([0.9, 0.5, 0.1], [0.2, 0.2, 0.2], [0.0, 0.0, 0.0]):
+        note = noted(made, scores)
+        assert verify(note, made).matches
+        assert not verify(replace(note, null_selected=not note.null_selected), made).matches
+
+
+@pytest.mark.parametrize(
+    ("changes", "matches"),
+    [
+        ({"chosen_by": ChosenBy.EVERYONE, "selected": POOL, "lambda_hat": math.inf}, True),
+        ({"chosen_by": ChosenBy.EVERYONE, "selected": POOL, "lambda_hat": math.inf,
+          "scores": None}, True),
+        ({"chosen_by": ChosenBy.EVERYONE, "selected": POOL[:2], "lambda_hat": math.inf}, False),
+        ({"chosen_by": ChosenBy.EVERYONE, "selected": POOL}, False),
+        ({"chosen_by": ChosenBy.OVERRIDDEN, "selected": ("poet",)}, True),
+        ({"chosen_by": ChosenBy.OVERRIDDEN, "lambda_hat": 0.5}, False),
+        ({"selected": ("poet",)}, False),
+    ],
+)  # fmt: skip
+def test_what_made_the_set_decides_what_is_compared(changes: dict[str, Any], matches: bool) -> None:
+    """Everyone, whatever the scores; another set than the threshold's, its threshold alone."""
+    note: DecisionNote = replace(noted(RECORD, [0.9, 0.5, 0.1]), **changes)
+    assert verify(note, RECORD).matches is matches
+
+
+def test_another_record_proves_nothing() -> None:
+    """It is refused, not compared."""
+    with pytest.raises(InputError):
+        verify(noted(RECORD, [0.9, 0.5, 0.1]), record(seed=2))

@@ -1,0 +1,392 @@
+"""Votes as they are served: when they are over, who is spared, and what counts as one answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+
+from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, until, user
+from .fake_pool import FakePool
+
+EVERYONE = {"alpha": 0.001}  # the whole pool is called
+FAILS_AT_ONCE = "400"  # a fault that is not tried again
+
+
+def reasons(answer: dict[str, Any]) -> list[str]:
+    """What the certificate says of the answers, but for the alpha of these tests."""
+    told = answer["racer"]["certificate"]["reasons"]
+    return [each for each in told if not each.startswith("alpha_")]
+
+
+def outcome(answer: dict[str, Any]) -> dict[str, str]:
+    """What became of each call."""
+    calls = answer["racer"]["calls"]
+    return {
+        each["candidate"]: next(
+            what for what in ("error", "cancelled", "skipped", "ms") if what in each
+        )
+        for each in calls
+    }
+
+
+# The end of a vote ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_matter_is_cancelled(gateway: Gateway, pool: FakePool, stream: bool) -> None:
+    """Two of three agree: the third is not waited for, sees it, and the promise stands."""
+    pool.say("adder", "7", delay_s=0.2)  # so that all three have been asked by then
+    pool.say("speller", "7", delay_s=0.2)
+    pool.say("poet", "8", delay_s=30)
+    begun = time.monotonic()
+    response = gateway.ask(ONE, EVERYONE, stream=stream)
+    assert time.monotonic() - begun < 3  # the candidate's own limit is 5 s
+    assert until(lambda: pool.cancelled == ["poet"])
+    data = response.text.split("data: ")[-2] if stream else response.text
+    answer = json.loads(data)
+    assert outcome(answer) == {"adder": "ms", "speller": "ms", "poet": "cancelled"}
+    assert answer["racer"]["certificate"]["holds"] is True
+    assert reasons(answer) == []
+    assert answer["racer"]["votes"] == {"7": 2}
+    assert answer["racer"]["usage_incomplete"] is True  # nobody counted what the poet wrote
+
+
+def test_who_may_still_matter_is_waited_for(gateway: Gateway, pool: FakePool) -> None:
+    """Two of three disagree, so the third decides, however late."""
+    pool.say("adder", "7")
+    pool.say("speller", "8")
+    pool.say("poet", "8", delay_s=0.5)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert answer["choices"][0]["message"]["content"] == "8"
+    assert outcome(answer) == dict.fromkeys(POOL, "ms")
+    assert pool.cancelled == []
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"waves": "frugal"},
+        {"method": "weighted", "temperature": 0.5},
+        {"method": "log_odds", "waves": "frugal"},
+    ],
+    ids=str,
+)
+def test_a_vote_that_ends_early_elects_whom_the_full_vote_elects(
+    serve: Serve, pool: FakePool, rule: dict[str, Any]
+) -> None:
+    """Whatever is answered and in whatever order it arrives: same answer, at most as many calls."""
+    gateway = serve(aggregation=rule)
+    rng = random.Random(7)
+    spared = 0
+    for _ in range(15):
+        for name in POOL:
+            pool.say(name, rng.choice("789"), delay_s=rng.choice((0.0, 0.01, 0.02)))
+        query = rng.choice((ONE, TWO, "Spell the number 3 and then 4"))
+        early, full = (
+            gateway.chat(query, EVERYONE | {"explain": explain}) for explain in (False, True)
+        )
+        assert early["choices"][0]["message"] == full["choices"][0]["message"], pool.scripts
+        assert outcome(full) == dict.fromkeys(POOL, "ms")
+        spared += sum(what != "ms" for what in outcome(early).values())
+    assert spared > 0
+
+
+def test_frugal_waves_call_no_more_than_may_decide(serve: Serve, pool: FakePool) -> None:
+    """Two who agree settle three; where they do not, the third is called."""
+    gateway = serve(aggregation={"waves": "frugal"})
+    answer = gateway.chat(ONE, EVERYONE)
+    first, second, third = answer["racer"]["selected"]
+    assert pool.asked() == sorted((first, second))
+    assert outcome(answer) == {first: "ms", second: "ms", third: "skipped"}
+    assert answer["racer"]["certificate"]["holds"] is True
+    assert answer["racer"]["usage_incomplete"] is False
+    pool.reset()
+    pool.say(second, "43")
+    assert outcome(gateway.chat(ONE, EVERYONE)) == dict.fromkeys(POOL, "ms")
+
+
+def test_explaining_waits_for_every_answer(gateway: Gateway, pool: FakePool) -> None:
+    """``explain`` tells them all, so nobody is spared; without it none but the winner's is told."""
+    pool.say("poet", "8", delay_s=0.3)
+    answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+    assert answer["racer"]["answers"] == {"adder": "42", "speller": "42", "poet": "8"}
+    assert outcome(answer) == dict.fromkeys(POOL, "ms")
+    assert "answers" not in gateway.chat(ONE, EVERYONE)["racer"]
+
+
+# Failures ---------------------------------------------------------------------------------------
+
+
+def test_a_failure_that_could_not_have_mattered_is_a_remark(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """Two agree against whatever the third would have said: the promise stands."""
+    pool.say("adder", "7", delay_s=0.3)
+    pool.say("speller", "7", delay_s=0.3)
+    pool.fail("poet", FAILS_AT_ONCE)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert outcome(answer)["poet"] == "error"
+    assert reasons(answer) == ["outvoted_candidate_failed:poet"]
+    assert answer["racer"]["certificate"]["holds"] is True
+
+
+def test_a_failure_that_could_have_mattered_voids(gateway: Gateway, pool: FakePool) -> None:
+    """Two disagree, and the third would have decided."""
+    pool.say("adder", "7", delay_s=0.3)
+    pool.say("speller", "8", delay_s=0.3)
+    pool.fail("poet", FAILS_AT_ONCE)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert answer["choices"][0]["message"]["content"] == "7"
+    assert reasons(answer) == ["candidate_failed:poet"]
+    assert answer["racer"]["certificate"]["holds"] is False
+
+
+@pytest.mark.parametrize(
+    ("late", "reason"),
+    [("7", "outvoted_candidate_failed:speller"), ("8", "candidate_failed:speller")],
+)
+def test_a_failure_and_a_late_answer_could_matter_together(
+    gateway: Gateway, pool: FakePool, late: str, reason: str
+) -> None:
+    """The adder wins against either alone, not against both: so the late one is waited for."""
+    pool.say("adder", "7")
+    pool.fail("speller", FAILS_AT_ONCE)
+    pool.say("poet", late, delay_s=0.5)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert answer["choices"][0]["message"]["content"] == "7"
+    assert outcome(answer) == {"adder": "ms", "speller": "error", "poet": "ms"}
+    assert reasons(answer) == [reason]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_for_a_failure_the_surviving_pools_set_is_called(
+    serve: Serve, pool: FakePool, stream: bool
+) -> None:
+    """`cover` calls one of two who are right together; when it fails, the other is called."""
+    gateway = serve(routing={"score": "cover"})
+    (chosen,) = gateway.route(TWO)["selected"]
+    (other,) = {"adder", "speller"} - {chosen}
+    pool.fail(chosen, FAILS_AT_ONCE)
+    pool.say(other, "larger")
+    response = gateway.ask(TWO, stream=stream)
+    assert response.status_code == 200
+    data = response.text.split("data: ")[-2] if stream else response.text
+    answer = json.loads(data)
+    assert answer["model"] == answer["racer"]["served_by"] == other
+    assert outcome(answer) == {other: "ms", chosen: "error"}
+    assert reasons(answer) == [f"candidate_failed:{chosen}"]
+    assert "larger" in response.text
+    assert pool.asked() == sorted((chosen, other))
+
+
+def test_what_is_called_for_a_failure_keeps_to_the_limit(serve: Serve, pool: FakePool) -> None:
+    """The limit on calls is one request's, failures included."""
+    gateway = serve(routing={"score": "cover"}, limits={"fan_out": 1})
+    (chosen,) = gateway.route(TWO)["selected"]
+    pool.fail(chosen, FAILS_AT_ONCE)
+    assert gateway.ask(TWO).status_code == 400
+    assert pool.asked() == [chosen]
+
+
+def test_too_few_rows_for_the_survivors_are_no_refusal(serve: Serve, pool: FakePool) -> None:
+    """`on_infeasible: reject` is for requests that come in; here the others were called already."""
+    gateway = serve(
+        routing={"score": "cover", "on_infeasible": "reject", "alpha": 0.03}, calibrated=False
+    )
+    gateway.calibrate(60, alpha=0.03)
+    (chosen,) = gateway.route(ONE)["selected"]
+    pool.fail(chosen, FAILS_AT_ONCE)
+    answer = gateway.chat(ONE)
+    assert answer["model"] in POOL
+    assert outcome(answer)[chosen] == "error"
+    assert reasons(answer) == [f"candidate_failed:{chosen}"]
+
+
+# What counts as the same answer -----------------------------------------------------------------
+
+
+def voted(gateway: Gateway, text: str = ONE, **fields: Any) -> dict[str, float]:
+    """The votes of all answers."""
+    return gateway.chat(text, EVERYONE | {"explain": True}, **fields)["racer"]["votes"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answers", "expected"),
+    [
+        ("exact", ("Seven.", "seven", "7"), {"seven": 2, "7": 1}),
+        ("number", ("It is 7", "7.0", "8"), {"7": 2, "8": 1}),
+        ("choice", ("The answer is B", "(B)", "C"), {"B": 2, "C": 1}),
+        ("json", ('{"a": 1, "b": 2}', '```json\n{"b":2.0,"a":1}\n```', "no"), {'{"a":1,"b":2}': 2}),
+    ],
+)
+def test_the_configured_kind_says_what_is_the_same(
+    serve: Serve, pool: FakePool, kind: str, answers: tuple[str, ...], expected: dict[str, int]
+) -> None:
+    """Two spellings of one answer are two votes for it."""
+    gateway = serve(aggregation={"equality": kind})
+    for name, text in zip(POOL, answers, strict=True):
+        pool.say(name, text)
+    assert voted(gateway) == expected
+
+
+def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> None:
+    """A half is a half, however it is written; the text returned is a candidate's own."""
+    pytest.importorskip("math_verify")
+    gateway = serve(aggregation={"equality": "math"})
+    pool.say("adder", "It is 3")
+    pool.say("speller", "so $x = \\boxed{\\frac{1}{2}}$")
+    pool.say("poet", "\\boxed{0.5}")
+    answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+    assert sorted(answer["racer"]["votes"].values()) == [1, 2]
+    assert answer["model"] in ("speller", "poet")
+
+
+def test_tool_calls_are_compared_as_calls_whatever_the_kind(serve: Serve, pool: FakePool) -> None:
+    """No number is looked for in a call; a text beside calls is a vote of the configured kind."""
+    gateway = serve(aggregation={"equality": "number"})
+    for name, arguments in (("adder", '{"a": 1}'), ("speller", '{"a":1.0}')):
+        function = {"name": "add", "arguments": arguments}
+        calls = [{"id": name, "type": "function", "function": function}]
+        pool.say(name, "", message={"role": "assistant", "content": None, "tool_calls": calls})
+    pool.say("poet", "It is 1")
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    assert voted(gateway, tools=tools) == {'[["add",{"a":1}]]': 2, "1": 1}
+
+
+CLOSE = (
+    "Paris is the capital of France.",
+    "Paris is the capital city of France.",  # the closest to both others
+    "Paris is the capital city of the French.",
+)
+FAR = "The moon orbits the earth once a month."
+MEANING = {"equality": "semantic", "similarity": 0.75}
+
+
+def test_open_texts_vote_by_what_they_mean(serve: Serve, pool: FakePool) -> None:
+    """Texts that are close are one class, and its most central text is returned."""
+    gateway = serve(aggregation=MEANING)
+    for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
+        pool.say(name, text)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert sorted(answer["racer"]["votes"].values()) == [1, 2]
+    assert answer["model"] in ("adder", "poet")
+    for name, text in zip(POOL, (CLOSE[0], CLOSE[2], CLOSE[1]), strict=True):
+        pool.say(name, text)
+    answer = gateway.chat(ONE, EVERYONE)
+    assert answer["racer"]["votes"] == {"poet": 3}
+    assert answer["choices"][0]["message"]["content"] == CLOSE[1]  # not the best router score's
+
+
+def test_meanings_are_compared_when_all_answers_are_there(serve: Serve, pool: FakePool) -> None:
+    """Clusters need all of them, so nobody is spared; and one failure may always have mattered."""
+    gateway = serve(aggregation=MEANING)
+    pool.say("poet", "42", delay_s=0.3)
+    assert outcome(gateway.chat(ONE, EVERYONE)) == dict.fromkeys(POOL, "ms")
+    pool.fail("poet", FAILS_AT_ONCE)
+    assert reasons(gateway.chat(ONE, EVERYONE)) == ["candidate_failed:poet"]
+
+
+def test_a_refusal_is_nobodys_vote(serve: Serve, pool: FakePool) -> None:
+    """A candidate that declines says nothing about the answer, neither by word nor by meaning."""
+    refusal = {"role": "assistant", "content": "I cannot say.", "refusal": "I cannot say."}
+    for rule in ({}, MEANING):
+        gateway = serve(aggregation=rule)
+        pool.say("adder", "", message=refusal)
+        pool.say("speller", "", message=refusal)
+        pool.say("poet", "42")
+        answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+        assert sum(answer["racer"]["votes"].values()) == 1
+        assert answer["model"] == "poet"
+
+
+OPTIONS = f"{ONE}\nA. six\nB. seven\nC. eight"
+
+
+def test_the_kind_is_chosen_by_what_is_asked(serve: Serve, pool: FakePool) -> None:
+    """`auto`: letters for options, JSON where it is demanded, else the meaning."""
+    gateway = serve(aggregation={"equality": "auto", "similarity": 0.75})
+    for name, text in zip(POOL, ("The answer is B", "(B)", "C"), strict=True):
+        pool.say(name, text)
+    assert voted(gateway, OPTIONS) == {"B": 2, "C": 1}
+    for name, text in zip(POOL, ('{"a": 1}', '{"a":1.0}', "[2]"), strict=True):
+        pool.say(name, text)
+    wanted = {"type": "json_object"}
+    assert voted(gateway, response_format=wanted) == {'{"a":1}': 2, "[2]": 1}
+    body = {"model": "auto", "input": ONE, "text": {"format": wanted}, "racer": EVERYONE}
+    votes = gateway.post("/v1/responses", json=body).json()["racer"]["votes"]
+    assert votes['{"a":1}'] == 2
+    for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
+        pool.say(name, text)
+    assert sorted(voted(gateway).values()) == [1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_open_questions_can_go_to_the_best_alone(
+    serve: Serve, pool: FakePool, stream: bool
+) -> None:
+    """``open_ended: top`` calls one and promises nothing; other questions are voted on."""
+    gateway = serve(aggregation={"equality": "auto", "open_ended": "top"})
+    response = gateway.ask(TWO, stream=stream)
+    data = response.text.split("data: ")[-2] if stream else response.text
+    answer = json.loads(data)
+    assert pool.asked() == ["adder"]
+    assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], ["no_vote"])
+    assert answer["racer"]["certificate"]["holds"] is False
+    pool.reset()
+    pool.say("adder", "A")
+    pool.say("speller", "B")
+    voters = gateway.chat(f"{TWO}\nA. three\nB. four", {"explain": True})["racer"]
+    assert len(voters["votes"]) == len(voters["selected"]) > 1
+
+
+def test_the_certificate_stands_where_only_one_was_chosen_anyway(serve: Serve) -> None:
+    """An open question with a set of one loses nothing by having no vote."""
+    gateway = serve(aggregation={"equality": "auto", "open_ended": "top"})
+    assert gateway.chat(ONE)["racer"]["certificate"]["holds"] is True
+
+
+# The shadow sample ------------------------------------------------------------------------------
+
+
+def test_a_shadow_decision_asks_everyone_and_only_its_set_votes(
+    serve: Serve, pool: FakePool
+) -> None:
+    """All answers are told, to be judged; those outside the set neither win nor void."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    pool.say("adder", "7", delay_s=0.3)
+    pool.say("speller", "8")
+    pool.fail("poet", FAILS_AT_ONCE)
+    answer = gateway.chat(ONE)
+    assert pool.asked() == sorted(POOL)
+    assert answer["choices"][0]["message"]["content"] == "7"
+    assert answer["racer"]["votes"] == {"7": 1}
+    assert answer["racer"]["answers"] == {"adder": "7", "speller": "8"}
+    assert answer["racer"]["shadow_rate"] == 1.0
+    assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], [])
+    assert answer["racer"]["certificate"]["holds"] is True
+
+
+def test_in_a_shadow_decision_the_others_do_not_outvote_a_failure(
+    serve: Serve, pool: FakePool
+) -> None:
+    """Whom only the sample called cannot make good for a failure in the set."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    pool.fail("adder", FAILS_AT_ONCE)
+    answer = gateway.chat(ONE)
+    assert answer["choices"][0]["message"]["content"] == "42"
+    assert reasons(answer) == ["candidate_failed:adder"]
+
+
+def test_a_refusal_calls_nobody_in_a_shadow_sample_either(serve: Serve, pool: FakePool) -> None:
+    """Nobody is called where nobody was selected."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    response = gateway.post(
+        "/v1/chat/completions", json={"model": "auto", "messages": user(NOBODY)}
+    )
+    assert response.json()["racer"]["abstained"] is True
+    assert pool.asked() == []

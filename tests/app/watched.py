@@ -1,0 +1,106 @@
+"""A small world to watch: a calibrated record, queries like its rows, and queries unlike them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.active import ActiveCalibration
+from app.settings.watching import Watching
+from app.store import Record, Store, now
+from app.telemetry import Telemetry
+from app.watching.decisions import ChosenBy, DecisionNote
+from app.watching.watcher import Watcher
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.types import FloatArray
+
+POOL = ("adder", "speller", "poet")
+
+
+def draw(rng: np.random.Generator, count: int, *, harder: float = 1.0) -> FloatArray:
+    """Router scores of queries, shape (count, 3); ``harder`` below 1 makes them smaller."""
+    return np.round(rng.beta(2.0, 2.0, (count, len(POOL))) * harder, 6)
+
+
+def record(seed: int = 1, rows: int = 600, *, name: str | None = None, **options: Any) -> Record:
+    """A calibration whose router is right: f is the chance that a candidate is."""
+    rng = np.random.default_rng(seed)
+    scores = draw(rng, rows)
+    return Record(
+        id=name or f"cal-{secrets.token_hex(8)}",
+        created_at=now(),
+        artifact="a" * 64,
+        calibration=Calibration(
+            pool=POOL,
+            fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+            scores=scores,
+            labels=rng.random(scores.shape) < scores,
+            options=CalibrationOptions(**options),
+        ),
+        evidence={},
+    )
+
+
+def noted(record: Record, scores: Sequence[float], **changes: Any) -> DecisionNote:
+    """What is remembered of a query with these scores, decided by the record."""
+    calibration = record.calibration
+    print_ = secrets.token_bytes(16)
+    alpha = changes.get("alpha", calibration.options.alpha)
+    decision = calibration.decide(print_, scores, alpha=alpha)
+    usual: dict[str, Any] = {
+        "decision_id": f"chatcmpl-{secrets.token_hex(16)}",
+        "created_at": now(),
+        "calibration_id": record.id,
+        "key": "data",
+        "group": None,
+        "alpha": decision.alpha,
+        "score": decision.score,
+        "lambda_hat": decision.lambda_hat,
+        "pool": calibration.pool,
+        "selected": tuple(name for name in calibration.pool if name in decision.selected),
+        "null_selected": decision.null_selected,
+        "fingerprint": print_.hex(),
+        "scores": tuple(scores),
+        "neighbours": None,
+        "chosen_by": ChosenBy.THRESHOLD,
+        "holds": True,
+    }
+    return DecisionNote(**usual | changes)
+
+
+def notes(record: Record, scores: FloatArray, **changes: Any) -> list[DecisionNote]:
+    """One note a row of scores."""
+    return [noted(record, row, **changes) for row in scores.tolist()]
+
+
+class Watched:
+    """A store and an active calibration; ``watcher()`` begins as the process would."""
+
+    def __init__(self, folder: Path, record: Record) -> None:
+        self.store = Store(f"sqlite:///{folder / 'racer.db'}")
+        self.store.add(record, activate=True)
+        self.record = record
+
+    async def watcher(self, *, seed: int = 7, **settings: Any) -> Watcher:
+        """A watcher of the record; use it as a context."""
+        telemetry = Telemetry()
+        self.active = ActiveCalibration(telemetry)
+        await self.active.swap(self.record)
+        self.telemetry = telemetry
+        return Watcher(
+            Watching(**settings),
+            self.store,
+            self.active,
+            telemetry,
+            key=b"a key of the tests",
+            rng=np.random.default_rng(seed),
+        )
+
+
+def everyone(labels: Sequence[bool]) -> Mapping[str, bool]:
+    """A verdict on every candidate."""
+    return dict(zip(POOL, (bool(label) for label in labels), strict=True))

@@ -1,0 +1,275 @@
+"""Answers that are JSON or tool calls, and what any kind of answer may cost to read."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core.aggregation.answers import Equality, check_textual, is_textual, normalise
+from racer_core.aggregation.json_forms import json_form, tool_call_form
+from racer_core.errors import InputError
+from racer_core.offline.protocol import Protocol
+
+TEXTUAL = [kind for kind in Equality if is_textual(kind)]
+OTHERS = [Equality.MATH, Equality.SEMANTIC, Equality.AUTO]
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ('{"a": 1, "b": [true, null]}', '{"b":[true,null],"a":1}'),
+        ('{"a": 1}', '{"a": 1.0}'),
+        ('{"a": 1}', '{"a": 1e0}'),
+        ('{"a": 100}', '{"a": 1E+2}'),
+        ('{"a": -0.0}', '{"a": 0}'),
+        ('{"a": 0.50}', '{"a": 5e-1}'),
+        ('{"a": 1}', '  \n{"a":1}\n'),
+        ('{"a": 1}', 'Here it is:\n```json\n{"a": 1}\n```\nI hope that this helps.'),
+        ('{"a": 1}', '```JSON {"a": 1}```'),
+        ('{"a": 1}', '```json\n{"a": 1}'),  # the end was cut off behind it
+        ('{"a": 1}', 'See [1]:\n```json\n{"a": 1}\n```'),
+        ('{"a": 1}', '```\n{"a": 1}\n```'),
+        ('{"a": 1}', 'The result is {"a": 1}, and not {"a": 2}.'),
+        ('{"a": 1}', 'For \\frac{1}{2} and [see below] it is {"a": 1}.'),
+        ('{"a": 1}', '{"a": 1,} is no JSON, but {"a": 1} is'),
+        ("[1, 2]", "So [1,2.0]"),
+        ('"yes"', ' "yes" '),
+        ("42", "```json\n42.0\n```"),
+        ('{"a": "é"}', '{"a": "\\u00e9"}'),
+    ],
+)
+def test_json_is_compared_as_what_it_says(text, other):
+    """Not the order of keys, white space, the spelling of a number, or the words around it."""
+    assert json_form(text) == json_form(other) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("[1, 2]", "[2, 1]"),
+        ('{"a": 1}', '{"a": true}'),
+        ('{"a": 1}', '{"a": "1"}'),
+        ('{"a": null}', "{}"),
+        ('{"a": "x"}', '{"a": "X"}'),
+        ('{"a": 9007199254740993}', '{"a": 9007199254740992}'),
+        ('{"a": 0.1}', '{"a": 0.10000000000000002}'),
+        ('{"a": "1.0"}', '{"a": "1"}'),
+    ],
+)
+def test_what_json_tells_apart_stays_apart(text, other):
+    """Lists have an order, true is no number, and long integers keep their digits."""
+    assert None not in (json_form(text), json_form(other))
+    assert json_form(text) != json_form(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "no idea",
+        "the answer is 42",
+        "{",
+        "[1, 2",
+        "{'a': 1}",
+        '{"a": 1, "a": 2}',
+        '{"a": NaN}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        "[" * 100 + "]" * 100,
+        "[" * 100_000,
+        f"[{'7' * 5_000}]",
+        "see [dog] and {cat}",
+    ],
+)
+def test_what_is_no_strict_json_is_no_vote(text):
+    """A key twice, NaN and endless nesting mean different things to different readers."""
+    assert json_form(text) is None
+
+
+def test_a_canonical_form_is_a_fixed_point():
+    """It is JSON itself, and its own form."""
+    form = json_form('{"b": [1.0, {"d": 2.50, "c": "ü"}], "a": null}')
+    assert form == '{"a":null,"b":[1,{"c":"ü","d":2.5}]}'
+    assert json_form(form) == form
+
+
+documents = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(document=documents, indent=st.sampled_from([None, 0, 3]), escaped=st.booleans())
+def test_a_document_has_one_form_however_it_is_written(document, indent, escaped):
+    """Indented, escaped, with its keys turned round, or between words; and it reads back equal."""
+    form = json_form(json.dumps(document))
+    turned = dict(reversed(document.items())) if isinstance(document, dict) else document
+    written = json.dumps(turned, indent=indent, ensure_ascii=escaped)
+    assert json_form(written) == json_form(f"so:\n```json\n{written}\n```") == form
+    assert json.loads(form) == document
+    if isinstance(document, dict | list) and document:
+        assert json_form(f"It is {written}.") == form
+
+
+def call(name, arguments, **more):
+    """A tool call as the wire has it."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def test_tool_calls_are_their_names_and_arguments():
+    """Ids say nothing, and arguments are JSON."""
+    one = [call("weather", '{"city": "Rome", "days": 1}', id="call_1", index=0)]
+    other = [call("weather", '{"days":1.0,"city":"Rome"}', id="call_2")]
+    assert tool_call_form(one) == tool_call_form(other) == '[["weather",{"city":"Rome","days":1}]]'
+
+
+def test_calls_at_once_have_no_order_but_a_number():
+    """A multiset: the same call twice is another answer than once."""
+    rome, oslo = call("weather", '{"city": "Rome"}'), call("weather", '{"city": "Oslo"}')
+    assert tool_call_form([rome, oslo]) == tool_call_form([oslo, rome])
+    assert len({tool_call_form(calls) for calls in ([rome], [rome, rome], [rome, oslo])}) == 3
+
+
+def test_the_legacy_function_call_is_the_same_call():
+    """One object without the wrapping."""
+    legacy = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert tool_call_form([legacy]) == tool_call_form([call("weather", '{"city":"Rome"}')])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "others"),
+    [
+        ('{"city": "Rome"', ['{"city": "Rome"', '{"city":"Rome"}']),
+        ("Rome", ["Rome", "rome"]),
+        ('{"a": 1, "a": 2}', ['{"a": 1, "a": 2}', '{"a": 2}']),
+    ],
+)
+def test_broken_arguments_are_compared_letter_by_letter(arguments, others):
+    """They equal themselves and nothing that they might have meant."""
+    same, different = others
+    form = tool_call_form([call("weather", arguments)])
+    assert form == tool_call_form([call("weather", same)]) is not None
+    assert form != tool_call_form([call("weather", different)])
+
+
+@pytest.mark.parametrize("arguments", [None, "", "  ", "{}"])
+def test_no_arguments_are_none_however_they_are_left_out(arguments):
+    """Servers differ."""
+    assert tool_call_form([call("now", arguments)]) == '[["now",{}]]'
+    assert tool_call_form([{"function": {"name": "now"}}]) == '[["now",{}]]'
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        ["weather"],
+        [{}],
+        [{"function": None}],
+        [call("", "{}")],
+        [call(7, "{}")],
+        [call("now", 7)],
+        [call("now", "{}"), {"function": {}}],
+    ],
+)
+def test_calls_that_cannot_be_read_are_no_vote(calls):
+    """Nor is an answer of which one call can: without the other it would be another answer."""
+    assert tool_call_form(calls) is None
+
+
+def test_a_text_is_read_as_tool_calls_only_if_it_is_a_list_of_them():
+    """As recorded answers have them; a text that calls nothing is no vote."""
+    calls = [call("now", "{}")]
+    assert normalise(Equality.TOOL_CALL, json.dumps(calls)) == tool_call_form(calls)
+    for text in ("now()", "{}", "[]", json.dumps(calls[0]), ""):
+        assert normalise(Equality.TOOL_CALL, text) is None
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_a_text_alone_cannot_tell_is_refused(kind):
+    """Not counted by the letter in silence."""
+    with pytest.raises(InputError, match="cannot be told from the text") as refused:
+        normalise(kind, "42")
+    assert refused.value.param == "equality"
+    with pytest.raises(InputError, match="choice, number, exact, json, tool_call"):
+        check_textual(kind)
+
+
+def test_an_experiment_on_recorded_answers_compares_texts():
+    """Found out when it is set up, and not after the rows have been embedded."""
+    assert Protocol(equality=Equality.JSON).equality is Equality.JSON
+    with pytest.raises(InputError, match="equality `math`"):
+        Protocol(equality=Equality.MATH)
+
+
+def test_every_kind_is_of_text_or_refused():
+    """A new kind has to be one or the other."""
+    assert {*TEXTUAL, *OTHERS} == set(Equality)
+    for kind in TEXTUAL:
+        check_textual(kind)
+
+
+MEBIBYTE = 1 << 20
+# What a backtracking, recursive or sorting reader stumbles over: each is repeated.
+HOSTILE = [
+    " ", "e", "7 ", "7.", "-", "$", "A ", "((A", "[", "{", "\\", '"', "**", "answer is ",
+    "answer is A ", "option (", "答案", '{"', "[7,", "[x", '{"a":', '["\\"', "```json\n{",
+]  # fmt: skip
+
+
+def is_quick(kind, text):
+    """Three seconds of the processor at most: a quadratic reader would need minutes or hours.
+
+    This is no measure of speed. The end of the text comes first, so that such a reader is found out
+    in seconds.
+    """
+    return all(
+        any(processor_seconds(kind, each) < 3.0 for _ in range(3))
+        for each in (text[-len(text) // 8 :], text)
+    )
+
+
+def processor_seconds(kind, text):
+    """What reading a text costs."""
+    started = time.process_time()
+    normalise(kind, text)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("kind", TEXTUAL)
+def test_a_mebibyte_of_anything_is_read_at_once(kind):
+    """Nothing is quadratic: candidates write what they like, and others wait meanwhile."""
+    texts = {part: part * (MEBIBYTE // len(part.encode())) for part in HOSTILE}
+    assert [part for part, text in texts.items() if not is_quick(kind, text)] == []
+
+
+@pytest.mark.parametrize("kind", TEXTUAL)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "answer" + " " * MEBIBYTE,
+        "A" + " " * MEBIBYTE + "x",
+        "777," * (MEBIBYTE // 4) + "7777",  # hours, were it read again from every comma
+        "\u0301\u0316" * (MEBIBYTE // 4),  # half an hour to sort
+        "\uff9e\u0316" * (MEBIBYTE // 4),  # letters that become marks
+        f"[{'[7],' * (MEBIBYTE // 8)}7]",
+        f"[{'7.0,' * (MEBIBYTE // 4)}7]",
+        "[" * 50 + "7," * (MEBIBYTE // 2),
+    ],
+    ids=["stated", "letter", "groups", "marks", "voiced", "lists", "floats", "open"],
+)
+def test_one_long_run_is_read_at_once(kind, text):
+    """Of spaces, of groups that end in none, of marks in the wrong order, of JSON."""
+    assert is_quick(kind, text)
+
+
+def test_marks_in_the_wrong_order_are_put_right():
+    """As Unicode has it, in any number that a writing system needs."""
+    assert normalise(Equality.EXACT, "q\u0307\u0323") == normalise(Equality.EXACT, "q\u0323\u0307")
+    assert normalise(Equality.EXACT, "e\u0301" * 100) == normalise(Equality.EXACT, "é" * 100)

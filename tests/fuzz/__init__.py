@@ -1,0 +1,1 @@
+"""Whatever comes in, nothing unexpected comes out. `make fuzz` looks longer and elsewhere."""

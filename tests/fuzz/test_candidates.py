@@ -1,0 +1,255 @@
+"""What candidates send: an answer, or one error that says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UpstreamError
+from app.fleet.completions import completion
+from app.fleet.failures import retry_after_s
+from app.outcome import Answer
+from app.sse import EventReader
+from app.surfaces.base import Surface
+from app.surfaces.chat import Chat
+from app.surfaces.completions import Completions
+from app.surfaces.responses import Responses
+
+from .strategies import Strategy, damaged, json_texts, objects, texts, written
+
+ENVELOPE = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
+RACER = {"decision_id": "d"}
+
+_text = st.text(max_size=5)
+_counts = st.integers(-1, 9)
+_usage = objects(
+    {
+        name: _counts
+        for name in (
+            *("prompt_tokens", "completion_tokens", "total_tokens"),
+            *("input_tokens", "output_tokens"),
+        )
+    }
+)
+_parts = st.lists(
+    objects(
+        {
+            "type": st.sampled_from(["text", "output_text", "refusal"]),
+            "text": _text,
+            "refusal": _text,
+        }
+    ),
+    max_size=2,
+)
+_call = objects({"name": _text, "arguments": _text})
+_tool_calls = st.lists(
+    objects({"id": _text, "index": st.integers(0, 2), "type": _text, "function": _call}), max_size=2
+)
+_message = objects(
+    {
+        "role": st.just("assistant"),
+        "content": st.one_of(_text, _parts, st.none()),
+        "tool_calls": st.one_of(_tool_calls, st.none()),
+        "function_call": _call,
+        "refusal": st.one_of(_text, st.none()),
+        "audio": st.none(),
+    }
+)
+_finish = st.sampled_from(["stop", "length", "tool_calls", None])
+_logprobs = objects(
+    {
+        "content": st.lists(objects({"token": _text, "logprob": st.floats(-9, 0)}), max_size=2),
+        "top_logprobs": st.lists(st.dictionaries(_text, st.floats(-9, 0), max_size=2), max_size=2),
+    }
+)
+_choices = st.lists(
+    objects(
+        {
+            "index": st.integers(0, 2),
+            "text": _text,
+            "message": _message,
+            "delta": _message,
+            "finish_reason": _finish,
+            "logprobs": st.one_of(_logprobs, st.none()),
+        }
+    ),
+    max_size=3,
+)
+_completions = objects(
+    {
+        "id": _text,
+        "object": _text,
+        "created": st.integers(),
+        "model": _text,
+        "choices": _choices,
+        "usage": st.one_of(_usage, st.none()),
+    }
+)
+_items = st.lists(
+    objects(
+        {
+            "type": st.sampled_from(["message", "function_call", "reasoning"]),
+            "id": _text,
+            "content": st.one_of(_parts, st.none()),
+            "name": _text,
+            "arguments": _text,
+        }
+    ),
+    max_size=3,
+)
+_response = objects(
+    {
+        "id": _text,
+        "status": st.sampled_from(["completed", "incomplete", "failed"]),
+        "output": _items,
+        "usage": st.one_of(_usage, st.none()),
+        "error": st.none(),
+    }
+)
+_events = objects(
+    {
+        "type": st.sampled_from(
+            ["response.created", "response.completed", "response.incomplete", "error", "x\ny"]
+        ),
+        "response": _response,
+        "delta": _text,
+        "sequence_number": st.integers(),
+    }
+)
+SURFACES: dict[str, tuple[list[Surface], Strategy, Strategy]] = {
+    "chat": ([Chat(), Chat(n=2, include_usage=True)], _completions, _completions),
+    "completions": (
+        [Completions(), Completions(n=2, include_usage=True)],
+        _completions,
+        _completions,
+    ),
+    "responses": ([Responses()], _response, _events),
+}
+
+
+def sent(values: Strategy) -> Strategy:
+    """A document as bytes, or other bytes."""
+    return st.one_of(
+        written(values).map(lambda text: text.encode()),
+        damaged(written(values).map(lambda text: text.encode())),
+        json_texts.map(lambda text: text.encode()),
+        st.binary(max_size=20),
+    )
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_any_body_is_an_answer_or_an_error(name: str) -> None:
+    """An answer that was taken can be told in every way: whole, as a stream, as a vote."""
+    surfaces, bodies, _ = SURFACES[name]
+
+    @given(surface=st.sampled_from(surfaces), data=sent(bodies))
+    def check(surface: Surface, data: bytes) -> None:
+        try:
+            body = surface.body("qwen", data)
+        except UpstreamError:
+            return
+        _check_answer(surface, body)
+
+    check()
+
+
+def _check_answer(surface: Surface, body: dict[str, Any]) -> None:
+    said = surface.choices(body)
+    assert said
+    usage = surface.usage(body)
+    assert all(count >= 0 for count in usage.values())
+    answer = Answer(candidate="qwen", said=tuple(said), usage=usage, seconds=0.0)
+    json.dumps(answer.shown(), allow_nan=False)
+    whole = surface.stamped(body, decision_id="d", model="qwen", usage=usage)
+    assert surface.named(whole, "llama")["model"] == "llama"
+    events = _read_back(surface.whole_stream(whole, RACER))
+    assert RACER in _racers(events[-1])
+    # Servers that do not stream are cut into the pieces of a stream.
+    assert any(surface.finishes(piece) for piece in surface.pieces(body))
+    _check_stream(surface, surface.pieces(body))
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_any_stream_is_an_answer_or_an_error(name: str) -> None:
+    """A stream that was taken reaches the client as events that can be read."""
+    surfaces, _, pieces = SURFACES[name]
+
+    @given(surface=st.sampled_from(surfaces), data=st.lists(sent(pieces), max_size=4))
+    def check(surface: Surface, data: list[bytes]) -> None:
+        read: list[dict[str, Any]] = []
+        for each in data:
+            try:
+                read.append(surface.piece("qwen", each.decode("utf-8", "replace")))
+            except UpstreamError:
+                break
+        for piece in read:
+            assert isinstance(surface.is_wanted(piece), bool)
+            _read_back([surface.event(surface.named(piece, "qwen"))])
+            surface.usage(piece)
+        _check_stream(surface, read)
+
+    check()
+
+
+def _check_stream(surface: Surface, pieces: list[dict[str, Any]]) -> None:
+    """What the client would get of it."""
+    live = surface.live(decision_id="d", model="qwen")
+    out = [event for piece in pieces for event in live.feed(piece)]
+    assert all(count >= 0 for count in live.usage.values())
+    if any(surface.finishes(piece) for piece in pieces):
+        try:
+            last = live.close(RACER)
+        except UpstreamError:  # it said nothing
+            return
+        assert RACER in _racers(_read_back([*out, *last])[-1])
+    else:
+        _read_back([*out, surface.error_event(ENVELOPE)])
+
+
+def _read_back(events: list[bytes]) -> list[Any]:
+    """The events as a client reads them, without the mark of the end."""
+    read = EventReader().feed(b"".join(events))
+    return [json.loads(event) for event in read if event != "[DONE]"]
+
+
+def _racers(event: dict[str, Any]) -> list[Any]:
+    """Where a last event may carry the `racer` object."""
+    return [event.get("racer"), (event.get("response") or {}).get("racer")]
+
+
+@given(data=sent(_completions))
+def test_any_rating_is_one_or_an_error(data: bytes) -> None:
+    """What an evaluator says of an answer."""
+    try:
+        rated = completion("judge", data)
+    except UpstreamError:
+        return
+    assert rated.top is None or all(math.isfinite(value) for value in rated.top.values())
+
+
+_dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).map(
+    lambda when: format_datetime(when, usegmt=True)
+)
+
+
+@given(
+    said=st.one_of(
+        st.text(max_size=20),
+        _dates,
+        st.floats().map(str),
+        st.integers().map(str),
+        texts(["Mon", "Tue, ", "1 ", "32 ", "Jan ", "2030 ", "99999999999999999999 ", "10:", "00",
+               "61", " GMT", " +0100", "-99999999999999999999", ", ", " "]),
+    )
+)  # fmt: skip
+def test_any_wish_to_wait_is_seconds_or_none(said: str) -> None:
+    """``retry-after`` is a number, a date, or nothing that anybody can act on."""
+    wait_s = retry_after_s({"retry-after": said})
+    assert wait_s is None or (wait_s >= 0 and math.isfinite(wait_s))

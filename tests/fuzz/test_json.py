@@ -1,0 +1,52 @@
+"""The strict reader: a value as the library reads it, or a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from racer_core import strict_json
+from racer_core.errors import InputError
+
+from .strategies import damaged, json_texts
+
+
+@given(data=st.one_of(st.binary(max_size=60), damaged(json_texts.map(lambda text: text.encode()))))
+@example(data=b"[" * 200_000)
+@example(data=b"1" * 5_000)
+def test_any_bytes_are_a_value_or_a_sentence(data: bytes) -> None:
+    """Nothing but InputError comes out."""
+    try:
+        value = strict_json.loads(data)
+    except InputError:
+        return
+    assert value == json.loads(data)
+    _check_can_be_sent_on(value)
+
+
+@given(text=st.one_of(st.text(st.characters(), max_size=40), json_texts))
+@example(text='"\ud800"')
+def test_any_text_is_a_value_or_a_sentence(text: str) -> None:
+    """Texts that never were bytes too: halves of surrogate pairs, say."""
+    try:
+        value = strict_json.loads(text)
+    except InputError:
+        return
+    assert value == json.loads(text)
+    _check_can_be_sent_on(value)
+
+
+@given(text=st.one_of(st.text(max_size=20), json_texts), start=st.integers(0, 40))
+def test_looking_for_the_bad_item_finds_a_number_or_none(text: str, start: int) -> None:
+    """It only serves a message, and must not fail itself."""
+    number = strict_json.first_bad_item(text, start)
+    assert number is None or number >= 1
+
+
+def _check_can_be_sent_on(value: Any) -> None:
+    """What was read can be written, and read again by anybody."""
+    sent = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
+    assert json.loads(sent) == value

@@ -1,0 +1,267 @@
+"""Every way of asking, with vLLM behind it: the candidate's own words, certified."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import openai
+import pytest
+
+from tests.app.conftest import Gateway, user
+
+from .conftest import EVERYONE, GREEDY, POOL, Servers, query_for, rows_of
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+SUM: Final = "What is 17 plus 25?"  # for which the abacus alone is selected
+TOPIC: Final = {
+    "type": "object",
+    "properties": {"topic": {"type": "string", "enum": ["sums"]}},
+    "required": ["topic"],
+    "additionalProperties": False,
+}
+LOOK_UP: Final = {"name": "look_up", "strict": True, "parameters": TOPIC}
+ROOM: Final = 160  # tokens, for what a schema adds to an answer
+
+
+def streamed(gateway: Gateway, text: str, racer: dict[str, Any]) -> list[Any]:
+    """The chunks of a routed answer, as the official client gives them."""
+    return list(
+        gateway.openai().chat.completions.create(
+            model="auto",
+            messages=user(text),
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"racer": racer},
+        )
+    )
+
+
+def deltas(chunks: list[Any]) -> list[str]:
+    """What each chunk says."""
+    said = [choice.delta.content for chunk in chunks for choice in chunk.choices]
+    return [text for text in said if text]
+
+
+def tool(function: dict[str, Any]) -> list[Any]:
+    """One tool of a request."""
+    return [{"type": "function", "function": function}]
+
+
+def test_a_routed_answer_is_its_candidates_own_and_certified(
+    gateway: Gateway, servers: Servers
+) -> None:
+    """Of twenty questions each gets what vLLM says without a gateway, and a guarantee that holds.
+
+    Most are right: the router sends a question to the specialist, none of whom is right on half.
+    """
+    answered = right = 0
+    for row in rows_of("test", 20).rows:
+        answer = gateway.chat(row.query)
+        racer = answer["racer"]
+        assert racer["certificate"]["holds"] is True
+        if racer["abstained"]:
+            continue
+        by = servers[racer["served_by"]]
+        alone = by.ask("chat/completions", messages=user(row.query), **GREEDY)
+        assert answer["model"] == by.name
+        assert by.name in racer["selected"]
+        assert answer["choices"] == alone["choices"]
+        assert answer["system_fingerprint"] == alone["system_fingerprint"]
+        answered += 1
+        right += by.name in row.correct
+    assert answered >= 10
+    assert right >= 0.6 * answered
+
+
+def test_one_candidate_streams_token_by_token(gateway: Gateway) -> None:
+    """A model of single characters: a delta each, and an end that vLLM counted as a token."""
+    text = query_for(gateway, 1)
+    plain = gateway.chat(text)
+    *others, last = streamed(gateway, text, {})
+    said = deltas(others)
+    assert "".join(said) == plain["choices"][0]["message"]["content"]
+    assert len(said) > 1
+    assert last.choices == []
+    assert last.usage.completion_tokens == len("".join(said)) + 1
+    assert (
+        last.usage.to_dict().items() >= {"prompt_tokens": plain["usage"]["prompt_tokens"]}.items()
+    )
+    assert last.racer["certificate"]["holds"] is True
+    assert last.racer["served_by"] == last.model == plain["model"]
+
+
+def test_the_first_words_come_while_the_candidate_still_writes(
+    gateway: Gateway, servers: Servers
+) -> None:
+    """Red when a stream of one candidate is collected before it is passed on."""
+    stream = gateway.openai().chat.completions.create(
+        model="auto",
+        messages=user(SUM),
+        stream=True,
+        max_tokens=800,
+        extra_body={"ignore_eos": True},
+    )
+    with stream:
+        chunks = iter(stream)
+        first = next(chunk for chunk in chunks if deltas([chunk]))
+        assert first.model == "abacus"
+        assert servers["abacus"].running() == 1
+        rest = list(chunks)
+    assert rest[-1].choices[0].finish_reason == "length"
+    assert len("".join(deltas([first, *rest]))) > 100
+
+
+def test_several_candidates_are_merged_before_they_stream(gateway: Gateway) -> None:
+    """The winner's whole answer in one delta; the last chunk counts the tokens of everyone."""
+    text = rows_of("test", 1).queries[0]
+    racer = EVERYONE | {"explain": True}
+    *others, last = streamed(gateway, text, racer)
+    told = last.racer
+    assert sorted(told["selected"]) == sorted(told["answers"]) == sorted(POOL)
+    assert deltas(others) == [told["answers"][told["served_by"]]]
+    assert {call["candidate"] for call in told["usage"]} == set(POOL)
+    assert last.usage.completion_tokens == sum(u["completion_tokens"] for u in told["usage"])
+    assert last.usage.total_tokens == sum(u["total_tokens"] for u in told["usage"])
+    assert told["certificate"]["holds"] is True
+    assert told["certificate"]["guarantee"]["trivial"] is True
+
+
+@pytest.mark.parametrize("model", ["auto", "abacus"])
+def test_logprobs_pass_through(gateway: Gateway, model: str) -> None:
+    """Each token with its two likeliest, whether routed or not; asking for them changes nothing."""
+    answer = gateway.chat(SUM, model=model, logprobs=True, top_logprobs=2)
+    [choice] = answer["choices"]
+    tokens = choice["logprobs"]["content"]
+    assert [each["token"] for each in tokens[:2]] == ["4", "2"]
+    assert all(len(each["top_logprobs"]) == 2 for each in tokens)
+    assert all(each["logprob"] <= 0 for each in tokens)
+    if model == "auto":
+        assert answer["racer"]["certificate"]["holds"] is True
+
+
+@pytest.mark.parametrize("model", ["auto", "abacus"])
+def test_several_choices_pass_through(gateway: Gateway, model: str) -> None:
+    """Three samples of one candidate; no row was labelled at another temperature."""
+    answer = gateway.chat(SUM, model=model, n=3, temperature=1)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert all(choice["message"]["content"] for choice in answer["choices"])
+    if model == "auto":
+        assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ"]
+
+
+def test_a_greedy_candidate_has_no_second_choice(gateway: Gateway) -> None:
+    """Labelled at temperature 0 it is asked so, and vLLM refuses `n` above 1 there."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai().chat.completions.create(model="abacus", messages=user(SUM), n=2)
+    assert refused.value.code == "upstream_rejected"
+
+
+def test_a_tool_call_that_candidates_agree_on_wins_the_vote(gateway: Gateway) -> None:
+    """A grammar makes even toys call the tool; everyone is asked, and no row covers it."""
+    answer = gateway.chat(SUM, tools=tool(LOOK_UP), tool_choice="required", max_tokens=ROOM)
+    [choice] = answer["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert call["function"]["name"] == "look_up"
+    assert json.loads(call["function"]["arguments"]) == {"topic": "sums"}
+    racer = answer["racer"]
+    assert sorted(racer["selected"]) == sorted(POOL)
+    assert max(racer["votes"].values()) >= 2
+    assert racer["certificate"]["holds"] is False
+    assert "unlabelled_request_kind" in racer["certificate"]["reasons"]
+
+
+def test_a_tool_call_streams_to_the_official_client(gateway: Gateway) -> None:
+    """Named, it comes token by token from vLLM; put together it is the same call."""
+    calls = [
+        call
+        for chunk in gateway.openai().chat.completions.create(
+            model="abacus",
+            messages=user(SUM),
+            tools=tool(LOOK_UP),
+            tool_choice="required",
+            stream=True,
+            temperature=0,
+            max_tokens=ROOM,
+        )
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or []
+    ]
+    assert "".join(call.function.name or "" for call in calls if call.function) == "look_up"
+    arguments = "".join(call.function.arguments or "" for call in calls if call.function)
+    assert json.loads(arguments) == {"topic": "sums"}
+
+
+def test_tools_that_may_not_be_called_leave_a_plain_answer(gateway: Gateway) -> None:
+    """With `tool_choice: none` the request is another kind all the same."""
+    answer = gateway.chat(SUM, EVERYONE, tools=tool(LOOK_UP), tool_choice="none")
+    assert not answer["choices"][0]["message"].get("tool_calls")
+    assert answer["choices"][0]["message"]["content"] in {"42", *answer["racer"]["votes"]}
+    assert "unlabelled_request_kind" in answer["racer"]["certificate"]["reasons"]
+
+
+@pytest.mark.parametrize("model", ["auto", "abacus"])
+def test_a_tool_without_a_function_is_the_clients_error(gateway: Gateway, model: str) -> None:
+    """It is refused by vLLM, and so by the gateway: nobody's server has failed."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        gateway.openai().chat.completions.create(
+            model=model,
+            messages=user(SUM),
+            tools=[{"type": "function"}],  # type: ignore[list-item]
+        )
+    assert refused.value.code == "upstream_rejected"
+
+
+def test_an_answer_keeps_to_the_schema_that_was_asked_for(gateway: Gateway) -> None:
+    """`response_format` reaches vLLM, which writes nothing else."""
+    schema = {"name": "topic", "schema": TOPIC, "strict": True}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    answer = gateway.chat(SUM, model="abacus", response_format=wanted, max_tokens=ROOM)
+    assert json.loads(answer["choices"][0]["message"]["content"]) == {"topic": "sums"}
+
+
+def test_a_prompt_is_continued_without_the_chat_template(
+    gateway: Gateway, servers: Servers
+) -> None:
+    """/v1/completions: as vLLM continues it, streaming or not; no row was labelled so."""
+    ask = gateway.openai().completions.create
+    alone = servers["abacus"].ask("completions", prompt=SUM, max_tokens=16)
+    plain = ask(model="auto", prompt=SUM)
+    chunks = list(ask(model="auto", prompt=SUM, stream=True))
+    assert plain.model == "abacus"
+    assert plain.choices[0].text == alone["choices"][0]["text"] != ""
+    assert "".join(c.choices[0].text for c in chunks if c.choices) == plain.choices[0].text
+    for told in (plain, chunks[-1]):
+        certificate = (told.model_extra or {})["racer"]["certificate"]
+        assert certificate["reasons"] == ["conditions_differ"]
+        assert certificate["holds"] is False
+
+
+def test_a_response_is_a_certified_answer(gateway: Gateway) -> None:
+    """/v1/responses: vLLM's own endpoint, asked with the labelled parameters."""
+    response = gateway.openai().responses.create(model="auto", input=SUM)
+    racer = (response.model_extra or {})["racer"]
+    assert response.output_text == "42"
+    assert response.model == racer["served_by"] == "abacus"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 3
+    assert racer["certificate"]["holds"] is True
+
+
+@pytest.mark.parametrize("racer", [{}, EVERYONE], ids=["live", "merged"])
+def test_a_response_streams(gateway: Gateway, racer: dict[str, Any]) -> None:
+    """From created to completed, numbered; one candidate's live, several candidates' merged."""
+    stream = gateway.openai().responses.create(
+        model="auto", input=SUM, stream=True, extra_body={"racer": racer}
+    )
+    events: list[Any] = list(stream)
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    said = [event.delta for event in events if event.type == "response.output_text.delta"]
+    whole = events[-1].response
+    assert "".join(said) == whole.output_text != ""
+    assert whole.racer["certificate"]["holds"] is True
+    assert whole.racer["served_by"] == whole.model
+    assert (len(said) > 1) == (len(whole.racer["selected"]) == 1)

@@ -1,0 +1,70 @@
+"""One of the vLLM servers rates answers: P(True) from its logprobs, verbal from its words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import pytest
+
+from app.confidence import prompt
+
+from .conftest import EVERYONE, POOL, Serve, Servers, rows_of
+from .servers import VllmServer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PROMPT_CHARS: Final = 400
+DISAGREED: Final = next(
+    row.query for row in rows_of("test", 100).rows if len(set(row.answers.values())) == len(POOL)
+)
+# Toys seldom name a 0 or a 1: here the tribune gives one of three different answers a 1.
+SPOKEN: Final = "Bitte ordne die Buchstaben in „kirim“ nach dem Alphabet."
+
+
+def rated(serve: Serve, judge: str, weight: str, query: str) -> dict[str, Any]:
+    """The ``racer`` object of an answer by everyone, whose votes the judge weighs."""
+    evaluator = {"candidate": judge, "prompt_chars": PROMPT_CHARS, "timeout_s": 60}
+    gateway = serve(aggregation={"method": "weighted", "weight": weight, "evaluator": evaluator})
+    return gateway.chat(query, EVERYONE | {"explain": True})["racer"]
+
+
+def verdicts(
+    judge: VllmServer, query: str, answers: dict[str, str], **fields: Any
+) -> dict[str, Any]:
+    """What the judge says of each candidate's answer when it is asked without a gateway."""
+    return {
+        name: judge.ask(
+            "completions", prompt=prompt(query, text, PROMPT_CHARS), max_tokens=1, **fields
+        )["choices"][0]
+        for name, text in answers.items()
+    }
+
+
+def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) -> None:
+    """Of "1" among vLLM's twenty likeliest tokens; the highest weight wins the vote."""
+    racer = rated(serve, "abacus", "p_true", DISAGREED)
+    said = verdicts(servers["abacus"], DISAGREED, racer["answers"], logprobs=20)
+    tops = {name: choice["logprobs"]["top_logprobs"][0] for name, choice in said.items()}
+    chances = {name: math.exp(top.get("1", -math.inf)) for name, top in tops.items()}
+    assert any(chances.values())
+    assert racer["weights"] == pytest.approx(chances, rel=1e-3)
+    assert racer["evaluation"]["calls"] == len(POOL)
+    assert racer["evaluation"]["failures"] == {}
+    assert racer["evaluation"]["usage"]["completion_tokens"] == len(POOL)
+    assert chances[racer["served_by"]] == max(chances.values())
+    assert racer["certificate"]["holds"] is True
+
+
+def test_verbal_confidence_is_the_judges_own_word(serve: Serve, servers: Servers) -> None:
+    """A token that is neither 0 nor 1 is a failure; its answer counts as one of mean weight."""
+    racer = rated(serve, "tribune", "verbal", SPOKEN)
+    said = verdicts(servers["tribune"], SPOKEN, racer["answers"])
+    words = {name: choice["text"].strip() for name, choice in said.items()}
+    weights = {name: float(word) if word in ("0", "1") else None for name, word in words.items()}
+    assert racer["weights"] == weights
+    assert set(racer["evaluation"]["failures"]) == {n for n, w in weights.items() if w is None}
+    assert racer["evaluation"]["calls"] == len(POOL)
+    assert 1.0 in weights.values()
+    assert list(racer["votes"].values()) == pytest.approx([1 / 3] * 3)
+    assert racer["certificate"]["holds"] is True

@@ -1,0 +1,59 @@
+"""A vLLM server dies: what was under way says so, and the others answer with a guarantee."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.app.conftest import Gateway, user
+
+from .conftest import EVERYONE, Serve, Servers
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+VICTIM = "tribune"
+SURVIVORS = ["abacus", "mirror"]
+QUESTIONS = [f"What is {n} plus 25?" for n in range(11, 17)]
+
+
+def is_up(gateway: Gateway) -> bool:
+    """What the gateway's metrics say of the victim."""
+    return f'racer_candidate_up{{candidate="{VICTIM}"}} 1.0' in gateway.get("/metrics").text
+
+
+def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None:
+    """Killed in mid-stream: that stream ends with an error, and its candidate's circuit opens.
+
+    While it is not yet known to be down, the others' answer comes with its failure as a reason;
+    from then on nobody waits for it, and the certificate is about the two who are left.
+    """
+    gateway = serve()
+    everyone = gateway.chat(QUESTIONS[0], EVERYONE)["racer"]
+    assert everyone["certificate"]["guarantee"]["pool"] == ["abacus", "mirror", VICTIM]
+    assert is_up(gateway)
+
+    stream = gateway.openai().chat.completions.create(
+        model=VICTIM,
+        messages=user(QUESTIONS[0]),
+        stream=True,
+        extra_body={"ignore_eos": True, "max_tokens": 950, "temperature": 0},
+    )
+    with stream:
+        chunks = iter(stream)
+        assert next(chunks).model == VICTIM
+        servers[VICTIM].kill()
+        with pytest.raises(openai.APIError):
+            list(chunks)
+
+    answers = [gateway.chat(question, EVERYONE) for question in QUESTIONS]
+    reasons = [set(answer["racer"]["certificate"]["reasons"]) for answer in answers]
+    assert all(answer["model"] in SURVIVORS for answer in answers)
+    last = answers[-1]["racer"]
+    assert sorted(last["selected"]) == SURVIVORS
+    assert last["certificate"]["guarantee"]["pool"] == SURVIVORS
+    assert f"candidate_down:{VICTIM}" in last["certificate"]["reasons"]
+    assert last["certificate"]["holds"] is True
+    assert {call["candidate"] for call in last["calls"]} <= set(SURVIVORS)
+    assert not is_up(gateway)
+    for told in reasons:  # at no time did it just go missing
+        assert any(VICTIM in reason for reason in told)
