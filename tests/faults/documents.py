@@ -85,8 +85,13 @@ async def dup_choices(exchange: Exchange, _: str) -> None:
     if not exchange.request.streams:
         await send_choices(exchange, [choice(), choice(WORDS)])
         return
+    # In one chunk: in chunks of their own they could not be told from one text in pieces.
     model = exchange.request.model
-    both = [*pieces(model), *pieces(model, WORDS)]
+    first, second = pieces(model), pieces(model, WORDS)
+    both = [
+        chunk(model, [*one["choices"], *other["choices"]])
+        for one, other in zip(first, second, strict=False)
+    ]
     ends: list[Fields] = [{"index": 0, "delta": {}, "finish_reason": "stop"}] * 2
     values = [*both, chunk(model, ends), chunk(model, [], usage=USAGE)]
     await send_packets(exchange, [*map(event, values), DONE])
