@@ -37,7 +37,7 @@ def test_the_majority_of_the_set_wins_over_the_best_score(gateway: Gateway, pool
     pool.say("speller", "8")
     pool.say("poet", "8")
     completion = gateway.openai().chat.completions.create(
-        model="auto", messages=user(ONE), extra_body={"racer": {"alpha": EVERYONE}}
+        model="auto", messages=user(ONE), extra_body={"racer": {"alpha": EVERYONE, "explain": True}}
     )
     assert completion.choices[0].message.content == "8"
     assert completion.model in ("speller", "poet")
@@ -427,7 +427,7 @@ def test_later_turns_are_not_covered(gateway: Gateway, role: str) -> None:
 def test_a_query_over_the_limit_asks_the_whole_pool(gateway: Gateway, pool: FakePool) -> None:
     """No row was that long: everyone is called with the whole text, and nothing is promised."""
     text = ONE + " " + "again " * 2_000
-    answer = gateway.chat(text)
+    answer = gateway.chat(text, {"explain": True})
     assert reasons(answer) == ["query_too_long"]
     assert pool.asked() == sorted(POOL)
     assert pool.requests[0]["messages"] == user(text)

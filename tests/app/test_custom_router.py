@@ -90,7 +90,7 @@ def test_a_router_of_ones_own_that_fails_calls_the_whole_pool(
     """Whatever it does instead of scoring; the next query is routed again."""
     gateway = serve(artifact=own_artifact, limits={"route_timeout_s": 0.5})
     router(fault)
-    racer = gateway.chat(ONE)["racer"]
+    racer = gateway.chat(ONE, {"explain": True})["racer"]
     assert sorted(racer["selected"]) == sorted(POOL)
     assert racer["certificate"]["reasons"] == [WHOLE_POOL]
     assert racer["certificate"]["holds"] is True
