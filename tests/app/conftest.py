@@ -227,7 +227,7 @@ def configure(folder: Path, artifact: Path, upstream: str, **changes: Any) -> Pa
     # The same few queries over and over are a drift; tests of alarms turn them on.
     watching = {"false_alarm": None} | changes.pop("watching", {})
     # What one test lets fail must not be out for the next; tests of circuits say when it is.
-    fleet = {"failures": 1000, "eject_s": 0.05} | changes.pop("fleet", {})
+    fleet = {"failures": 1000} | changes.pop("fleet", {})
     folder.mkdir(exist_ok=True)
     path = folder / "racer.yaml"
     values |= {"routing": routing, "watching": watching, "fleet": fleet} | changes
