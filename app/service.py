@@ -7,31 +7,30 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from app import equality, sse, voting
 from app.ballot import Ballot
 from app.certificates import Certificate
 from app.equality import AnswerReader
-from app.errors import Abstained, Forbidden, NoAnswerError, UpstreamError
+from app.errors import NoAnswerError, UpstreamError
 from app.evaluator import Evaluator
 from app.fleet.fleet import Fleet, Reply
 from app.outcome import Answer, Outcome, routing_headers
+from app.overrides import Overrides
 from app.payload import candidate_payload
 from app.pump import Pump
 from app.reasons import Reason
 from app.routing import Ask, Routed, RoutingService
-from app.sessions import Sessions
 from app.settings import Settings
 from app.surfaces import reading
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry
 from app.tracing import Tracer
+from app.turn import Named, Request, Turn
 from app.voting import Collected
-from app.watching.decisions import ChosenBy
 from app.watching.watcher import Watcher
-from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.types import Aggregate
 
@@ -40,45 +39,6 @@ REFUSAL: Final = (
     "Rephrase the question, or ask for a smaller risk."
 )
 FIRST_BYTE_WAIT_S: Final = 0.2  # a stream's headers wait, so that early failure keeps its status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Ask):
-    """One request, translated."""
-
-    surface: Surface
-    fields: Mapping[str, Any]  # what candidates are sent
-    leader: bool = False  # stream the best candidate at once
-    session: str | None = None  # keeps its set for a time
-    spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """One candidate asked by its name, without routing."""
-
-    name: str
-    surface: Surface
-    fields: Mapping[str, Any]
-    timeout_s: float | None = None
-    spend: Callable[[int], None] = lambda _: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """A request under way."""
-
-    request: Request
-    decision_id: str
-    routed: Routed
-    ballot: Ballot
-    started: float  # monotonic
-    deadline: float  # monotonic
-    shadow_rate: float | None  # everyone is called, for a sample that is judged in full
-
-    @property
-    def selected(self) -> tuple[str, ...]:
-        return self.routed.decision.selected
 
 
 class ChatService:
@@ -104,7 +64,7 @@ class ChatService:
         self._reader = reader
         self._watcher = watcher
         self._evaluator = Evaluator(settings, fleet)
-        self._sessions = Sessions(settings.routing.session_ttl_s)
+        self._overrides = Overrides(settings)
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
 
     async def check(self) -> None:
@@ -181,7 +141,7 @@ class ChatService:
                 return await self._merged_pump(turn, None)
 
     async def _instead(
-        self, turn: _Turn, failed: str, exc: UpstreamError
+        self, turn: Turn, failed: str, exc: UpstreamError
     ) -> tuple[Pump, dict[str, str]]:
         """What the surviving pool selects, where the only selected candidate failed at once."""
         got = Collected(failures={failed: exc})
@@ -189,12 +149,12 @@ class ChatService:
             raise exc
         return await self._merged_pump(turn, got)
 
-    async def _merged_pump(self, turn: _Turn, got: Collected | None) -> tuple[Pump, dict[str, str]]:
+    async def _merged_pump(self, turn: Turn, got: Collected | None) -> tuple[Pump, dict[str, str]]:
         pump = Pump(self._merged(turn, got))
         await pump.started(FIRST_BYTE_WAIT_S)
         return pump, routing_headers(turn.decision_id, turn.routed, "pending")
 
-    async def _turn(self, request: Request) -> _Turn:
+    async def _turn(self, request: Request) -> Turn:
         """Route a request, and apply what may override the threshold's set."""
         started = time.monotonic()
         routed = await self._routing.route(request)
@@ -202,10 +162,10 @@ class ChatService:
         kind = equality.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
-        routed = self._overridden(request, routed, kind)
+        routed = self._overrides.applied(request, routed.because(*self._watcher.stale), kind)
         self._trace(decision_id, routed, routed.certificate)
         shadow = self._watcher.sampled(decision_id)
-        return _Turn(
+        return Turn(
             request=request,
             decision_id=decision_id,
             routed=routed,
@@ -224,47 +184,12 @@ class ChatService:
             shadow_rate=self._settings.watching.shadow_rate if shadow else None,
         )
 
-    def _overridden(self, request: Request, routed: Routed, kind: Equality) -> Routed:
-        """What is called in the end: the threshold's set, or something else and why."""
-        routed = routed.because(*self._watcher.stale)
-        if (observed := self._settings.routing.observe) is not None:
-            return self._observing(request, routed, observed)
-        if routed.decision.abstained:
-            match request.options.on_abstain or self._settings.routing.on_abstain:
-                case "error":
-                    raise Abstained("the router abstained: no candidate is likely to be right")
-                case "strongest":
-                    routed = routed.choosing(
-                        (routed.strongest,), ChosenBy.STRONGEST, Reason.ABSTAINED_STRONGEST
-                    )
-                case "refuse":
-                    pass
-        if request.session is not None:
-            key = f"{request.caller.name} {request.session}"
-            kept = self._sessions.set_of(key, routed.decision.selected)
-            usable = tuple(name for name in kept if name in routed.certificate.pool)
-            if usable and set(usable) != set(routed.decision.selected):
-                routed = routed.choosing(usable, ChosenBy.OVERRIDDEN, Reason.PINNED)
-        open_ended = kind is Equality.SEMANTIC
-        only_top = self._settings.aggregation.open_ended == "top"
-        if open_ended and only_top and len(routed.decision.selected) > 1:
-            routed = routed.calling(routed.decision.selected[:1], Reason.NO_VOTE)
-        return routed
-
-    @staticmethod
-    def _observing(request: Request, routed: Routed, observed: str) -> Routed:
-        """One candidate, whatever was chosen."""
-        allowed = request.caller.candidates
-        if allowed is not None and observed not in allowed:
-            raise Forbidden(f"all requests go to {observed!r} now, which this key may not call")
-        return routed.calling((observed,), Reason.OBSERVED)
-
     def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
         most = self._settings.limits.deadline_s
         begun = time.monotonic() if started is None else started
         return begun + (most if timeout_s is None else min(timeout_s, most))
 
-    async def _answered(self, turn: _Turn, got: Collected | None = None) -> Outcome:
+    async def _answered(self, turn: Turn, got: Collected | None = None) -> Outcome:
         if not turn.selected:
             return _refusal(turn)
         called = time.monotonic()
@@ -275,7 +200,7 @@ class ChatService:
         with self._aggregating(len(got.replies)):
             return await self._merge(turn, got, waited)
 
-    async def _collected(self, turn: _Turn, got: Collected | None) -> Collected:
+    async def _collected(self, turn: Turn, got: Collected | None) -> Collected:
         """The set's answers; where one failed that could matter, those of the surviving pool's."""
         names = turn.selected
         if turn.shadow_rate is not None:
@@ -287,7 +212,7 @@ class ChatService:
             got = await self._collect(turn, await self._instead_of(turn, got), got)
         return got
 
-    async def _instead_of(self, turn: _Turn, got: Collected) -> list[str]:
+    async def _instead_of(self, turn: Turn, got: Collected) -> list[str]:
         """Whom the surviving pool's set adds, as far as the limit on calls goes."""
         if self._settings.routing.observe is not None:  # no other traffic than without the router
             return []
@@ -296,7 +221,7 @@ class ChatService:
         left = max(0, self._settings.limits.fan_out - len(known))
         return [name for name in surviving if name not in known][:left]
 
-    async def _collect(self, turn: _Turn, names: Sequence[str], got: Collected) -> Collected:
+    async def _collect(self, turn: Turn, names: Sequence[str], got: Collected) -> Collected:
         surface = turn.request.surface
 
         async def call(name: str) -> Reply:
@@ -305,7 +230,7 @@ class ChatService:
 
         return await voting.collect(names, call=call, ballot=turn.ballot, into=got)
 
-    async def _merge(self, turn: _Turn, got: Collected, waited: float) -> Outcome:
+    async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
         request, surface, ballot = turn.request, turn.request.surface, turn.ballot
         voters = _voters(turn, got)
         medoids = await ballot.cluster(got, voters)
@@ -344,7 +269,7 @@ class ChatService:
         )
         return replace(outcome, body=body)
 
-    async def _live(self, turn: _Turn, name: str) -> AsyncGenerator[bytes]:
+    async def _live(self, turn: Turn, name: str) -> AsyncGenerator[bytes]:
         """One candidate's events as they come; the ``racer`` object rides on the last one."""
         surface = turn.request.surface
         payload = surface.streamed(
@@ -394,7 +319,7 @@ class ChatService:
         asked.spend(tokens)
         yield surface.end
 
-    async def _merged(self, turn: _Turn, got: Collected | None) -> AsyncGenerator[bytes]:
+    async def _merged(self, turn: Turn, got: Collected | None) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as events."""
         task = asyncio.create_task(self._answered(turn, got))
         waiting = f"{len(turn.selected)} candidates are answering"
@@ -410,7 +335,7 @@ class ChatService:
         async for event in _whole(outcome, turn.request.surface):
             yield event
 
-    def _noted(self, turn: _Turn, outcome: Outcome) -> Outcome:
+    def _noted(self, turn: Turn, outcome: Outcome) -> Outcome:
         """Remember the decision, and charge its tokens to the key."""
         turn.request.spend(outcome.usage["total_tokens"])
         return self._remembered(outcome, turn.request)
@@ -443,14 +368,14 @@ async def _whole(outcome: Outcome, surface: Surface) -> AsyncGenerator[bytes]:
         yield event
 
 
-def _voters(turn: _Turn, got: Collected) -> list[str]:
+def _voters(turn: Turn, got: Collected) -> list[str]:
     """Who votes: all who answered, but for those whom only a shadow sample called."""
     if turn.shadow_rate is None:
         return list(got.replies)
     return [name for name in got.replies if name in turn.selected] or list(got.replies)
 
 
-def _failed(turn: _Turn, got: Collected) -> list[str]:
+def _failed(turn: Turn, got: Collected) -> list[str]:
     """A reason for every candidate of the set that gave nothing."""
     failed = [name for name in got.failures if name in turn.selected]
     reason = Reason.OUTVOTED_FAILED if turn.ballot.settled(got) else Reason.CANDIDATE_FAILED
@@ -461,7 +386,7 @@ def _new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
 
 
-def _refusal(turn: _Turn) -> Outcome:
+def _refusal(turn: Turn) -> Outcome:
     return Outcome(
         decision_id=turn.decision_id,
         routed=turn.routed,

@@ -52,6 +52,25 @@ class Scored:
 Scorer = Callable[[Sequence[str]], Scored]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledColumns:
+    """Labelled rows of a router's pool, column by column.
+
+    Attributes:
+        queries: Empty where router scores stand in for a query.
+        fingerprints: Keyed hashes of the queries; rows without one have one of their own.
+        labels: Who was right, shape (n, K).
+        scores: Router scores that rows brought, shape (n, K), NaN where they brought none.
+        groups: The group of each row; None where no row has one.
+    """
+
+    queries: Sequence[str]
+    fingerprints: Sequence[bytes]
+    labels: BoolArray
+    scores: FloatArray
+    groups: tuple[str | None, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Racer:
     """A loaded artifact with its encoder opened."""
@@ -117,29 +136,44 @@ class Racer:
         """
         if set(rows.pool) != set(self.pool):
             raise RowsError("rows", [f"their pool {list(rows.pool)} is not {list(self.pool)}"])
-        if not allow_overlap and (overlap := self.overlap(rows)):
-            raise OverlapError(
-                f"{len(overlap)} of {len(rows)} rows were training rows of the router (first: row "
-                f"{overlap[0] + 1}); leave them out, or allow the overlap and lose the guarantee"
-            )
         if options is None:
             tau = self.artifact.null_threshold
             options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
-        scored = self._row_scores(rows, scorer or self.score)
-        groups = tuple(row.group for row in rows.rows)
+        return self.calibrate_columns(
+            self._columns(rows),
+            options,
+            allow_overlap=allow_overlap,
+            scorer=scorer or self.score,
+            prices=prices,
+        )
+
+    def calibrate_columns(
+        self,
+        rows: LabelledColumns,
+        options: CalibrationOptions,
+        *,
+        allow_overlap: bool,
+        scorer: Scorer,
+        prices: Sequence[float] | None,
+    ) -> Calibration:
+        """As :meth:`calibrate`, of rows that come as columns. Blocks."""
+        if not allow_overlap and (overlap := self.overlap(rows.fingerprints)):
+            raise OverlapError(
+                f"{len(overlap)} of {len(rows.queries)} rows were training rows of the router "
+                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
+                "guarantee"
+            )
+        scored = _row_scores(rows, scorer)
         calibration = Calibration(
             pool=self.pool,
-            # Rows of scores alone have no query; each still needs a noise of its own.
-            fingerprints=tuple(
-                self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
-            ),
+            fingerprints=tuple(rows.fingerprints),
             scores=scored.scores,
-            labels=rows.labels(self.pool),
+            labels=rows.labels,
             options=options,
             neighbours=scored.neighbours,
             patterns=self.artifact.patterns,
             prices=None if prices is None else tuple(prices),
-            groups=groups if any(groups) else None,
+            groups=rows.groups,
         )
         if calibration.n == 0:
             raise CalibrationError(
@@ -147,34 +181,31 @@ class Racer:
             )
         return calibration
 
-    def overlap(self, rows: LabelledRows) -> list[int]:
+    def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
         """Which rows have a query that the router was trained or tuned on."""
         known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
-        return [i for i, query in enumerate(rows.queries) if self.fingerprint(query) in known]
+        return [i for i, each in enumerate(fingerprints) if each in known]
 
     def fingerprint(self, query: str) -> bytes:
         """The keyed hash by which records know a query."""
         return artifacts.fingerprint(self.artifact.salt, query)
 
-    def _row_scores(self, rows: LabelledRows, scorer: Scorer) -> Scored:
-        """What the router says of the rows, or the scores that they carry themselves.
-
-        Rows with scores of their own have no neighbours. Where there are any, ``cover`` tilts by
-        the scores alone, for all rows and when serving.
-        """
-        own = [i for i, row in enumerate(rows.rows) if row.scores is not None]
-        if not own:
-            return scorer(rows.queries)
-        columns = [rows.pool.index(name) for name in self.pool]
-        scores = np.empty((len(rows), len(self.pool)))
-        truncated = np.zeros(len(rows), dtype=bool)
-        for i, row in enumerate(rows.rows):
-            if row.scores is not None:
-                scores[i] = [row.scores[column] for column in columns]
-        if asked := [i for i, row in enumerate(rows.rows) if row.scores is None]:
-            scored = scorer([rows.rows[i].query for i in asked])
-            scores[asked], truncated[asked] = scored.scores, scored.truncated
-        return Scored(on_grid(scores), truncated)
+    def _columns(self, rows: LabelledRows) -> LabelledColumns:
+        order = [rows.pool.index(name) for name in self.pool]
+        none = [np.nan] * len(rows.pool)
+        scores = np.array([none if row.scores is None else row.scores for row in rows.rows])
+        scores = scores.reshape(len(rows), len(rows.pool))
+        groups = tuple(row.group for row in rows.rows)
+        return LabelledColumns(
+            queries=rows.queries,
+            # Rows of scores alone have no query; each still needs a noise of its own.
+            fingerprints=[
+                self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
+            ],
+            labels=rows.labels(self.pool),
+            scores=scores[:, order],
+            groups=groups if any(groups) else None,
+        )
 
     def route_batch(
         self,
@@ -195,3 +226,19 @@ class Racer:
             )
             for i, query in enumerate(queries)
         ]
+
+
+def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:
+    """What the router says of the rows, or the scores that they brought.
+
+    Brought scores have no neighbours. Where there are any, ``cover`` tilts by the scores alone, for
+    all rows and when serving.
+    """
+    asked = np.flatnonzero(np.isnan(rows.scores[:, 0]))
+    if len(asked) == len(rows.queries):
+        return scorer(rows.queries)
+    scores, truncated = rows.scores.copy(), np.zeros(len(rows.queries), dtype=bool)
+    if asked.size:
+        scored = scorer([rows.queries[int(i)] for i in asked])
+        scores[asked], truncated[asked] = scored.scores, scored.truncated
+    return Scored(on_grid(scores), truncated)

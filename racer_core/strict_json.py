@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, Final, Never, cast
+from typing import Any, Never, cast
 
 from racer_core.errors import InputError
 
@@ -26,7 +25,12 @@ def loads(data: bytes | str) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         text.encode("utf-8")
-        value = json.loads(text, **_HOOKS)
+        value = json.loads(
+            text,
+            object_pairs_hook=_object_without_duplicates,
+            parse_constant=_reject_constant,
+            parse_float=_finite_float,
+        )
     except UnicodeEncodeError as exc:
         raise InputError("the text holds a lone surrogate, which is not text") from exc
     except UnicodeDecodeError as exc:
@@ -42,26 +46,6 @@ def loads(data: bytes | str) -> Any:
     if text.count("[") + text.count("{") > MAX_DEPTH or "\\ud" in text or "\\uD" in text:
         _check_tree(value)
     return value
-
-
-def first_bad_item(text: str, start: int) -> int | None:
-    """Which item, from 1, of the list that begins at ``start`` cannot be parsed; None if all can.
-
-    For error messages: the parser itself does not say where a hook refused a value.
-    """
-    decoder = json.JSONDecoder(**_HOOKS)
-    number, position = 1, start
-    while position < len(text) and text[position] != "]":
-        if text[position] in " \t\r\n,":
-            position += 1
-            continue
-        try:
-            value, position = decoder.raw_decode(text, position)
-            _check_tree(value)
-        except (InputError, ValueError, RecursionError):
-            return number
-        number += 1
-    return None
 
 
 def load_object(data: bytes | str) -> dict[str, Any]:
@@ -88,13 +72,6 @@ def _finite_float(literal: str) -> float:
     if math.isinf(number):
         raise InputError("a number in the JSON is too large")
     return number
-
-
-_HOOKS: Final[Mapping[str, Any]] = {
-    "object_pairs_hook": _object_without_duplicates,
-    "parse_constant": _reject_constant,
-    "parse_float": _finite_float,
-}
 
 
 def _check_tree(root: Any) -> None:

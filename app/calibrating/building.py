@@ -1,19 +1,15 @@
-"""From the columns of an upload to a calibration: scored, fingerprinted, put in order."""
+"""From the columns of an upload to a calibration, and what its evidence says of the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from app.calibrating.columns import RowColumns
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
-from racer_core.errors import CalibrationError, OverlapError
-from racer_core.racer import Racer, Scored
-from racer_core.routers.base import on_grid
-
-Scorer = Callable[[Sequence[str]], Scored]
+from racer_core.racer import LabelledColumns, Racer, Scorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +30,7 @@ def build(
     scorer: Scorer,
     prices: Sequence[float] | None,
 ) -> Built:
-    """The same calibration as :meth:`Racer.calibrate`, from columns. Blocks.
+    """Put the columns in the order of the router's pool, and calibrate. Blocks.
 
     Args:
         racer: The router that serves.
@@ -48,47 +44,18 @@ def build(
         OverlapError: Some rows were training rows.
         CalibrationError: No row counts.
     """
-    overlap = _overlap(racer, rows.fingerprints)
-    if overlap and not allow_overlap:
-        raise OverlapError(
-            f"{len(overlap)} of {len(rows)} rows were training rows of the router (first: row "
-            f"{overlap[0] + 1}); leave them out, or allow the overlap and lose the guarantee"
-        )
-    columns = [rows.pool.index(name) for name in racer.pool]
-    scored, own_scores = _scored(rows, columns, scorer)
-    calibration = Calibration(
-        pool=racer.pool,
+    order = [rows.pool.index(name) for name in racer.pool]
+    columns = LabelledColumns(
+        queries=rows.queries,
         fingerprints=rows.fingerprints,
-        scores=scored.scores,
-        labels=rows.labels[:, columns],
-        options=options,
-        neighbours=scored.neighbours,
-        patterns=racer.artifact.patterns,
-        prices=None if prices is None else tuple(prices),
+        labels=rows.labels[:, order],
+        scores=rows.scores[:, order],
         groups=rows.groups,
     )
-    if calibration.n == 0:
-        raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
-    return Built(calibration=calibration, overlap=len(overlap), own_scores=own_scores)
-
-
-def _overlap(racer: Racer, prints: Sequence[bytes]) -> list[int]:
-    known = racer.artifact.training_fingerprints | racer.artifact.validation_fingerprints
-    return [i for i, each in enumerate(prints) if each in known]
-
-
-def _scored(rows: RowColumns, columns: list[int], scorer: Scorer) -> tuple[Scored, bool]:
-    """What the router says of the rows, or the scores that they brought; and whether any did.
-
-    Brought scores have no neighbours. Where there are any, the cover scores tilt by the scores
-    alone, for all rows and when serving.
-    """
-    asked = np.flatnonzero(np.isnan(rows.scores[:, 0]))
-    if len(asked) == len(rows):
-        return scorer(rows.queries), False
-    scores = rows.scores[:, columns]
-    truncated = np.zeros(len(rows), dtype=bool)
-    if asked.size:
-        scored = scorer([rows.queries[int(i)] for i in asked])
-        scores[asked], truncated[asked] = scored.scores, scored.truncated
-    return Scored(on_grid(scores), truncated), True
+    return Built(
+        calibration=racer.calibrate_columns(
+            columns, options, allow_overlap=allow_overlap, scorer=scorer, prices=prices
+        ),
+        overlap=len(racer.overlap(rows.fingerprints)),
+        own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
+    )

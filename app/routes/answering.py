@@ -20,10 +20,10 @@ from app.pump import Pump
 from app.query import Query
 from app.routes.models import unknown_model
 from app.schemas import RacerOptions
-from app.service import Named, Request
 from app.settings import AUTO
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry
+from app.turn import Named, Request
 from racer_core.errors import InputError
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from app.openapi import BODY, CALLS, KEYED, errors, json_body
 from app.routes.answering import note_answer, note_prompt, unless_left
 from app.routing import Ask
 from app.schemas import DecisionOptions, Message, RouteRequest
-from app.service import Request
 from app.surfaces.chat import Chat
+from app.turn import Request
 from racer_core.errors import InputError
 
 router = APIRouter(tags=["racer"])

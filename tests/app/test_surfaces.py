@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -171,18 +170,18 @@ def test_one_selected_streams_its_own_events(gateway: Gateway, pool: FakePool, w
 
 @WAYS
 def test_a_streamed_answer_arrives_while_it_is_written(
-    serve: Serve, pool: FakePool, way: Way
+    gateway: Gateway, pool: FakePool, way: Way
 ) -> None:
     """The first event is there long before the candidate has finished."""
-    gateway = serve()
     pool.say("adder", "seven", pause_s=0.3)
     body = {"model": "auto", **way.asks(ONE), "stream": True}
     with (
         gateway.http() as client,
         client.stream("POST", f"/v1/{way.path}", json=body) as response,
     ):
-        arrived = [time.monotonic() for line in response.iter_lines() if line]
-    assert arrived[-1] - arrived[0] > 0.6  # two of the candidate's pauses
+        lines = response.iter_lines()  # kept: dropping it would close the connection
+        assert next(lines)
+        assert pool.running == ["adder"]
 
 
 @WAYS

@@ -52,6 +52,11 @@ class Row:
         """Whether the candidate may give no usable answer."""
         return any(isinstance(each, Failed) for each in self.plain + self.stream)
 
+    @property
+    def must_be_late(self) -> bool:
+        """Whether only the time for a call ends it."""
+        return set(self.plain + self.stream) == {LATE}
+
 
 def _row(*outcomes: Outcome, calls: int = 2, stream: tuple[Outcome, ...] | None = None) -> Row:
     return Row(plain=outcomes, stream=stream or outcomes, calls=calls)

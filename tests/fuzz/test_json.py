@@ -39,13 +39,6 @@ def test_any_text_is_a_value_or_a_sentence(text: str) -> None:
     _check_can_be_sent_on(value)
 
 
-@given(text=st.one_of(st.text(max_size=20), json_texts), start=st.integers(0, 40))
-def test_looking_for_the_bad_item_finds_a_number_or_none(text: str, start: int) -> None:
-    """It only serves a message, and must not fail itself."""
-    number = strict_json.first_bad_item(text, start)
-    assert number is None or number >= 1
-
-
 def _check_can_be_sent_on(value: Any) -> None:
     """What was read can be written, and read again by anybody."""
     sent = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")

@@ -1,0 +1,51 @@
+"""One request, from what was asked to what is known while candidates answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.ballot import Ballot
+from app.routing import Ask, Routed
+from app.surfaces.base import Surface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Ask):
+    """One request, translated."""
+
+    surface: Surface
+    fields: Mapping[str, Any]  # what candidates are sent
+    leader: bool = False  # stream the best candidate at once
+    session: str | None = None  # keeps its set for a time
+    spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """One candidate asked by its name, without routing."""
+
+    name: str
+    surface: Surface
+    fields: Mapping[str, Any]
+    timeout_s: float | None = None
+    spend: Callable[[int], None] = lambda _: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A request under way."""
+
+    request: Request
+    decision_id: str
+    routed: Routed
+    ballot: Ballot
+    started: float  # monotonic
+    deadline: float  # monotonic
+    shadow_rate: float | None  # everyone is called, for a sample that is judged in full
+
+    @property
+    def selected(self) -> tuple[str, ...]:
+        """Whom the request calls."""
+        return self.routed.decision.selected
