@@ -45,11 +45,14 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# A process for every core; a file's tests stay together, and so do what they share.
+PYTEST := $(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: setup
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-quick: setup
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # Real vLLM servers behind the gateway: some 10 GB of memory.
 test-vllm: setup setup-vllm

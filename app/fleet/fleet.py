@@ -260,6 +260,7 @@ class Fleet:
                 errand.path,
                 errand.data,
                 limit_s=limit_s,
+                may_reconnect=len(errand.tried) == 1,
                 trace=None if span is None else span.headers,
             )
             with contextlib.closing(answer):

@@ -377,6 +377,37 @@ def test_a_server_that_always_drops_is_asked_no_more_than_it_should() -> None:
     run(test())
 
 
+def test_a_prompt_that_servers_hang_up_on_does_not_run_through_the_pool() -> None:
+    """Many connections are open; the call, its reconnection and one retry are all that it gets."""
+
+    async def hangs_up_on_poison(exchange: Exchange) -> None:
+        if "poison" in str(exchange.body):
+            exchange.writer.transport.abort()
+            return
+        arrived.append(exchange)
+        while len(arrived) < 8:  # everybody has a connection of its own
+            await asyncio.sleep(0.001)
+        await answers(exchange)
+
+    arrived: list[Exchange] = []
+
+    async def test() -> None:
+        async with (
+            replicas(hangs_up_on_poison) as [one],
+            opened({"m": [one]}, attempts=2) as fleet,
+        ):
+            await asyncio.gather(
+                *(fleet.ask("m", CHAT, asking(f"{each}"), deadline=soon()) for each in range(8))
+            )
+            assert one.open == 8
+            before = len(one.asked)
+            with pytest.raises(UpstreamError):
+                await fleet.ask("m", CHAT, asking("poison"), deadline=soon())
+            assert len(one.asked) - before == 3
+
+    run(test())
+
+
 def test_connections_are_kept_after_answers_and_streams() -> None:
     """What was read to its end can be used again, a stream too."""
 

@@ -23,6 +23,7 @@ from .fake_pool import FakePool
 from .store_writer import record as written
 
 WRITER = Path(__file__).with_name("store_writer.py")
+KILLS = int(os.environ.get("RACER_TEST_KILLS", "20"))  # a release takes 200, for a minute
 
 
 def kill_and_look(store: Path, kills: int) -> int:
@@ -61,15 +62,9 @@ def kill_and_look(store: Path, kills: int) -> int:
 
 
 def test_no_acknowledged_calibration_is_lost(tmp_path: Path) -> None:
-    """Twenty kills at random moments of adding and activating."""
-    assert kill_and_look(tmp_path / "racer.db", 20) > 10
+    """Kills at random moments of adding and activating."""
+    assert kill_and_look(tmp_path / "racer.db", KILLS) > KILLS / 2
     assert [path.name for path in tmp_path.iterdir()] == ["racer.db"]
-
-
-@pytest.mark.slow
-def test_no_acknowledged_calibration_is_lost_in_two_hundred_kills(tmp_path: Path) -> None:
-    """The figure that the documentation promises."""
-    assert kill_and_look(tmp_path / "racer.db", 200) > 100
 
 
 def test_a_gateway_comes_back_as_it_was(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
