@@ -24,8 +24,11 @@ WORKDIR /src
 # torch alone, so that nothing else decides which build it is; the same version as in the Makefile.
 RUN PIP_INDEX_URL="${TORCH_INDEX}" pip install torch==2.13.0
 COPY constraints.txt pyproject.toml ./
+# With every extra that a configuration or an upload can ask for, since nothing is added later:
+# formulas, traces, parquet.
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-print(*project['dependencies'], *project['optional-dependencies']['parquet'], sep='\n')" \
+extras = [project['optional-dependencies'][name] for name in ('label', 'otel', 'parquet')]; \
+print(*project['dependencies'], *sum(extras, []), sep='\n')" \
       > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt
 COPY LICENSE README.md ./

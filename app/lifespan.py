@@ -146,7 +146,7 @@ def open_racer(settings: Settings) -> Racer:
     return racer
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:
     return request.app.state.services
 
 

@@ -12,6 +12,7 @@ from app.front.gate import Gate
 from app.front.outermost import Outermost
 from app.front.traced import Traced
 from app.lifespan import Services
+from app.openapi import DescribedAPI
 from app.routes import (
     calibrate,
     chat,
@@ -31,7 +32,7 @@ from racer_core.errors import RacerError
 
 def create_app(services: Services) -> FastAPI:
     """Build the gateway around opened services; tests pass other ones."""
-    app = FastAPI(
+    app = DescribedAPI(
         title="RACER gateway",
         version=__version__,
         summary="Routes each query to a calibrated set of language models and merges their answers",

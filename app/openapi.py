@@ -1,12 +1,17 @@
-"""Bodies and errors in the interface description; handlers read bytes, so it cannot see them."""
+"""Bodies, errors and keys in the interface description.
+
+Handlers read bytes, and keys are judged before there is a handler: FastAPI sees neither.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from fastapi import FastAPI
 from pydantic import BaseModel, Field
 
 from app.errors import RETRY_AFTER_S
+from app.front.doors import DOORS, Door
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -41,6 +46,41 @@ _RETRY_AFTER: Final = {"retry-after": {"schema": {"type": "integer"}, "descripti
 _NO_RETRY: Final = {
     "x-should-retry": {"schema": {"const": "false"}, "description": "A retry would fail, too."}
 }
+_KEYS: Final = {
+    "data_key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Any key. None is needed where the gateway has no data key.",
+    },
+    "admin_key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key whose role is admin.",
+    },
+}
+# One of these keys opens the door.
+_OPENED_BY: Final[dict[Door, tuple[str, ...]]] = {
+    "public": (),
+    "data": ("data_key", "admin_key"),
+    "admin": ("admin_key",),
+}
+
+
+class DescribedAPI(FastAPI):
+    """A FastAPI application whose description says which key opens what."""
+
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's document, which it keeps, with the locks of the table of doors."""
+        document = super().openapi()
+        document["components"]["securitySchemes"] = _KEYS
+        doors: dict[str, Door] = {
+            route.replace(":path}", "}"): door for route, door in DOORS.items()
+        }
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                opened_by = _OPENED_BY[doors[f"{method.upper()} {path}"]]
+                operation["security"] = [{key: []} for key in opened_by]
+        return document
 
 
 class ErrorDetail(BaseModel):

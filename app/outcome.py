@@ -12,7 +12,7 @@ from app.fleet.fleet import Reply
 from app.routing import Routed
 from app.store import now
 from app.surfaces.base import Said, Surface
-from app.watching.decisions import DecisionNote
+from app.watching.decisions import DecisionNote, Ended
 from racer_core.types import Aggregate
 
 
@@ -60,6 +60,7 @@ class Outcome:
     overhead_ms: float = 0.0
     shadow_rate: float | None = None  # everyone was called, at this rate, to be judged
     explain: bool = False
+    ended: Ended = Ended.ANSWERED
 
     @property
     def headers(self) -> dict[str, str]:
@@ -130,6 +131,8 @@ class Outcome:
             served_by=self.merged.winner if self.merged else None,
             answered=tuple(answer.candidate for answer in self.answers),
             shadow_rate=self.shadow_rate,
+            outcome=self.ended,
+            repeated=routed.repeated,
         )
 
     @property

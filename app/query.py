@@ -19,7 +19,8 @@ from racer_core.errors import InputError
 Need = Literal["tools", "vision", "json_schema"]
 
 _OTHER_KIND = ("tools", "functions", "audio", "modalities")
-_IMAGES = frozenset({"image_url", "input_image", "image", "video_url"})
+# Compared, not looked up: a client's `type` may be a list, which has no hash.
+_IMAGES = ("image_url", "input_image", "image", "video_url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

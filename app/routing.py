@@ -54,6 +54,7 @@ class Routed:
     group: str | None  # what the request belongs to, whether or not it has a threshold of its own
     chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
     chosen_by: ChosenBy
+    repeated: bool = False  # the query came before
 
     @property
     def strongest(self) -> str:

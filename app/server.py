@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -13,12 +14,15 @@ import uvicorn
 
 from app.errors import SettingsError
 from app.front.drain import Drain
-from app.front.receipt import ReceiptConfig
-from app.lifespan import open_services
+from app.front.receipt import Receipt, ReceiptConfig
+from app.front.refusals import Refusals
+from app.front.strangers import Strangers
+from app.lifespan import Services, open_services
 from app.main import create_app
 from app.settings import Secrets, Settings
 
 BACKLOG = 2048
+ACCEPTS_A_PASS = 16  # connections taken in one pass of the event loop
 GOODBYE_S = 1.0  # for the last words to what is cut
 
 
@@ -57,7 +61,7 @@ class Server:
             if settings.access.admin is not None:
                 listeners.append(stack.enter_context(self._listen_for_admin()))
             async with open_services(settings, self._secrets) as services:
-                config = ReceiptConfig(create_app(services), settings.limits)
+                config = _config(services)
                 delay_s = settings.limits.drain_delay_s
                 self._uvicorn = _Uvicorn(config, services.drain, delay_s, ready)
                 if not self._stopping:  # asked to stop while the encoder was loading
@@ -69,7 +73,7 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self.serve()
+        await self.serve(ready=_leave_out_of_collections)
 
     def stop(self) -> None:
         """Begin to drain; asked a second time, give up on what is in flight."""
@@ -104,7 +108,19 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say so."""
         await super().startup(sockets)
+        for each in sockets or []:
+            await self._accept_more(each)
         self._ready()
+
+    async def _accept_more(self, listener: socket.socket) -> None:
+        """Take more than libuv's one in a pass: on a busy loop the rest would wait for seconds."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ACCEPTS_A_PASS - 1):
+            server = await loop.create_server(self._protocol, sock=listener.dup(), backlog=BACKLOG)
+            self.servers.append(server)
+
+    def _protocol(self) -> Receipt:
+        return Receipt(self.config, self.server_state, self.lifespan.state)
 
     def drain(self) -> None:
         """Not ready from now on; the listeners close when balancers had time to notice."""
@@ -122,6 +138,20 @@ class _Uvicorn(uvicorn.Server):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=GOODBYE_S)
+
+
+def _config(services: Services) -> ReceiptConfig:
+    limits = services.settings.limits
+    # Without a data key nobody could show one, and only this machine is served.
+    most = limits.connections_per_address if services.keys.has("data") else None
+    refusals = Refusals(services.telemetry.connection_refusals)
+    return ReceiptConfig(create_app(services), limits, Strangers(most), refusals)
+
+
+def _leave_out_of_collections() -> None:
+    """What is here now stays: to look through it again and again stops everybody for 0.1 s."""
+    gc.collect()
+    gc.freeze()
 
 
 def _listen(host: str, port: int, cure: str) -> socket.socket:

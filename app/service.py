@@ -14,9 +14,10 @@ from app import equality, sse, voting
 from app.ballot import Ballot
 from app.certificates import Certificate
 from app.equality import AnswerReader
-from app.errors import NoAnswerError, UpstreamError
+from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.evaluator import Evaluator
 from app.fleet.fleet import Fleet, Reply
+from app.meter import Meter, prompt_tokens
 from app.outcome import Answer, Outcome, routing_headers
 from app.overrides import Overrides
 from app.payload import candidate_payload
@@ -30,12 +31,13 @@ from app.telemetry import Telemetry
 from app.tracing import Tracer
 from app.turn import Named, Request, Turn
 from app.voting import Collected
+from app.watching.decisions import Ended
 from app.watching.watcher import Watcher
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.types import Aggregate
 
 REFUSAL: Final = (
-    "No model of the pool is likely to answer this correctly, so none was asked. "
+    "No model of the pool is likely to answer this correctly, so none answers. "
     "Rephrase the question, or ask for a smaller risk."
 )
 FIRST_BYTE_WAIT_S: Final = 0.2  # a stream's headers wait, so that early failure keeps its status
@@ -78,13 +80,12 @@ class ChatService:
             Abstained: Nobody was selected and ``on_abstain`` is ``error``.
             UpstreamError: No selected candidate answered.
         """
-        turn = await self._turn(request)
-        return self._noted(turn, await self._answered(turn))
+        return await self._told(await self._turn(request), Collected())
 
     async def decide(self, ask: Ask) -> Outcome:
         """Route only: no candidate is called."""
         started = time.monotonic()
-        routed = (await self._routing.route(ask)).because(*self._watcher.stale)
+        routed = await self._routed(ask)
         outcome = Outcome(
             decision_id=_new_id("chatcmpl-"),
             routed=routed,
@@ -98,7 +99,11 @@ class ChatService:
         name, surface = asked.name, asked.surface
         payload = candidate_payload(asked.fields, self._candidates[name], surface.path)
         deadline = self._deadline(asked.timeout_s)
-        reply = await self._fleet.ask(name, surface, payload, deadline=deadline)
+        try:
+            reply = await self._fleet.ask(name, surface, payload, deadline=deadline)
+        except asyncio.CancelledError:
+            asked.spend(prompt_tokens(asked.fields))
+            raise
         asked.spend(surface.usage(reply.body).get("total_tokens", 0))
         return surface.named(reply.body, name)
 
@@ -124,8 +129,8 @@ class ChatService:
             led = turn.routed.calling(turn.selected[:1], Reason.LEADER)
             turn = replace(turn, routed=led)
         match turn.selected:
-            case ():
-                outcome = self._noted(turn, await self._answered(turn))
+            case () if turn.shadow_rate is None:
+                outcome = await self._told(turn, Collected())
                 return Pump(_whole(outcome, request.surface)), outcome.headers
             case (only,) if turn.shadow_rate is None:
                 pump = Pump(self._live(turn, only))
@@ -138,7 +143,7 @@ class ChatService:
                 )
                 return pump, {**headers, "x-racer-served-by": only}
             case _:
-                return await self._merged_pump(turn, None)
+                return await self._merged_pump(turn, Collected())
 
     async def _instead(
         self, turn: Turn, failed: str, exc: UpstreamError
@@ -146,10 +151,11 @@ class ChatService:
         """What the surviving pool selects, where the only selected candidate failed at once."""
         got = Collected(failures={failed: exc})
         if not await self._instead_of(turn, got):
+            self._left_off(turn, got, Ended.FAILED)
             raise exc
         return await self._merged_pump(turn, got)
 
-    async def _merged_pump(self, turn: Turn, got: Collected | None) -> tuple[Pump, dict[str, str]]:
+    async def _merged_pump(self, turn: Turn, got: Collected) -> tuple[Pump, dict[str, str]]:
         pump = Pump(self._merged(turn, got))
         await pump.started(FIRST_BYTE_WAIT_S)
         return pump, routing_headers(turn.decision_id, turn.routed, "pending")
@@ -157,14 +163,24 @@ class ChatService:
     async def _turn(self, request: Request) -> Turn:
         """Route a request, and apply what may override the threshold's set."""
         started = time.monotonic()
-        routed = await self._routing.route(request)
+        routed = await self._routed(request)
         decision_id = _new_id(request.surface.id_prefix)
         kind = equality.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
-        routed = self._overrides.applied(request, routed.because(*self._watcher.stale), kind)
+        try:
+            routed = self._overrides.applied(request, routed, kind)
+        except Abstained:
+            failed = Outcome(
+                decision_id=decision_id,
+                routed=routed,
+                certificate=routed.certificate,
+                ended=Ended.FAILED,
+            )
+            self._watcher.note(failed.note(request.caller.name))
+            raise
         self._trace(decision_id, routed, routed.certificate)
-        shadow = self._watcher.sampled(decision_id)
+        shadow = not routed.repeated and self._watcher.sampled(decision_id)
         return Turn(
             request=request,
             decision_id=decision_id,
@@ -184,33 +200,87 @@ class ChatService:
             shadow_rate=self._settings.watching.shadow_rate if shadow else None,
         )
 
+    async def _routed(self, ask: Ask) -> Routed:
+        """Route, and see what the watcher knows: of the calibration, and of this query."""
+        routed = (await self._routing.route(ask)).because(*self._watcher.stale)
+        repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
+        return replace(routed, repeated=repeated)
+
     def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
         most = self._settings.limits.deadline_s
         begun = time.monotonic() if started is None else started
         return begun + (most if timeout_s is None else min(timeout_s, most))
 
-    async def _answered(self, turn: Turn, got: Collected | None = None) -> Outcome:
-        if not turn.selected:
-            return _refusal(turn)
+    async def _told(self, turn: Turn, got: Collected) -> Outcome:
+        """The answer, remembered once, however it ends; ``got`` takes what candidates gave."""
+        try:
+            outcome = await self._answered(turn, got)
+        except UpstreamError:
+            self._left_off(turn, got, Ended.FAILED)
+            raise
+        except asyncio.CancelledError:
+            turn.request.spend(len(got.cancelled) * prompt_tokens(turn.request.fields))
+            self._left_off(turn, got, Ended.CANCELLED)
+            raise
+        turn.request.spend(outcome.usage["total_tokens"])
+        return self._remembered(outcome, turn.request)
+
+    def _left_off(self, turn: Turn, got: Collected, ended: Ended) -> None:
+        """Remember a decision that came to no answer, and charge the answers that were there."""
+        outcome = self._outcome(turn, got, ended=ended)
+        turn.request.spend(outcome.usage["total_tokens"])
+        self._watcher.note(outcome.note(turn.request.caller.name))
+
+    def _outcome(self, turn: Turn, got: Collected, **more: Any) -> Outcome:
+        """What the candidates came to."""
+        return Outcome(
+            decision_id=turn.decision_id,
+            routed=turn.routed,
+            certificate=turn.routed.certificate.because(*_failed(turn, got)),
+            answers=tuple(
+                Answer.of(got.replies[name], turn.request.surface)
+                for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
+                if name in got.replies
+            ),
+            failures={name: exc.kind for name, exc in got.failures.items()},
+            cancelled=tuple(got.cancelled),
+            unasked=tuple(got.unasked),
+            shadow_rate=turn.shadow_rate,
+            explain=turn.request.options.explain,
+            **more,
+        )
+
+    async def _answered(self, turn: Turn, got: Collected) -> Outcome:
         called = time.monotonic()
-        got = await self._collected(turn, got)
+        if turn.called:
+            await self._collect_all(turn, got)
         waited = time.monotonic() - called
+        if not turn.selected:
+            return self._refusal(turn, got, waited)
         if not got.replies:
             raise _nobody_answered(got.failures)
         with self._aggregating(len(got.replies)):
             return await self._merge(turn, got, waited)
 
-    async def _collected(self, turn: Turn, got: Collected | None) -> Collected:
+    async def _collect_all(self, turn: Turn, got: Collected) -> None:
         """The set's answers; where one failed that could matter, those of the surviving pool's."""
-        names = turn.selected
-        if turn.shadow_rate is not None:
-            names = (*names, *(n for n in turn.routed.certificate.pool if n not in names))
-        if got is None:
-            got = await self._collect(turn, names, Collected())
+        if not got.failures:
+            await self._collect(turn, turn.called, got)
         failed = [name for name in got.failures if name in turn.selected]
         if failed and not turn.ballot.settled(got):
-            got = await self._collect(turn, await self._instead_of(turn, got), got)
-        return got
+            await self._collect(turn, await self._instead_of(turn, got), got)
+
+    def _refusal(self, turn: Turn, got: Collected, waited: float) -> Outcome:
+        """Nobody was selected. Whoever was called for a sample is counted, and says nothing."""
+        surface = turn.request.surface
+        overhead_ms = (time.monotonic() - turn.started - waited) * 1e3
+        outcome = self._outcome(turn, got, overhead_ms=overhead_ms)
+        refusal = surface.refusal(turn.decision_id, REFUSAL)
+        usage = None if turn.request.options.usage == "winner" else outcome.usage
+        body = surface.stamped(
+            refusal, decision_id=turn.decision_id, model=refusal["model"], usage=usage
+        )
+        return replace(outcome, body=body)
 
     async def _instead_of(self, turn: Turn, got: Collected) -> list[str]:
         """Whom the surviving pool's set adds, as far as the limit on calls goes."""
@@ -221,14 +291,14 @@ class ChatService:
         left = max(0, self._settings.limits.fan_out - len(known))
         return [name for name in surviving if name not in known][:left]
 
-    async def _collect(self, turn: Turn, names: Sequence[str], got: Collected) -> Collected:
+    async def _collect(self, turn: Turn, names: Sequence[str], got: Collected) -> None:
         surface = turn.request.surface
 
         async def call(name: str) -> Reply:
             payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
             return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
 
-        return await voting.collect(names, call=call, ballot=turn.ballot, into=got)
+        await voting.collect(names, call=call, ballot=turn.ballot, into=got)
 
     async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
         request, surface, ballot = turn.request, turn.request.surface, turn.ballot
@@ -242,23 +312,12 @@ class ChatService:
             deadline=turn.deadline,
         )
         merged = ballot.elect(got, voters, ratings, medoids)
-        outcome = Outcome(
-            decision_id=turn.decision_id,
-            routed=turn.routed,
-            certificate=turn.routed.certificate.because(*_failed(turn, got)),
-            answers=tuple(
-                Answer.of(got.replies[name], surface)
-                for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
-                if name in got.replies
-            ),
-            failures={name: exc.kind for name, exc in got.failures.items()},
-            cancelled=tuple(got.cancelled),
-            unasked=tuple(got.unasked),
+        outcome = self._outcome(
+            turn,
+            got,
             merged=merged,
             ratings=ratings,
             overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
-            shadow_rate=turn.shadow_rate,
-            explain=request.options.explain,
         )
         usage = None if request.options.usage == "winner" else outcome.usage
         body = surface.stamped(
@@ -277,68 +336,77 @@ class ChatService:
         )
         overhead_ms = (time.monotonic() - turn.started) * 1e3
         live = surface.live(decision_id=turn.decision_id, model=name)
-        async with (
-            self._fleet.stream(name, surface, payload, deadline=turn.deadline) as pieces,
-            contextlib.aclosing(pieces) as closing,
-        ):
-            async for piece in closing:
-                for event in live.feed(piece):
-                    yield event
-        outcome = Outcome(
+        meter = Meter(surface, turn.request.fields)
+        spoke = False
+        try:
+            with meter.charging(turn.request.spend):
+                async with (
+                    self._fleet.stream(name, surface, payload, deadline=turn.deadline) as pieces,
+                    contextlib.aclosing(pieces) as closing,
+                ):
+                    async for piece in closing:
+                        meter.saw(piece)
+                        for event in live.feed(piece):
+                            spoke = True
+                            yield event
+            outcome = self._of_live(turn, name, live.usage, overhead_ms)
+            ending = live.close(outcome.as_json())
+        except UpstreamError as exc:
+            if spoke:  # else somebody may be asked instead
+                self._left_off(turn, Collected(failures={name: exc}), Ended.FAILED)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._left_off(turn, Collected(cancelled=[name]), Ended.CANCELLED)
+            raise
+        self._remembered(outcome, turn.request)
+        for event in ending:
+            yield event
+
+    def _of_live(
+        self, turn: Turn, name: str, usage: Mapping[str, int], overhead_ms: float
+    ) -> Outcome:
+        seconds = time.monotonic() - turn.started
+        return Outcome(
             decision_id=turn.decision_id,
             routed=turn.routed,
             certificate=turn.routed.certificate,
-            answers=(
-                Answer(
-                    candidate=name,
-                    said=(),
-                    usage=live.usage,
-                    seconds=time.monotonic() - turn.started,
-                ),
-            ),
+            answers=(Answer(candidate=name, said=(), usage=usage, seconds=seconds),),
             merged=Aggregate(winner=name, text="", votes={}),
             overhead_ms=overhead_ms,
         )
-        for event in live.close(self._noted(turn, outcome).as_json()):
-            yield event
 
     async def _pass_through(self, asked: Named, deadline: float) -> AsyncGenerator[bytes]:
         name, surface = asked.name, asked.surface
         payload = surface.streamed(
             candidate_payload(asked.fields, self._candidates[name], surface.path)
         )
-        tokens = 0
-        async with (
-            self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,
-            contextlib.aclosing(pieces) as closing,
-        ):
-            async for piece in closing:
-                tokens = surface.usage(piece).get("total_tokens", tokens)
-                if surface.is_wanted(piece):
-                    yield surface.event(surface.named(piece, name))
-        asked.spend(tokens)
+        meter = Meter(surface, asked.fields)
+        with meter.charging(asked.spend):
+            async with (
+                self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,
+                contextlib.aclosing(pieces) as closing,
+            ):
+                async for piece in closing:
+                    meter.saw(piece)
+                    if surface.is_wanted(piece):
+                        yield surface.event(surface.named(piece, name))
         yield surface.end
 
-    async def _merged(self, turn: Turn, got: Collected | None) -> AsyncGenerator[bytes]:
+    async def _merged(self, turn: Turn, got: Collected) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as events."""
-        task = asyncio.create_task(self._answered(turn, got))
-        waiting = f"{len(turn.selected)} candidates are answering"
+        task = asyncio.create_task(self._told(turn, got))
+        waiting = f"{len(turn.called)} candidates are answering"
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._settings.limits.comment_every_s)
                 if not task.done():
                     yield sse.comment(waiting)
-            outcome = self._noted(turn, task.result())
+            outcome = task.result()
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         async for event in _whole(outcome, turn.request.surface):
             yield event
-
-    def _noted(self, turn: Turn, outcome: Outcome) -> Outcome:
-        """Remember the decision, and charge its tokens to the key."""
-        turn.request.spend(outcome.usage["total_tokens"])
-        return self._remembered(outcome, turn.request)
 
     def _remembered(self, outcome: Outcome, ask: Ask) -> Outcome:
         self._watcher.note(outcome.note(ask.caller.name))
@@ -384,16 +452,6 @@ def _failed(turn: Turn, got: Collected) -> list[str]:
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}{uuid.uuid4().hex}"
-
-
-def _refusal(turn: Turn) -> Outcome:
-    return Outcome(
-        decision_id=turn.decision_id,
-        routed=turn.routed,
-        certificate=turn.routed.certificate,
-        body=turn.request.surface.refusal(turn.decision_id, REFUSAL),
-        overhead_ms=(time.monotonic() - turn.started) * 1e3,
-    )
 
 
 def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:

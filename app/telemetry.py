@@ -15,6 +15,12 @@ class Telemetry:
         self.requests = Counter(
             "racer_requests", "Answered requests", ("route", "status"), registry=self.registry
         )
+        self.connection_refusals = Counter(
+            "racer_connection_refusals",
+            "Connections refused before there was a request, by the status they were told",
+            ("status",),
+            registry=self.registry,
+        )
         self.overhead_seconds = Histogram(
             "racer_overhead_seconds",
             "Time of a decision or an answer without the waiting for candidates",
@@ -30,6 +36,9 @@ class Telemetry:
             "racer_event_loop_lag_seconds",
             "The longest that the event loop was late lately",
             registry=self.registry,
+        )
+        self.tasks = Gauge(
+            "racer_tasks", "Tasks of the event loop that are not over", registry=self.registry
         )
         self.spans_dropped = Counter(
             "racer_spans_dropped", "Spans that did not reach the collector", registry=self.registry

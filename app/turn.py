@@ -47,5 +47,16 @@ class Turn:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """Whom the request calls."""
+        """The set that answers."""
         return self.routed.decision.selected
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Whom the request calls: the set, and everyone else where a sample is judged in full.
+
+        Where nobody is selected, too: a query that was refused for no reason is a miss.
+        """
+        if self.shadow_rate is None:
+            return self.selected
+        pool = self.routed.certificate.pool
+        return (*self.selected, *(name for name in pool if name not in self.selected))

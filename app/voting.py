@@ -56,7 +56,8 @@ async def collect(
 ) -> Collected:
     """Ask these candidates, all at once or in waves, until the vote is decided.
 
-    A failure is noted and does not fail the others. Cancelling cancels every call.
+    A failure is noted and does not fail the others. Cancelling cancels every call;
+    ``into`` then says who had answered and who had not.
 
     Args:
         names: The candidates in the order in which waves take them.
@@ -81,10 +82,10 @@ async def collect(
             if any(task.done() for task in out):  # paid for and here: it votes too
                 continue
             if ballot.decided(got, [*out.values(), *left]):
-                got.cancelled += out.values()
                 got.unasked += left
                 break
     finally:
+        got.cancelled += out.values()
         for task in out:
             task.cancel()
         await asyncio.gather(*out, return_exceptions=True)

@@ -26,7 +26,11 @@ from app.validation import problems
 from racer_core import strict_json
 from racer_core.errors import RacerError
 
+# The parser holds the interpreter while it runs: bound its work, not only its bytes. A key costs
+# ten times what other values do.
 MAX_COMMAS = 250_000
+MAX_KEYS = 50_000
+MAX_FIELDS = 1_000  # of the body itself, which are looked at one by one
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -70,11 +74,29 @@ async def read(request: Request, model: type[ModelT], limit: int) -> tuple[Model
 
 
 def _parse(model: type[ModelT], data: bytes) -> tuple[ModelT, dict[str, Any]]:
-    # The parser holds the interpreter while it runs: bound its work, not only its bytes.
-    if data.count(b",") > MAX_COMMAS:
-        raise TooLarge(f"the body has more than {MAX_COMMAS:,} commas, hence too many values")
+    if data.count(b",") > MAX_KEYS:  # seldom, so that others do not pay for the look
+        _check_size(_outside_of_strings(data))
     raw = strict_json.load_object(data)
+    if len(raw) > MAX_FIELDS:
+        raise TooLarge(f"the body has more than {MAX_FIELDS:,} fields")
     return checked(model, raw), raw
+
+
+def _check_size(structure: bytes) -> None:
+    commas = structure.count(b",")
+    if commas > MAX_COMMAS:
+        raise TooLarge(f"the body has more than {MAX_COMMAS:,} commas, hence too many values")
+    # Every key has a colon, and a comma unless it is the only one or nested too deep to be read.
+    if min(commas, structure.count(b":")) > MAX_KEYS:
+        raise TooLarge(f"the body has more than {MAX_KEYS:,} keys")
+
+
+def _outside_of_strings(data: bytes) -> bytes:
+    """A JSON document without the inside of its strings: a prompt may hold any table."""
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped, they end no string
+    if bare.count(b'"') > 4 * MAX_COMMAS:
+        raise TooLarge(f"the body has more than {2 * MAX_COMMAS:,} texts")
+    return b"".join(bare.split(b'"')[::2])
 
 
 def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:

@@ -15,6 +15,7 @@ from app.surfaces import reading
 from app.surfaces.base import Surface
 from racer_core.errors import InputError
 
+_DONE: Final = "[DONE]"
 _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
 
@@ -29,25 +30,32 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
         for piece in surface.pieces(body):
             yield piece
         return
-    finished = False
+    seen, finished = set[int](), set[int]()
+    said_so = False
     events = _events(name, answer)
     try:
         async with contextlib.aclosing(events):
             async for data in events:
+                if said_so := data.strip() == _DONE:
+                    break
                 piece = surface.piece(name, data)
-                finished = finished or surface.finishes(piece)
+                for choice, ends in surface.ends(piece).items():
+                    seen.add(choice)
+                    if ends:
+                        finished.add(choice)
                 yield piece
     except UpstreamError as exc:
-        # Some servers send no [DONE]; an answer that finished is whole all the same.
-        if not finished or exc.kind not in _BROKEN_OFF:
+        if len(finished) < surface.n or exc.kind not in _BROKEN_OFF:
             raise
-    if not finished:
+    # Some servers know no `n`, and some send no [DONE]. Without it a choice of which nothing came
+    # may have been cut off, so all that were asked for must have finished.
+    if not finished or finished != seen or not (said_so or len(finished) == surface.n):
         raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
     await answer.ended()
 
 
 async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
-    """The data of events, up to ``[DONE]`` or the end."""
+    """The data of events."""
     reader = EventReader()
     while part := await answer.part():
         try:
@@ -55,6 +63,4 @@ async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
         except InputError as exc:
             raise reading.invalid(name) from exc
         for data in events:
-            if data.strip() == "[DONE]":
-                return
             yield data

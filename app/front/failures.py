@@ -6,12 +6,12 @@ proxy everybody has one address, and nobody should be able to lock the others ou
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
 from collections import OrderedDict
 from typing import Final
 
+from app.front.addresses import network
 from app.front.errors import RateLimited
 from app.front.quota import Clock
 
@@ -29,11 +29,11 @@ class Failures:
 
     def note(self, address: str) -> None:
         """Count a wrong key. Raises RateLimited when there were too many."""
-        network, now = _network(address), self._clock()
-        since, count = self._seen.pop(network, (now, 0))
+        where, now = network(address), self._clock()
+        since, count = self._seen.pop(where, (now, 0))
         if now - since >= _WINDOW_S:
             since, count = now, 0
-        self._seen[network] = (since, count + 1)
+        self._seen[where] = (since, count + 1)
         while len(self._seen) > _MOST_ADDRESSES:
             self._seen.popitem(last=False)
         if count >= self._most:
@@ -41,14 +41,3 @@ class Failures:
                 "too many wrong keys from this address",
                 retry_after_s=max(1, math.ceil(since + _WINDOW_S - now)),
             )
-
-
-def _network(address: str) -> str:
-    """One customer has a whole /64 of IPv6 addresses."""
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if parsed.version == 4:
-        return address
-    return str(ipaddress.ip_network((parsed, 64), strict=False))

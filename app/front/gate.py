@@ -22,6 +22,7 @@ from app.front.failures import Failures
 from app.front.hosts import HostCheck
 from app.front.keys import LOCAL, Caller, KeyRing
 from app.front.quota import Quotas, Ticket
+from app.front.turnstile import Turnstile
 from app.settings import Settings
 from racer_core.errors import RacerError
 
@@ -48,6 +49,7 @@ class Gate:
         self._keys = keys
         self._quotas = Quotas(access.keys, settings.limits.in_flight)
         self._failures = Failures(access.failures_per_minute)
+        self._turnstile = Turnstile()
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
         self._drain = drain
@@ -72,7 +74,9 @@ class Gate:
         elif self._drain.begun and match.path == "/readyz":
             await wire.json_response({"status": "draining"}, status=503)(scope, receive, send)
         else:
-            with ticket:
+            with ticket as place:
+                if place is not None and place.is_work:
+                    await self._turnstile.turn()
                 await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
@@ -87,8 +91,10 @@ class Gate:
         if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
             raise CrossSite("a page of another site may not do this")
         caller = self._admin(scope) if match.door == "admin" else self._data(scope)
-        ticket = self._quotas.admit(caller.name, waits_for_room=scope["method"] != "GET")
-        scope["state"] |= {"caller": caller, "quota": ticket}
+        scope["state"]["caller"] = caller  # known, whether or not there is room
+        is_work = scope["method"] != "GET"  # looking at an overloaded gateway is no work
+        ticket = self._quotas.admit(caller.name, is_work=is_work)
+        scope["state"]["quota"] = ticket
         return ticket
 
     def _data(self, scope: Scope) -> Caller:

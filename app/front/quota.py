@@ -66,12 +66,16 @@ class Account:
 
 
 class Ticket:
-    """One admitted request; a context that gives its place back. Handlers report tokens to it."""
+    """One admitted request; a context that gives its place back. Handlers report tokens to it.
 
-    def __init__(self, quotas: Quotas, account: Account, *, waits_for_room: bool) -> None:
+    Attributes:
+        is_work: It counts against the limit of the process.
+    """
+
+    def __init__(self, quotas: Quotas, account: Account, *, is_work: bool) -> None:
         self._quotas = quotas
         self._account = account
-        self._in_flight = waits_for_room
+        self.is_work = is_work
 
     def spend(self, tokens: int) -> None:
         """Count the tokens that this request used, once they are known."""
@@ -87,7 +91,7 @@ class Ticket:
         trace: TracebackType | None,
     ) -> None:
         self._account.running -= 1
-        self._quotas.in_flight -= self._in_flight
+        self._quotas.in_flight -= self.is_work
 
 
 class Quotas:
@@ -99,23 +103,23 @@ class Quotas:
         self._most = in_flight
         self.in_flight = 0
 
-    def admit(self, name: str, *, waits_for_room: bool) -> Ticket:
+    def admit(self, name: str, *, is_work: bool) -> Ticket:
         """Let a request of this key in.
 
         Args:
             name: The key's.
-            waits_for_room: It counts against the limit of the process. Looking at a gateway does
+            is_work: It counts against the limit of the process. Looking at a gateway does
                 not, so that an overloaded one can be looked at.
 
         Raises:
             RateLimited: Which limit is reached, and when there is room again.
         """
-        if waits_for_room and self.in_flight >= self._most:
+        if is_work and self.in_flight >= self._most:
             raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
         account = self._accounts.get(name, self._unlimited)
         account.enter()
-        self.in_flight += waits_for_room
-        return Ticket(self, account, waits_for_room=waits_for_room)
+        self.in_flight += is_work
+        return Ticket(self, account, is_work=is_work)
 
 
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:

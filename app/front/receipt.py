@@ -28,6 +28,8 @@ from uvicorn.server import ServerState
 
 from app import wire
 from app.front.doors import UPLOADS
+from app.front.refusals import Refusals
+from app.front.strangers import Strangers
 from app.settings import Limits
 
 MOST_HEADERS: Final = 100
@@ -36,6 +38,7 @@ SLOWEST_BYTES_PER_S: Final = 2**10  # of a body, on average
 PATIENCE_S: Final = 5.0  # before a body's rate is looked at
 _LOOK_EVERY_S: Final = 1.0
 _LINGER_S: Final = 2.0  # for the rest of a body whose request was answered already
+HURRY_S: Final = 1.0  # for a head with a right key, where an address has no place left
 _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
 
@@ -43,7 +46,9 @@ _LINE_OVERHEAD: Final = 4  # colon, space, line end
 class ReceiptConfig(uvicorn.Config):
     """uvicorn as the gateway runs it: httptools alone, no proxy headers, no logging of its own."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: Limits, strangers: Strangers, refusals: Refusals
+    ) -> None:
         super().__init__(
             app,
             http=Receipt,
@@ -57,6 +62,8 @@ class ReceiptConfig(uvicorn.Config):
             timeout_graceful_shutdown=math.ceil(limits.drain_s),
         )
         self.limits = limits
+        self.strangers = strangers
+        self.refusals = refusals
 
 
 class _Part(enum.Enum):
@@ -85,6 +92,10 @@ class Receipt(HttpToolsProtocol):
         assert isinstance(config, ReceiptConfig)
         self.access_log = False  # the base class has one as soon as anybody handles log lines
         self._limits = config.limits
+        self._strangers = config.strangers
+        self._refusals = config.refusals
+        self._has_place = True  # among the connections of its address
+        self._was_known = False
         self._part = _Part.NOTHING
         self._receiving: asyncio.TimerHandle | None = None
         self._writing: asyncio.TimerHandle | None = None
@@ -101,13 +112,26 @@ class Receipt(HttpToolsProtocol):
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return
-        self._receiving = self.loop.call_later(self._limits.header_s, self._head_is_late)
+        self._has_place = self._strangers.enter(self, self._address)
+        wait_s = self._limits.header_s if self._has_place else HURRY_S
+        self._receiving = self.loop.call_later(wait_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every clock."""
         self._stop_receiving()
         self._stop_writing()
+        self._strangers.leave(self, self._address)
         super().connection_lost(exc)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a request on this connection had a right key: the gate then knows its caller."""
+        cycle = self._answering
+        return self._was_known or (cycle is not None and "caller" in cycle.scope.get("state", {}))
+
+    @property
+    def _address(self) -> str:
+        return "" if self.client is None else self.client[0]
 
     def data_received(self, data: bytes) -> None:
         """Parse; what breaks a rule ends the connection."""
@@ -178,7 +202,10 @@ class Receipt(HttpToolsProtocol):
     # What the answer calls.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._was_known = self.is_known  # this request may come without a key
         self._answering = cycle
+        if not self._has_place:
+            cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -209,7 +236,10 @@ class Receipt(HttpToolsProtocol):
             self._receiving = None
 
     def _head_is_late(self) -> None:
-        if self._part is _Part.NOTHING:  # nothing was asked, so there is nothing to answer
+        if not self._has_place:
+            message = "too many connections of this address have shown no key"
+            self._refuse(_refusal(503, message, "overloaded"))
+        elif self._part is _Part.NOTHING:  # nothing was asked, so there is nothing to answer
             self.transport.close()
         else:
             self._refuse(_too_slow("head"))
@@ -276,6 +306,7 @@ class Receipt(HttpToolsProtocol):
 
     def _refuse(self, refusal: Response) -> None:
         """Answer if it is this message's turn, and close; an answer under way is finished first."""
+        self._refusals.note(refusal.status_code)
         cycle, is_next = self._answering, self._part is _Part.HEAD
         if cycle is not None and not cycle.response_complete:
             if is_next or cycle is not self.cycle:

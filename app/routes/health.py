@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -41,4 +43,5 @@ async def readyz(services: OpenServices) -> Response:
 )
 async def metrics(services: OpenServices) -> Response:
     """Prometheus text format."""
+    services.telemetry.tasks.set(len(asyncio.all_tasks()))
     return Response(services.telemetry.render(), media_type=CONTENT_TYPE_LATEST)

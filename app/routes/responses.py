@@ -72,8 +72,13 @@ def _message(item: InputItem) -> Message:
         return Message(role="tool" if item.type.endswith("_output") else "assistant")
     if not isinstance(item.content, list):
         return Message(role=item.role, content=item.content)
-    parts = [{**part, "type": _PARTS.get(part.get("type", ""), "other")} for part in item.content]
+    parts = [{**part, "type": _kind(part.get("type"))} for part in item.content]
     return Message(role=item.role, content=parts)
+
+
+def _kind(said: object) -> str:
+    """What chat calls a kind of part."""
+    return _PARTS.get(said, "other") if isinstance(said, str) else "other"
 
 
 def _conditions(fields: Mapping[str, Any]) -> dict[str, Any]:

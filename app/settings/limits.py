@@ -31,6 +31,7 @@ class Limits(Frozen):
     buffered_bytes: _Count = 256 * 2**20  # answers in memory, of all requests
     # How many at once.
     connections: _Count = 1024  # from clients
+    connections_per_address: _Count | None = 64  # that have shown no right key
     in_flight: _Count = 256  # requests
     queue: _Count = 256  # queries that wait for the router
     batch: _Count = 32

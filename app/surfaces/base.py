@@ -44,6 +44,11 @@ class Surface(Protocol):
     id_prefix: ClassVar[str]  # how the ids of its answers begin
     end: ClassVar[bytes]  # what ends a stream, after its last event
 
+    @property
+    def n(self) -> int:
+        """How many choices were asked for."""
+        ...
+
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """Parse a whole answer of candidate ``name``. Raises UpstreamError unless it is one."""
         ...
@@ -52,8 +57,12 @@ class Surface(Protocol):
         """Parse one event of its stream. Raises UpstreamError, also when the event is an error."""
         ...
 
-    def finishes(self, piece: Mapping[str, Any]) -> bool:
-        """Whether the answer is whole with this piece."""
+    def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
+        """The choices that this piece is about, and whether each is whole with it."""
+        ...
+
+    def chars(self, piece: Mapping[str, Any]) -> int:
+        """How many characters the candidate wrote with this piece."""
         ...
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -68,9 +68,18 @@ class ChunkedSurface(ABC):
             return [said, finish]
         return [said, finish, {**finish, "choices": [], "usage": body["usage"]}]
 
-    def finishes(self, piece: Mapping[str, Any]) -> bool:
+    def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.surfaces.base.Surface`."""
-        return any(choice.get("finish_reason") for choice in piece["choices"])
+        return {
+            choice.get("index", 0): bool(choice.get("finish_reason")) for choice in piece["choices"]
+        }
+
+    def chars(self, piece: Mapping[str, Any]) -> int:
+        """See :class:`app.surfaces.base.Surface`."""
+        return sum(
+            reading.text_length(choice.get("delta", choice.get("text")))
+            for choice in piece["choices"]
+        )
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
         """See :class:`app.surfaces.base.Surface`."""
@@ -109,7 +118,7 @@ class ChunkedSurface(ABC):
     def live(self, *, decision_id: str, model: str) -> Live:
         """See :class:`app.surfaces.base.Surface`."""
         return LiveChunks(
-            {"id": decision_id, "model": model}, self.finishes, include_usage=self.include_usage
+            {"id": decision_id, "model": model}, self.ends, include_usage=self.include_usage
         )
 
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
@@ -134,12 +143,12 @@ class LiveChunks:
     def __init__(
         self,
         stamp: Mapping[str, Any],
-        finishes: Callable[[Mapping[str, Any]], bool],
+        ends: Callable[[Mapping[str, Any]], Mapping[int, bool]],
         *,
         include_usage: bool,
     ) -> None:
         self._stamp = stamp
-        self._finishes = finishes
+        self._ends = ends
         self._include_usage = include_usage
         self._usage: dict[str, Any] | None = None
         self._finished = False
@@ -160,7 +169,7 @@ class LiveChunks:
         if not chunk["choices"]:
             return []  # the usage chunk: ours comes last, and only if it was asked for
         self._spoke = self._spoke or any(map(_speaks, chunk["choices"]))
-        self._finished = self._finished or self._finishes(chunk)  # choices finish one by one
+        self._finished = self._finished or any(self._ends(chunk).values())
         if not self._finished:
             return [sse.event(chunk)]
         before, self._last = self._last, chunk

@@ -102,6 +102,24 @@ def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
 CHAT_USAGE: Final = {name: name for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
 
 
+_MEDIA: Final = ("image", "audio", "video", "file")
+
+
+def text_length(value: object) -> int:
+    """How many characters of text a JSON value holds; pictures, sound and files are none."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(text_length, cast("list[object]", value)))
+    if not isinstance(value, dict):
+        return 0
+    given = cast("dict[str, object]", value)
+    kind = given.get("type")
+    if isinstance(kind, str) and any(word in kind for word in _MEDIA):
+        return 0
+    return sum(map(text_length, given.values()))
+
+
 def with_usage(usage: object, counted: Mapping[str, int] | None) -> dict[str, Any]:
     """A usage object with its counts replaced; details that only one call knows stay as they are.
 

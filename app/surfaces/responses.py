@@ -30,6 +30,11 @@ class Responses:
     id_prefix: ClassVar[str] = "resp_"
     end: ClassVar[bytes] = b""  # the last event ends it
 
+    @property
+    def n(self) -> int:
+        """One output."""
+        return 1
+
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.surfaces.base.Surface`."""
         return _checked(name, reading.json_object(name, data))
@@ -46,9 +51,13 @@ class Responses:
             _checked(name, reading.as_object(name, piece.get("response")))
         return piece
 
-    def finishes(self, piece: Mapping[str, Any]) -> bool:
+    def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.surfaces.base.Surface`."""
-        return piece["type"] in _WHOLE
+        return {0: piece["type"] in _WHOLE}
+
+    def chars(self, piece: Mapping[str, Any]) -> int:
+        """See :class:`app.surfaces.base.Surface`; what is `done` was a delta before."""
+        return reading.text_length(piece.get("delta"))
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every output item added, its text in one delta, done; then the whole response."""
@@ -181,7 +190,7 @@ class _LiveEvents:
             stamped["response"] = self._surface.stamped(
                 piece["response"], decision_id=self._decision_id, model=self._model
             )
-        if self._surface.finishes(piece):
+        if any(self._surface.ends(piece).values()):
             self._last = stamped
             return []
         return [self._surface.event(stamped)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -23,6 +24,19 @@ class ChosenBy(StrEnum):
     EVERYONE = "everyone"  # no threshold was asked: another kind of request, a failed router
     STRONGEST = "strongest"  # the threshold selected nobody, and the best was called all the same
     OVERRIDDEN = "overridden"  # another set was called: a session's, an observed candidate, a part
+
+
+class Ended(StrEnum):
+    """How the request ended."""
+
+    ANSWERED = "answered"  # with an answer, a refusal, or the decision that was all it asked for
+    CANCELLED = "cancelled"  # its client left before
+    FAILED = "failed"  # with an error: nobody answered to the end, or nobody was to be asked
+
+
+def are_like_rows(reasons: Collection[str]) -> bool:
+    """Whether the query is of the kind that was labelled."""
+    return not _UNLIKE_ROWS & set(reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +65,9 @@ class DecisionNote:
         answered: The candidates that answered.
         shadow_rate: The rate at which the decision was drawn to have everyone called; None when it
             was not drawn.
+        outcome: How the request ended. Decisions are kept however that was, or what is concluded
+            from them would be about patient clients and easy queries.
+        repeated: The query came before, or is one of the rows: it says nothing new.
     """
 
     decision_id: str
@@ -73,11 +90,13 @@ class DecisionNote:
     served_by: str | None = None
     answered: tuple[str, ...] = ()
     shadow_rate: float | None = None
+    outcome: Ended = Ended.ANSWERED
+    repeated: bool = False
 
     @property
     def like_rows(self) -> bool:
         """The query is of the kind that was labelled, and the router scored it."""
-        return self.scores is not None and not _UNLIKE_ROWS & set(self.reasons)
+        return self.scores is not None and are_like_rows(self.reasons)
 
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""
@@ -96,5 +115,6 @@ class DecisionNote:
             said[name] = None if said[name] is None else tuple(said[name])
         said["lambda_hat"] = math.inf if said["lambda_hat"] is None else said["lambda_hat"]
         said["chosen_by"] = ChosenBy(said["chosen_by"])
+        said["outcome"] = Ended(said.get("outcome", Ended.ANSWERED))
         said["neighbours"] = neighbours
         return cls(**said)

@@ -93,12 +93,16 @@ class Drift:
                 self._save()
 
     def see(self, notes: Sequence[DecisionNote]) -> None:
-        """Feed the label-free streams with routed queries, in order."""
+        """Feed the label-free streams with routed queries, in order; a repeat tells nothing new."""
         with self._lock:
             if self._current is None:
                 return
             record = self._current.record
-            fit = [note for note in notes if streams.fits(note, record.id, record.calibration)]
+            fit = [
+                note
+                for note in notes
+                if not note.repeated and streams.fits(note, record.id, record.calibration)
+            ]
             if not fit:
                 return
             statistics = streams.query_statistics(record.calibration, fit)

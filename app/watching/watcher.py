@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
 
@@ -19,11 +19,12 @@ from app.store import Record, Store
 from app.telemetry import Telemetry
 from app.watching import report, streams
 from app.watching.archive import Archive, Known
-from app.watching.decisions import ChosenBy, DecisionNote
+from app.watching.decisions import ChosenBy, DecisionNote, are_like_rows
 from app.watching.drift import Drift
 from app.watching.feedback import Feedback
 from app.watching.journal import Journal
 from app.watching.metrics import WatchingMetrics
+from app.watching.repeats import Repeats
 from app.watching.verification import Verification, verify
 from racer_core.calibration.shadow import is_sampled
 
@@ -60,6 +61,7 @@ class Watcher:
         self._key = key
         self._metrics = WatchingMetrics(telemetry.registry)
         self._archive = Archive(store)
+        self._repeats = Repeats()
         self._dropped = 0
         self._journal = Journal(self._write, self._drop)
         self._drift = None
@@ -81,8 +83,7 @@ class Watcher:
         self._closing = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        if self._drift is not None:
-            await self._active.tell(self._follow)
+        await self._active.tell(self._follow)
         await self._stack.enter_async_context(self._journal)
         housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping of decisions")
         self._stack.push_async_callback(asyncio.wait, [housekeeping])
@@ -103,8 +104,12 @@ class Watcher:
             return ()
         return self._drift.stale(self._active.record().id)
 
+    def repeated(self, fingerprint: bytes, reasons: Collection[str]) -> bool:
+        """Whether a query came before; it has now. Others than rows are like are not remembered."""
+        return are_like_rows(reasons) and self._repeats.saw(fingerprint)
+
     def sampled(self, decision_id: str) -> bool:
-        """Whether everyone is called for this decision."""
+        """Whether everyone is called for this decision, unless its query came before."""
         rate = self._settings.shadow_rate
         return rate > 0.0 and is_sampled(self._key, decision_id.encode(), rate)
 
@@ -196,8 +201,9 @@ class Watcher:
         return "".join(f"{line}\n" for line in lines).encode()
 
     async def _follow(self, record: Record) -> None:
-        assert self._drift is not None
-        await asyncio.to_thread(self._drift.follow, record)
+        self._repeats = await asyncio.to_thread(Repeats, record.calibration.fingerprints)
+        if self._drift is not None:
+            await asyncio.to_thread(self._drift.follow, record)
 
     async def _keep_house(self) -> None:
         while not self._closing.is_set():

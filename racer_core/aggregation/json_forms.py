@@ -23,11 +23,12 @@ _ATTEMPTS: Final = 64
 def json_form(text: str) -> str | None:
     """The canonical form of the JSON in an answer; None where there is none.
 
-    The first ``json`` block, else the whole text, else the first object or list within it. Keys
+    The whole text, else the first ``json`` block, else the first object or list within it. Keys
     are sorted, white space is dropped, and numbers are written alike: 1, 1.0 and 1e0 are equal.
     """
+    text = text.strip()  # what ends at a line end breaks elsewhere than what just ends
     fenced = _FENCED.search(text)
-    for whole in (fenced[1] if fenced else "", text):
+    for whole in (text, fenced[1] if fenced else ""):
         if whole.strip():
             try:
                 return _canonical(strict_json.loads(whole.strip()))

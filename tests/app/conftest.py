@@ -240,7 +240,7 @@ def running(path: Path, environment: dict[str, str]) -> Generator[Gateway]:
     """Serve a configuration in a thread, as ``racer serve`` does in a process."""
     configured, secrets = settings.load(path, environment)
     started = threading.Event()
-    with _Thread(configured, secrets, started) as thread:
+    with ServerThread(configured, secrets, started) as thread:
         host, port = thread.listener.getsockname()[:2]
         gateway = Gateway(f"http://{host}:{port}", configured)
         try:
@@ -249,7 +249,7 @@ def running(path: Path, environment: dict[str, str]) -> Generator[Gateway]:
             gateway.close()
 
 
-class _Thread:
+class ServerThread:
     """The server's event loop in a thread, stopped on the way out."""
 
     def __init__(self, configured: Settings, secrets: Secrets, started: threading.Event) -> None:
@@ -267,7 +267,7 @@ class _Thread:
             self.listener.close()
             self._started.set()
 
-    def __enter__(self) -> _Thread:
+    def __enter__(self) -> ServerThread:
         self._thread.start()
         assert self._started.wait(30)
         if self._error is not None:

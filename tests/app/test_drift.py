@@ -174,6 +174,47 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     watched(tmp_path, story)
 
 
+def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
+    """A health check or a demo, with or without an answer, says one thing once."""
+    gateway = serve(watching={"false_alarm": 0.01})
+    for _ in range(999):
+        gateway.post("/route", json={"query": NOBODY})
+    last = gateway.chat(NOBODY)["id"]
+    assert gateway.get(f"/decisions/{last}").json()["repeated"]
+    alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]
+    assert alarms["raised"] == []
+    assert {name: each["rounds"] for name, each in alarms["streams"].items()} == {
+        "largest_score": 1, "mean_score": 1, "set_size": 1, "risk": 0
+    }  # fmt: skip
+    assert gateway.route(NOBODY)["certificate"]["holds"]
+
+
+def test_a_row_of_the_calibration_is_no_new_query(tmp_path: Path) -> None:
+    """Nor is a query under a new calibration that has it among its rows; others are new there."""
+    row, query = record().calibration.fingerprints[0], b"a query"
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        assert watcher.repeated(row, ())
+        assert not watcher.repeated(query, ())
+        assert watcher.repeated(query, ())
+        await world.active.swap(record(seed=2))
+        assert not watcher.repeated(query, ())
+        assert not watcher.repeated(row, ())
+
+    watched(tmp_path, story, false_alarm=None)
+
+
+def test_a_query_unlike_the_rows_is_not_remembered(tmp_path: Path) -> None:
+    """A later turn that says "yes" does not stand for the question "yes"."""
+
+    async def story(watcher: Watcher, _: Watched) -> None:
+        assert not watcher.repeated(b"yes", ("multi_turn_uncalibrated",))
+        assert not watcher.repeated(b"yes", ())
+        assert not watcher.repeated(b"yes", ("multi_turn_uncalibrated",))
+
+    watched(tmp_path, story)
+
+
 def test_nothing_is_watched_when_the_operator_says_so(tmp_path: Path) -> None:
     """`watching.false_alarm: null`."""
     rng = np.random.default_rng(10)
@@ -509,12 +550,11 @@ def test_an_alarm_is_one_log_line_and_a_metric(
 
 
 def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:
-    """Over HTTP: the same query over and over is a change, and is said in every answer."""
+    """Over HTTP: queries of one kind alone are a change, and it is said in every answer."""
     gateway = serve(watching={"false_alarm": 0.01})
     assert gateway.route(ONE)["certificate"]["holds"]
-    for _ in range(120):
-        last = gateway.route(NOBODY)["decision_id"]
-    gateway.get(f"/decisions/{last}")
+    decided = [gateway.route(f"{NOBODY}{number}")["decision_id"] for number in range(120)]
+    gateway.get(f"/decisions/{decided[-1]}")
     certificate = gateway.route(ONE)["certificate"]
     assert not certificate["holds"]
     raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]

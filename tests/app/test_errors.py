@@ -276,6 +276,27 @@ def test_a_body_over_the_limit_is_refused(small: Gateway, path: str) -> None:
         checked(client.post(path, content=pieces, headers=JSON), 413)
 
 
+TOO_MANY_VALUES = {
+    "values": b'{"metadata": [%s]}' % b",".join([b"1"] * 250_002),
+    "keys": b'{"metadata": {%s}}' % b",".join(b'"%d": 1' % i for i in range(50_002)),
+    "texts": b'"' * 1_000_002 + b"," * 50_001,
+    "fields": b"{%s}" % b",".join(b'"%d": 1' % i for i in range(1_001)),
+}
+
+
+@pytest.mark.parametrize("much", TOO_MANY_VALUES)
+def test_a_body_of_too_many_values_is_refused(gateway: Gateway, much: str) -> None:
+    """Whoever reads them keeps everybody else waiting."""
+    error = checked(send(gateway, "/v1/chat/completions", TOO_MANY_VALUES[much], JSON), 413)
+    assert error["code"] == "too_large"
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "b": "c"}, ' * 30_000, "1,2:3\\," * 100_000])
+def test_a_long_text_may_hold_any_table(gateway: Gateway, text: str) -> None:
+    """What stands in a string is one value, however many commas and keys it has."""
+    assert gateway.ask(text).status_code == 200
+
+
 def test_a_file_over_the_limit_is_refused(small: Gateway) -> None:
     """A form is counted whole."""
     with small.http(ADMIN_KEY) as client:

@@ -231,8 +231,8 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     """Scores and labels as JSON lines, which `POST /calibrate` takes; others are left out."""
     gateway = serve(watching={"shadow_rate": 1.0})
     expected: list[dict[str, Any]] = []
-    for right in ({"adder"}, {"adder"}, set[str]()):
-        answer = gateway.chat(TWO)
+    for number, right in enumerate(({"adder"}, {"adder"}, set[str]())):
+        answer = gateway.chat(f"Compare 3 with 4{number} in one word")
         correct = {name: name in right for name in POOL}
         said(gateway, answer["id"], correct, ADMIN_KEY)
         expected.append({"scores": answer["racer"]["pool_scores"], "correct": correct})

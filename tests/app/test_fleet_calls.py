@@ -384,12 +384,13 @@ def test_a_prompt_that_servers_hang_up_on_does_not_run_through_the_pool() -> Non
         if "poison" in str(exchange.body):
             exchange.writer.transport.abort()
             return
-        arrived.append(exchange)
-        while len(arrived) < 8:  # everybody has a connection of its own
-            await asyncio.sleep(0.001)
+        async with arrived:  # everybody has a connection of its own
+            waiting[0] += 1
+            arrived.notify_all()
+            await arrived.wait_for(lambda: waiting[0] == 8)
         await answers(exchange)
 
-    arrived: list[Exchange] = []
+    arrived, waiting = asyncio.Condition(), [0]
 
     async def test() -> None:
         async with (

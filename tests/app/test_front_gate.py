@@ -300,6 +300,7 @@ def test_one_secret_has_one_name(tmp_path: Path, artifact: Path) -> None:
     "key",
     ["sk-1234" * 4, "changeme-changeme", "a" * 40, "abababababababababab", "x1" * 150,
      hashing.new_key()[:-1], hashing.new_key()[:20] + "A" + hashing.new_key()[21:]],
+    ids=["published", "example", "one letter", "two letters", "too long", "cut", "mistyped"],
 )  # fmt: skip
 def test_a_key_that_could_be_guessed_or_was_cut_is_refused(
     tmp_path: Path, artifact: Path, key: str
@@ -370,43 +371,43 @@ def test_requests_a_minute_are_counted_per_key() -> None:
     now = [0.0]
     quotas = limited(now, requests_per_minute=2)
     for _ in range(2):
-        with quotas.admit("a", waits_for_room=True):
+        with quotas.admit("a", is_work=True):
             pass
     with pytest.raises(RateLimited, match="requests of the minute") as caught:
-        quotas.admit("a", waits_for_room=True)
+        quotas.admit("a", is_work=True)
     assert caught.value.retry_after_s == 30
-    quotas.admit("b", waits_for_room=True)
+    quotas.admit("b", is_work=True)
     now[0] = 30
-    quotas.admit("a", waits_for_room=True)
+    quotas.admit("a", is_work=True)
 
 
 def test_tokens_are_counted_after_the_answer() -> None:
     """An answer may go over; then the key waits until the debt is paid."""
     now = [0.0]
     quotas = limited(now, tokens_per_minute=600)
-    with quotas.admit("a", waits_for_room=True) as ticket:
+    with quotas.admit("a", is_work=True) as ticket:
         ticket.spend(900)
     with pytest.raises(RateLimited, match="tokens of the minute") as caught:
-        quotas.admit("a", waits_for_room=True)
+        quotas.admit("a", is_work=True)
     assert caught.value.retry_after_s == 31
     now[0] = 31
-    quotas.admit("a", waits_for_room=True)
+    quotas.admit("a", is_work=True)
 
 
 def test_a_refused_request_uses_nothing() -> None:
     """Neither a place nor a request of the minute."""
     quotas = limited([0.0], concurrency=1, requests_per_minute=2, in_flight=2)
-    with quotas.admit("a", waits_for_room=True):
+    with quotas.admit("a", is_work=True):
         for _ in range(5):
             with pytest.raises(RateLimited, match="running"):
-                quotas.admit("a", waits_for_room=True)
-        with quotas.admit("b", waits_for_room=True):
+                quotas.admit("a", is_work=True)
+        with quotas.admit("b", is_work=True):
             with pytest.raises(RateLimited, match="gateway"):
-                quotas.admit("b", waits_for_room=True)
-            with quotas.admit("b", waits_for_room=False):  # looking is not working
+                quotas.admit("b", is_work=True)
+            with quotas.admit("b", is_work=False):  # looking is not working
                 assert quotas.in_flight == 2
     assert quotas.in_flight == 0
-    quotas.admit("a", waits_for_room=True)
+    quotas.admit("a", is_work=True)
 
 
 def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(

@@ -8,8 +8,10 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,14 +20,24 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from app.front.receipt import PATIENCE_S, ReceiptConfig
+from app.front.refusals import Refusals
+from app.front.strangers import Strangers
 from app.settings import Limits
+from app.telemetry import Telemetry
 
-HEADER_S, BODY_S, STALLED_S = 0.4, 0.8, 0.8
+from .fake_collector import wait
+
+HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 0.4, 0.8, 0.8, 0.5
 BIG = 64 * 2**20
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Tells what it was sent; ``/early`` answers before the body, ``/late`` a second later."""
+    """Tells what it was sent; ``/early`` answers before the body, ``/late`` a second later.
+
+    A request for ``/known`` counts as one with a right key.
+    """
+    if scope["path"] == "/known":
+        scope["state"]["caller"] = "somebody"
     size, more = 0, scope["path"] != "/early"
     if scope["path"] == "/late":
         await asyncio.sleep(1)
@@ -57,8 +69,17 @@ class Bare:
     """The protocol around a plain application, without the rest of the gateway."""
 
     def __init__(self, **limits: Any) -> None:
-        wanted = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S, **limits}
-        self.server = uvicorn.Server(ReceiptConfig(application, Limits(**wanted)))
+        short = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S}
+        wanted = short | {"connections_per_address": None} | limits
+        self.told = Telemetry()
+        configured = Limits(**wanted)
+        config = ReceiptConfig(
+            application,
+            configured,
+            Strangers(configured.connections_per_address),
+            Refusals(self.told.connection_refusals, every_s=SUMMARY_S),
+        )
+        self.server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(
@@ -73,14 +94,24 @@ class Bare:
         self.server.force_exit = self.server.should_exit = True
         self._thread.join(30)
 
-    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+    def connect(self, receive_buffer: int | None = None, of: str = "127.0.0.1") -> socket.socket:
         """A connection; a small buffer makes a client that reads nothing felt soon."""
         connection = socket.socket()
+        connection.bind((of, 0))
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         connection.settimeout(20)
         connection.connect(("127.0.0.1", self.port))
         return connection
+
+    def refusals(self) -> dict[int, int]:
+        """How many were counted, by status."""
+        [family] = self.told.connection_refusals.collect()
+        return {
+            int(sample.labels["status"]): int(sample.value)
+            for sample in family.samples
+            if sample.name.endswith("_total") and sample.value
+        }
 
     def say(self, data: bytes) -> bytes:
         """Everything that comes back until the server closes."""
@@ -428,6 +459,48 @@ def test_connections_are_counted(start: Callable[..., Bare]) -> None:
     with server.connect() as connection:
         connection.sendall(request(method="GET"))
         assert one(connection)[0] == 200
+
+
+def test_refusals_are_counted_and_summed_up(
+    start: Callable[..., Bare], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each by its status in the metric; in the log one line for all, and none for none."""
+    server = start(connections=1)
+    sent = {
+        400: (b"RUBBISH\r\n\r\n", 3),
+        408: (HEAD, 1),
+        414: (b"GET /" + b"a" * 9_000, 2),
+        431: (LARGE_HEADS["many headers"], 2),
+    }
+    with caplog.at_level("INFO", logger="app.front.refusals"):
+        for status, (data, count) in sent.items():
+            for _ in range(count):
+                assert refused(server.say(data))[0] == status
+                wait(lambda: not open_connections(server))
+        with server.connect() as only, server.connect() as extra:
+            assert refused(rest(extra))[0] == 503
+            only.sendall(request(method="GET"))
+            assert one(only)[0] == 200
+        assert server.refusals() == {status: count for status, (_, count) in sent.items()} | {
+            503: 1
+        }
+        wait(lambda: told(caplog) == server.refusals())
+        server.say(b"RUBBISH\r\n\r\n")
+        wait(lambda: told(caplog) == server.refusals())
+        lines = list(caplog.records)
+        server.say(request("connection: close", method="GET"))
+        time.sleep(2 * SUMMARY_S)
+    assert caplog.records == lines
+    assert all(record.__dict__["fields"]["refused"] for record in lines)
+    gaps = [later.created - one.created for one, later in pairwise(lines)]
+    assert min(gaps) > 0.9 * SUMMARY_S
+    assert {record.getMessage() for record in lines} == {"connections were refused"}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> dict[int, int]:
+    """What the lines say together."""
+    lines = [Counter(record.__dict__["fields"]["refused"]) for record in caplog.records]
+    return dict(sum(lines, Counter[int]()))
 
 
 def open_connections(server: Bare) -> int:

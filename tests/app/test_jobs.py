@@ -467,19 +467,23 @@ def test_a_locked_store_is_busy(serve: Serve, tmp_path: Path) -> None:
     """After five seconds 503 with ``retry-after``; queries are answered all the while."""
     gateway = serve(folder=tmp_path / "locked", store=f"sqlite:///{tmp_path}/locked.db")
     active = gateway.ready()
+    decision = f"/decisions/{gateway.chat(ONE)['racer']['decision_id']}/verify"
+    assert gateway.post(decision, ADMIN_KEY).status_code == 200  # it is written
     other = sqlite3.connect(tmp_path / "locked.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     try:
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(2) as threads:
             begun = time.monotonic()
-            waiting = thread.submit(send, gateway, many(20))
+            waiting = threads.submit(send, gateway, many(20))
+            reading = threads.submit(gateway.post, decision, ADMIN_KEY)
             while not waiting.done():
                 assert gateway.route(ONE)["selected"]
-            response = waiting.result()
+            responses = [waiting.result(), reading.result()]
         assert time.monotonic() - begun > 4
-        assert response.status_code == 503, response.text
-        assert response.json()["error"]["code"] == "store_busy"
-        assert response.headers["retry-after"] == "1"
+        for response in responses:
+            assert response.status_code == 503, response.text
+            assert response.json()["error"]["code"] == "store_busy"
+            assert response.headers["retry-after"] == "1"
     finally:
         other.execute("ROLLBACK")
         other.close()

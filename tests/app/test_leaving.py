@@ -16,12 +16,12 @@ EVERYONE = {"alpha": 0.001}
 LONG = "a long answer " * 20
 
 
-def opened(gateway: Gateway, path: str, body: dict[str, Any]) -> socket.socket:
+def opened(gateway: Gateway, path: str, body: dict[str, Any], key: str = DATA_KEY) -> socket.socket:
     """A connection with one request on it."""
     host, port = gateway.url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {DATA_KEY}\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     connection = socket.create_connection((host, int(port)), timeout=10)

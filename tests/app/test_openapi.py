@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.front.doors import DOORS
 
-from .conftest import Gateway
+from .conftest import ADMIN_KEY, DATA_KEY, Gateway, Serve
 
 ENDPOINTS = {
     "/route": {"post"},
@@ -49,6 +49,40 @@ def test_the_description_lists_every_endpoint(gateway: Gateway) -> None:
     assert described == {door.replace(":path", "") for door in DOORS} - UNDESCRIBED
     for methods in document["paths"].values():
         assert all(operation["summary"] for operation in methods.values())
+
+
+def test_locks_are_those_of_the_doors(gateway: Gateway) -> None:
+    """Every operation names the keys that open it; both are schemes that clients know."""
+    document = gateway.get("/openapi.json", None).json()
+    schemes = document["components"]["securitySchemes"]
+    kinds = {name: (each["type"], each["scheme"]) for name, each in schemes.items()}
+    assert kinds == {"data_key": ("http", "bearer"), "admin_key": ("http", "bearer")}
+    keys = {"public": [], "data": ["data_key", "admin_key"], "admin": ["admin_key"]}
+    named = {
+        f"{method.upper()} {path}": operation["security"]
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    assert named == {
+        name: [{key: []} for key in keys[door]]
+        for route, door in DOORS.items()
+        if (name := route.replace(":path", "")) not in UNDESCRIBED
+    }
+
+
+def test_locks_tell_the_truth(serve: Serve) -> None:
+    """Nobody, a data key and an admin key get past the gate exactly where the description says."""
+    gateway = serve(calibrated=False)
+    document = gateway.get("/openapi.json", None).json()
+    presented = {None: None, "data_key": DATA_KEY, "admin_key": ADMIN_KEY}
+    for name, key in presented.items():
+        with gateway.http(key) as client:
+            for path, operations in document["paths"].items():
+                for method, operation in operations.items():
+                    opened_by = [scheme for each in operation["security"] for scheme in each]
+                    status = client.request(method, path, content=b"-").status_code
+                    is_let_in = status not in (401, 403)
+                    assert is_let_in == (not opened_by or name in opened_by), (method, path, name)
 
 
 def test_bodies_are_described(gateway: Gateway) -> None:

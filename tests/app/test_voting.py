@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, until, user
+from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, until
 from .fake_pool import FakePool
 
 EVERYONE = {"alpha": 0.001}  # the whole pool is called
@@ -382,11 +382,35 @@ def test_in_a_shadow_decision_the_others_do_not_outvote_a_failure(
     assert reasons(answer) == ["candidate_failed:adder"]
 
 
-def test_a_refusal_calls_nobody_in_a_shadow_sample_either(serve: Serve, pool: FakePool) -> None:
-    """Nobody is called where nobody was selected."""
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_shadow_decision_that_refuses_asks_everyone_and_refuses(
+    serve: Serve, pool: FakePool, stream: bool
+) -> None:
+    """Whether the refusal was right is part of the risk; the answers are told, and do not vote."""
     gateway = serve(watching={"shadow_rate": 1.0})
-    response = gateway.post(
-        "/v1/chat/completions", json={"model": "auto", "messages": user(NOBODY)}
-    )
-    assert response.json()["racer"]["abstained"] is True
-    assert pool.asked() == []
+    pool.say("adder", "7")
+    pool.fail("poet", FAILS_AT_ONCE)
+    response = gateway.ask(NOBODY, stream=stream)
+    if stream:
+        events = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
+        chunks = [json.loads(each) for each in events if each.startswith("{")]
+        racer = chunks[-1]["racer"]
+        text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    else:
+        body = response.json()
+        racer, text = body["racer"], body["choices"][0]["message"]["content"]
+        assert body["usage"]["total_tokens"] == sum(each["total_tokens"] for each in racer["usage"])
+    assert pool.asked() == sorted(POOL)
+    assert "none answers" in text
+    assert (racer["abstained"], racer["served_by"], racer["votes"]) == (True, None, {})
+    assert racer["answers"] == {"adder": "7", "speller": "42"}
+    assert racer["certificate"]["holds"] is True
+
+
+@pytest.mark.parametrize("path", ["plain", "streaming"])
+def test_a_query_that_came_before_is_not_sampled(serve: Serve, pool: FakePool, path: str) -> None:
+    """A sample of repeats would be about the loudest client; and it would be paid for each time."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    gateway.route(ONE)
+    gateway.ask(ONE, stream=path == "streaming")
+    assert pool.asked() == ["adder"]

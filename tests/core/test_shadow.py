@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.monitoring import RiskEProcess
 from racer_core.calibration.shadow import (
     RIGHT,
     UNKNOWN,
@@ -284,3 +286,74 @@ def test_feedback_that_does_not_fit_is_refused(verdicts, selected, null, r):
         feedback_bounds(
             np.array(verdicts, np.int8), np.array(selected), np.array(null), ANSWERABLE, r
         )
+
+
+# --- refusals belong to the sample --------------------------------------------------------------
+
+TAU = 0.45  # of these queries every fifth is refused
+
+
+def queries(rng, count, *, hopeless_right):
+    """Scores and labels; those that will be refused are right with this chance, others by f."""
+    scores = rng.beta(2.0, 2.0, (count, 3))
+    hopeless = 1.0 - scores.max(axis=1) >= TAU
+    chances = np.where(hopeless[:, None], hopeless_right, scores)
+    return scores, rng.random(scores.shape) < chances
+
+
+def calibrated(rng, *, hopeless_right):
+    """A calibration that refuses, on 600 rows at alpha 0.2."""
+    scores, labels = queries(rng, 600, hopeless_right=hopeless_right)
+    return Calibration(
+        pool=("a", "b", "c"),
+        fingerprints=tuple(b"%d" % number for number in range(600)),
+        scores=scores,
+        labels=labels,
+        options=CalibrationOptions(alpha=0.2, null_threshold=TAU),
+    )
+
+
+def judged(calibration, scores, labels):
+    """The losses of those that somebody answers right, and which of these were refused."""
+    options = calibration.options
+    threshold = calibration.lambda_hat(options.alpha, options.score)
+    sets = calibration.sets(scores, [b""] * len(scores), threshold, options.score)
+    counts = labels.any(axis=1)
+    misses = ~(labels & sets.selected).any(axis=1)
+    return misses[counts].astype(float), ~sets.selected.any(axis=1)[counts]
+
+
+def test_the_sample_holds_the_risk_only_with_refusals_in_it():
+    """Truth from 200,000 queries; the interval of 5,000 misses it with probability 1e-6.
+
+    Negative control: without the refused, whose refusals are misses, it lies below the truth.
+    """
+    rng = np.random.default_rng(71)
+    calibration = calibrated(rng, hopeless_right=0.1)
+    truth = judged(calibration, *queries(rng, 200_000, hopeless_right=0.1))[0].mean()
+    losses, refused = judged(calibration, *queries(rng, 5_000, hopeless_right=0.1))
+
+    def interval(of):
+        return estimate_risk(of, np.ones(of.size), of.size, delta=FALSE_ALARM)
+
+    whole, called = interval(losses), interval(losses[~refused])
+    assert whole.lower <= truth <= whole.upper
+    assert called.upper < truth
+
+
+def test_wrong_refusals_are_seen_only_in_a_sample_with_refusals():
+    """Nothing changes but that somebody can now answer what is refused. Level 1e-6.
+
+    Before it no alarm in 600 queries; after it one within 3,000. A sample of the called alone
+    is blind to it.
+    """
+    rng = np.random.default_rng(72)
+    calibration = calibrated(rng, hopeless_right=0.0)
+    seen, blind = (RiskEProcess(calibration.risk_q95(0.2), level=FALSE_ALARM) for _ in range(2))
+    for count, hopeless_right, alarms in ((600, 0.0, False), (3_000, 1.0, True)):
+        losses, refused = judged(calibration, *queries(rng, count, hopeless_right=hopeless_right))
+        for loss, was_refused in zip(losses.tolist(), refused, strict=True):
+            seen.update(loss)
+            if not was_refused:
+                blind.update(loss)
+        assert (seen.alarmed, blind.alarmed) == (alarms, False)

@@ -2,10 +2,12 @@
 
 import http.server
 import importlib.metadata
+import shutil
 import socket
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +72,22 @@ def test_what_the_package_needs_is_copied():
 def test_nothing_else_reaches_the_build(path):
     """Red when keys, stores or history could end up in an image."""
     assert path in dockerfile.Ignore.read()
+
+
+def test_the_extras_that_serving_can_need_are_installed(tmp_path):
+    """Red when a configuration asks for what the image lacks: it has no pip to add it with."""
+    [text] = [each.text for each in BUILDER.all("RUN") if "requirements.txt" in each.text]
+    written, _, install = text.partition("&&")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    subprocess.run(written, shell=True, cwd=tmp_path, env={"PATH": path}, check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["label"], *extras["otel"], *extras["parquet"]]
+    assert (tmp_path / "requirements.txt").read_text("utf-8").split("\n")[:-1] == wanted
+    assert install.split() == [
+        "pip", "install", "--constraint", "constraints.txt", "--requirement", "requirements.txt",
+    ]  # fmt: skip
 
 
 def test_the_runtime_copies_just_the_environment():

@@ -59,10 +59,14 @@ class Bench:
 
     @contextmanager
     def gateway(
-        self, name: str, limits: Limits = USUAL, moved: Mapping[str, str] | None = None
+        self,
+        name: str,
+        limits: Limits = USUAL,
+        moved: Mapping[str, str] | None = None,
+        replicas: Sequence[str] | None = None,
     ) -> Generator[Gateway]:
         """A calibrated gateway; see :meth:`configure`."""
-        path = self.configure(name, limits, moved)
+        path = self.configure(name, limits, moved, replicas)
         with running(path, self.environment) as gateway:
             _complete(gateway)
             yield gateway
@@ -72,6 +76,7 @@ class Bench:
         name: str,
         limits: Limits = USUAL,
         moved: Mapping[str, str] | None = None,
+        replicas: Sequence[str] | None = None,
         **changes: Any,
     ) -> Path:
         """Write a configuration; a calibration is active in its store.
@@ -80,6 +85,7 @@ class Bench:
             name: Of a folder.
             limits: How long, and how much.
             moved: Candidates that are not at the upstream but at these base URLs.
+            replicas: Where every candidate is, instead of at one URL.
             changes: Other fields of the configuration.
         """
         path = configure(
@@ -90,6 +96,7 @@ class Bench:
                 f"{self.upstream.url}/v1",
                 timeout_s=limits.candidate_s,
                 api_key_env=_KEY,
+                **({} if replicas is None else {"base_url": None, "base_urls": [*replicas]}),
                 **{each: {"base_url": url} for each, url in (moved or {}).items()},
             ),
             limits={"answer_bytes": limits.answer_bytes, "deadline_s": limits.request_s},

@@ -6,7 +6,8 @@ ends when its standard input does. Every model is healthy until told otherwise::
     PUT /_plan {"cell": "", "modes": {"adder": "status:429:7"}}
     GET /_log?cell=      what it was asked, how each call ended, and what the trap saw
 
-A mode may have an argument after a colon. Requests can be told apart by cell: the field ``user`` of
+A mode may have an argument after a colon; with ``first then second`` later calls see the second,
+as a retry does. Requests can be told apart by cell: the field ``user`` of
 a request names its cell, which has a plan and a log of its own; without one the cell is empty.
 """
 
@@ -17,6 +18,7 @@ import asyncio
 import json
 import ssl
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -110,6 +112,7 @@ MODES: Final[Mapping[str, tuple[str, Play]]] = {
     "unicode": ("sends odd characters; see `documents.TEXTS`", documents.unicode),
     "inject": ("gives orders to whoever merges answers", documents.inject),
 }
+THEN: Final = " then "
 _TLS: Final = b"\x16"  # what a TLS client says first
 _LONGEST_S: Final = 60.0  # no mode runs longer, whoever forgot to close
 
@@ -128,7 +131,7 @@ class Upstream:
     def __init__(self) -> None:
         self.trap_url = ""
         self._plans: dict[str, Mapping[str, str]] = {}
-        self._log: list[Entry] = []
+        self._log = defaultdict[str, list[Entry]](list)  # by cell
         self._connections = 0
         self._trapped = 0
 
@@ -163,7 +166,10 @@ class Upstream:
     ) -> bytes | None:
         """Play the mode. Returns the first byte of the next request; None when there is none."""
         cell = str(request.body.get("user") or "")
-        mode = self._plans.get(cell, {}).get(request.model, "healthy")
+        log = self._log[cell]
+        modes = self._plans.get(cell, {}).get(request.model, "healthy").split(THEN)
+        before = sum(each.model == request.model for each in log)
+        mode = modes[min(before, len(modes) - 1)]
         entry = Entry(
             cell=cell,
             model=request.model,
@@ -172,7 +178,7 @@ class Upstream:
             connection=number,
             accepted=now(),
         )
-        self._log.append(entry)
+        log.append(entry)
         exchange = Exchange(request, entry, writer, self.trap_url)
         play, argument = find(mode)
         playing = asyncio.create_task(_limited(play, exchange, argument))
@@ -203,12 +209,13 @@ class Upstream:
         url = urlsplit(request.target)
         told: Any = {}
         if url.path == "/_plan":
-            for mode in request.body["modes"].values():
-                find(mode)  # a typo is an error here, where the test sees it
+            for modes in request.body["modes"].values():
+                for mode in modes.split(THEN):
+                    find(mode)  # a typo is an error here, where the test sees it
             self._plans[request.body["cell"]] = request.body["modes"]
         elif url.path == "/_log":
             cell = parse_qs(url.query, keep_blank_values=True).get("cell", [""])[0]
-            entries = [asdict(entry) for entry in self._log if entry.cell == cell]
+            entries = [asdict(entry) for entry in self._log[cell]]
             told = {"entries": entries, "trapped": self._trapped}
         data = json.dumps(told).encode()
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data))

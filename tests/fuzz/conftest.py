@@ -5,6 +5,12 @@ from hypothesis import HealthCheck, settings
 from tests.app.conftest import _pool as _pool
 from tests.app.conftest import artifact as artifact
 
+# Not derandomised, or every run would look at the same examples once more.
 settings.register_profile(
-    "fuzz", deadline=None, max_examples=100_000, suppress_health_check=[HealthCheck.too_slow]
+    "fuzz",
+    deadline=None,
+    derandomize=False,
+    max_examples=100_000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )

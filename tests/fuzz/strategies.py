@@ -35,19 +35,30 @@ _JSON_PIECES = [
 ]
 
 
+# Drawn at once, where a document is drawn piece by piece: so others may be read deep within.
+odd = st.sampled_from(
+    [
+        *("null", "true", "0", "-1", "1.5", "1e308", str(2**63), str(10**400)),
+        *('""', '"x"', r'"\u2028"', r'"\u0000"', "[]", "{}", "[[]]", "[{}]", '["x"]', '{"": null}'),
+        *('{"type": []}', '{"type": {}}', '[{"type": null}]', '{"x": [1, "x"]}'),
+    ]
+).map(json.loads)
+
+
 def mostly(strategy: Strategy) -> Strategy:
     """Something as it should be, and now and then anything else."""
-    return st.one_of(strategy, strategy, strategy, documents)
+    return st.one_of(strategy, strategy, strategy, odd)
 
 
-def objects(fields: dict[str, Strategy]) -> Strategy:
-    """An object with some of these fields, each mostly as it should be, and others."""
-    known = st.fixed_dictionaries({}, optional={n: mostly(each) for n, each in fields.items()})
-    whole = st.fixed_dictionaries({name: mostly(each) for name, each in fields.items()})
-    return st.one_of(known, whole, st.builds(lambda a, b: {**a, **b}, documents_by_name, known))
-
-
-documents_by_name = st.dictionaries(st.text(max_size=4), documents, max_size=2)
+@st.composite
+def objects(draw: st.DrawFn, fields: dict[str, Strategy]) -> dict[str, Any]:
+    """An object with all of these fields or some; now and then a few of its values are others."""
+    whole = st.fixed_dictionaries(fields)
+    value: dict[str, Any] = draw(st.one_of(whole, st.fixed_dictionaries({}, optional=fields)))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 0, 1, 2]))):
+        name = draw(st.sampled_from([*fields, "x", "\u2028"]))
+        value[name] = draw(st.one_of(odd, documents))
+    return value
 
 
 def written(values: Strategy) -> Strategy:
@@ -61,10 +72,13 @@ def written(values: Strategy) -> Strategy:
 
 
 def texts(pieces: Sequence[str]) -> Strategy:
-    """These pieces in any order, with any text between them."""
-    return st.lists(st.one_of(st.sampled_from(pieces), st.text(max_size=3)), max_size=16).map(
-        "".join
-    )
+    """These pieces in any order, with other characters between them.
+
+    A byte stands for each: bytes are drawn at once, and a list is not.
+    """
+    table = [*pieces, *map(chr, range(len(pieces), 256))]
+    few, many = st.binary(max_size=8), st.binary(min_size=8, max_size=64)
+    return st.one_of(few, many).map(lambda drawn: "".join([table[each] for each in drawn]))
 
 
 json_texts = st.one_of(written(documents), texts(_JSON_PIECES))

@@ -8,6 +8,8 @@ import io
 import json
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -79,11 +81,23 @@ def _tables(draw: st.DrawFn) -> bytes:
     return out.getvalue().encode()
 
 
+def _parquet(row: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pyarrow.Table.from_pylist([row] * 3), out)
+    return out.getvalue()
+
+
 FILES = {
     "rows.jsonl": _lines(),
     "rows.json": _documents,
     "rows.csv": _tables(),
     "rows.jsonl.gz": _lines().map(lambda data: gzip.compress(data, mtime=0)),
+    "rows.parquet": st.sampled_from(
+        [
+            _parquet({"query": "x", "a": True, "b": False}),
+            _parquet({"query": "é", "correct": ["a"], "candidates": ["a", "b"]}),
+        ]
+    ),
 }
 
 
@@ -132,7 +146,7 @@ class _Dribble(io.BytesIO):
 def test_rows_do_not_depend_on_how_a_file_arrives(file: tuple[str, bytes], most: int) -> None:
     """Whatever is at hand when: values, characters and line ends may be cut anywhere."""
     name, data = file
-    if name.endswith(".gz"):
+    if name.endswith((".gz", ".parquet")):  # neither is read as it comes
         return
 
     def read(source: io.BytesIO) -> Any:
@@ -177,7 +191,7 @@ def test_any_upload_is_columns_or_an_error(
     assert columns.tell() > 0
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
 def test_what_is_made_here_is_often_rows(name: str) -> None:
     """Red when the examples above are all refused at their first byte."""
     read: list[bool] = []

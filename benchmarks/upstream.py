@@ -1,0 +1,120 @@
+"""Candidates in a process of their own: right answers after a set time, and faults on request.
+
+    python benchmarks/upstream.py --latency-ms 20
+
+Prints its port once it listens. Nothing is remembered of a request.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+
+import httptools
+import queries
+import uvloop
+
+_HEAD = b"HTTP/1.1 %d X\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+_USAGE = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
+
+
+class Candidates(asyncio.Protocol):
+    """One connection of the gateway; requests on it come one after the other."""
+
+    def __init__(self, latency_s: float) -> None:
+        self._latency_s = latency_s
+        self._parser = httptools.HttpRequestParser(self)
+        self._body = b""
+        self._pending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Keep what is written to."""
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget what was to be said."""
+        if self._pending is not None:
+            self._pending.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse."""
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        """A new request."""
+        self._body = b""
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of it."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """Think for a while, then answer or break."""
+        asked = json.loads(self._body)
+        query = asked["messages"][-1]["content"]
+        fault = queries.fault(asked["model"], query)
+        if fault == "hang":
+            return
+        delay_s = self._latency_s * random.uniform(0.75, 1.25)
+        loop = asyncio.get_running_loop()
+        self._pending = loop.call_later(delay_s, self._answer, asked, query, fault)
+
+    def _answer(self, asked: dict, query: str, fault: str | None) -> None:
+        if fault == "status":
+            self._transport.write(_whole(b"{}", status=500))
+        elif fault == "garbage":
+            self._transport.write(_whole(b"\x00 no json"))
+        elif asked.get("stream"):
+            pieces = _events(asked["model"], queries.answer(query))
+            self._transport.write(_STREAM + b"".join(pieces[: 2 if fault else None]))
+        else:
+            data = _whole(json.dumps(_completion(asked["model"], queries.answer(query))).encode())
+            self._transport.write(data[: -20 if fault else None])
+        if fault == "cut":
+            self._transport.close()
+
+
+def _whole(body: bytes, *, status: int = 200) -> bytes:
+    return _HEAD % (status, b"application/json", len(body)) + body
+
+
+def _completion(model: str, text: str) -> dict:
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return _document(model, "chat.completion", [choice]) | {"usage": _USAGE}
+
+
+def _events(model: str, text: str) -> list[bytes]:
+    deltas = [{"role": "assistant", "content": ""}, *({"content": letter} for letter in text), {}]
+    said = [
+        _document(
+            model,
+            "chat.completion.chunk",
+            [{"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}],
+        )
+        for delta in deltas
+    ]
+    said.append(_document(model, "chat.completion.chunk", []) | {"usage": _USAGE})
+    lines = [*(f"data: {json.dumps(each)}\n\n".encode() for each in said), b"data: [DONE]\n\n"]
+    return [*(b"%x\r\n%b\r\n" % (len(line), line) for line in lines), b"0\r\n\r\n"]
+
+
+def _document(model: str, kind: str, choices: list[dict]) -> dict:
+    return {"id": "x", "object": kind, "created": 0, "model": model, "choices": choices}
+
+
+async def serve(latency_s: float) -> None:
+    """Listen on a free port until killed."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Candidates(latency_s), "127.0.0.1", 0, backlog=4096)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--latency-ms", type=float, default=20)
+    uvloop.run(serve(parser.parse_args().latency_ms / 1e3))

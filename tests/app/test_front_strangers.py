@@ -1,0 +1,199 @@
+"""Places for connections on which no right key was shown yet, by client address."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.front import hashing
+from app.front.addresses import network
+from app.front.receipt import HURRY_S
+from app.front.strangers import Strangers
+
+from .conftest import DATA_KEY, ENVIRONMENT, Gateway, Serve
+from .fake_collector import wait
+from .test_front_receipt import Bare, one, open_connections, refused, request, rest, start
+
+__all__ = ["start"]  # the fixture
+
+LONG_S = 300.0  # no deadline but a stranger's
+KNOWN = request(path="/known", method="GET")
+UNKNOWN = request(path="/", method="GET")
+
+
+@dataclass(eq=False)
+class Someone:
+    """A connection without a socket."""
+
+    is_known: bool = False
+
+
+@given(
+    st.integers(1, 4), st.lists(st.tuples(st.integers(0, 2), st.sampled_from("eek-l")), max_size=60)
+)
+def test_places_are_those_of_strangers_inside(most: int, steps: list[tuple[int, str]]) -> None:
+    """A visitor gets a place exactly when fewer strangers than places are inside."""
+    strangers = Strangers(most)
+    inside: dict[int, list[Someone]] = {address: [] for address in range(3)}
+    for address, step in steps:
+        here = inside[address]
+        if step == "e":
+            visitor = Someone()
+            has_place = strangers.enter(visitor, f"10.0.0.{address}")
+            assert has_place == (sum(not each.is_known for each in here) < most)
+            if has_place:
+                here.append(visitor)
+        elif step == "k" and here:
+            here[-1].is_known = True
+        elif step == "l" and here:
+            strangers.leave(here.pop(0), f"10.0.0.{address}")
+    for address, here in inside.items():
+        for each in here:
+            strangers.leave(each, f"10.0.0.{address}")
+    assert vars(strangers)["_inside"] == {}
+
+
+@pytest.mark.parametrize(
+    ("address", "whole"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:0:1::7", "2001:db8:0:1::/64"),
+        ("2001:db8:0:1:ffff::", "2001:db8:0:1::/64"),
+        ("2001:db8:0:2::7", "2001:db8:0:2::/64"),
+        ("", ""),
+    ],
+)
+def test_what_counts_as_one_address(address: str, whole: str) -> None:
+    """An IPv4 address is one even on an IPv6 socket; of IPv6 the customer's network is."""
+    assert network(address) == whole
+
+
+def silent(server: Bare, stack: ExitStack, count: int) -> list[socket.socket]:
+    """Connections that say nothing, once the server has them all."""
+    before = open_connections(server)
+    made = [stack.enter_context(server.connect()) for _ in range(count)]
+    wait(lambda: open_connections(server) == before + count)
+    return made
+
+
+def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -> None:
+    """After a moment, long before a head is due; other addresses have places of their own."""
+    server = start(connections_per_address=3, header_s=LONG_S)
+    with ExitStack() as stack:
+        first = silent(server, stack, 3)
+        begun = time.monotonic()
+        with server.connect() as extra:
+            answer = rest(extra)
+        assert refused(answer) == (503, "overloaded")
+        assert b"retry-after" in answer
+        assert HURRY_S * 0.9 < time.monotonic() - begun < HURRY_S * 10
+        with server.connect(of="127.0.0.2") as elsewhere:
+            time.sleep(1.5 * HURRY_S)
+            elsewhere.sendall(UNKNOWN)
+            assert one(elsewhere)[0] == 200
+        assert server.refusals() == {503: 1}
+        first[0].close()
+        wait(lambda: open_connections(server) == 2)
+        [late] = silent(server, stack, 1)
+        time.sleep(1.5 * HURRY_S)
+        late.sendall(UNKNOWN)
+        assert one(late)[0] == 200
+
+
+def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]) -> None:
+    """Nobody shuts others out: at once, and without a place the connection ends afterwards."""
+    server = start(connections_per_address=3, header_s=LONG_S)
+    with ExitStack() as stack:
+        silent(server, stack, 3)
+        with server.connect() as extra:
+            extra.sendall(KNOWN + UNKNOWN)
+            assert one(extra)[0] == 200
+            assert rest(extra) == b""
+    assert server.refusals() == {}
+
+
+def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) -> None:
+    """From its first request on, while that is still answered, and whatever comes afterwards."""
+    server = start(connections_per_address=2, header_s=LONG_S)
+    with ExitStack() as stack:
+        for _ in range(6):
+            [client] = silent(server, stack, 1)
+            for asked in (KNOWN, UNKNOWN):
+                client.sendall(asked)
+                assert one(client)[0] == 200
+        [busy] = silent(server, stack, 1)
+        busy.sendall(request("content-length: 4", path="/known", body=b"12"))
+        silent(server, stack, 2)
+        with server.connect() as extra:
+            assert refused(rest(extra))[0] == 503
+
+
+def connect(gateway: Gateway) -> socket.socket:
+    """A connection of one's own."""
+    host, _, port = gateway.url.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def asked(connection: socket.socket, key: str | None) -> int:
+    """The status of one request for the models."""
+    keys = [] if key is None else [f"authorization: Bearer {key}"]
+    connection.sendall(request(*keys, path="/v1/models", method="GET", host="host: localhost"))
+    return one(connection)[0]
+
+
+def entered(gateway: Gateway, key: str, status: int) -> socket.socket:
+    """A connection on which this key was shown."""
+    connection = connect(gateway)
+    assert asked(connection, key) == status
+    return connection
+
+
+@pytest.mark.parametrize("most", [2, None])
+def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | None) -> None:
+    """Wrong keys and none keep a place, right ones give it up; null is no limit."""
+    gateway = serve(limits={"connections_per_address": most, "header_s": LONG_S})
+    with ExitStack() as stack:
+        clients = [stack.enter_context(entered(gateway, DATA_KEY, 200)) for _ in range(3)]
+        wrong = stack.enter_context(entered(gateway, "a-wrong-key-of-nobody", 401))
+        silent = stack.enter_context(connect(gateway))
+        entered(gateway, DATA_KEY, 200).close()  # by now the silent one is in
+        extra = stack.enter_context(connect(gateway))
+        if most is None:
+            time.sleep(1.5 * HURRY_S)
+            assert asked(extra, None) == 401
+        else:
+            assert refused(rest(extra)) == (503, "overloaded")
+        with connect(gateway) as late:
+            assert asked(late, DATA_KEY) == 200
+        assert [asked(each, DATA_KEY) for each in (*clients, wrong, silent)] == [200] * 5
+
+
+def test_a_right_key_is_known_even_where_it_is_refused(serve: Serve) -> None:
+    """Who has used up a quota is told so, keeps the connection and takes no stranger's place."""
+    key = hashing.new_key()
+    entry = {"name": "team-a", "hash": hashing.written(key, hashing.new_salt())}
+    limits = {"connections_per_address": 1, "header_s": LONG_S}
+    gateway = serve(access={"keys": [entry | {"requests_per_minute": 1}]}, limits=limits)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(entered(gateway, key, status)) for status in (200, 429, 429)]
+        assert [asked(each, key) for each in clients] == [429] * 3
+
+
+def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
+    """Where nobody can show a key, nobody has to."""
+    admin_alone = {name: key for name, key in ENVIRONMENT.items() if "ADMIN" in name}
+    gateway = serve(
+        environment=admin_alone, limits={"connections_per_address": 1}, calibrated=False
+    )
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(connect(gateway)) for _ in range(5)]
+        time.sleep(1.5 * HURRY_S)
+        assert [asked(each, None) for each in strangers] == [200] * 5

@@ -1,0 +1,227 @@
+"""However a request ends, its decision is kept once and what it cost is charged."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.front import hashing
+from app.meter import Meter, prompt_tokens
+from app.surfaces.base import Surface
+from app.surfaces.chat import Chat
+from app.surfaces.completions import Completions
+from app.surfaces.responses import Responses
+
+from .conftest import ENVIRONMENT, NOBODY, ONE, TWO, Gateway, Serve, configure, running, until, user
+from .fake_pool import FakePool
+from .test_leaving import CHAT, LONG, left, opened
+
+KEYS = [f"key-number-{number}-of-the-tests" for number in range(12)]
+Kept = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def limited(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with keys that may use five tokens a minute: less than a prompt has."""
+    salt = hashing.new_salt()
+    keys = [
+        {"name": key, "hash": hashing.written(key, salt), "tokens_per_minute": 5} for key in KEYS
+    ]
+    folder = tmp_path_factory.mktemp("limited")
+    path = configure(folder, artifact, _pool.url, access={"keys": keys})
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        yield gateway
+
+
+def kept(gateway: Gateway, key: str) -> Kept:
+    """What is remembered of a key's decisions, once something is."""
+    path = gateway.settings.store.removeprefix("sqlite:///")
+
+    def documents() -> Kept:
+        with closing(sqlite3.connect(path)) as store:
+            found = store.execute("SELECT document FROM decisions WHERE key = ?", [key])
+            return [json.loads(document) for (document,) in found]
+
+    assert until(lambda: bool(documents()), 10)
+    return documents()
+
+
+def spent(gateway: Gateway, key: str) -> bool:
+    """Whether the key has used its tokens."""
+    return gateway.get("/v1/models", key).status_code == 429
+
+
+LEFT = [
+    pytest.param(CHAT, {"messages": user(ONE)}, ["adder"], id="plain"),
+    pytest.param(CHAT, {"messages": user(TWO)}, ["adder", "speller"], id="two"),
+    pytest.param(CHAT, {"messages": user(TWO), "stream": True}, ["adder", "speller"], id="merged"),
+    pytest.param(CHAT, {"messages": user(ONE), "stream": True}, ["adder"], id="not yet begun"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "names"), LEFT)
+def test_a_client_that_leaves_pays_and_is_remembered(
+    limited: Gateway,
+    pool: FakePool,
+    path: str,
+    body: dict[str, Any],
+    names: list[str],
+    request: pytest.FixtureRequest,
+) -> None:
+    """The prompt at least; and the decision, so that patience is not what is measured."""
+    key = KEYS[[each.id for each in LEFT].index(request.node.callspec.id)]
+    for name in names:
+        pool.say(name, "7", delay_s=30)
+    assert not spent(limited, key)
+    assert left(pool, opened(limited, path, {"model": "auto", **body}, key), names)
+    [note] = kept(limited, key)
+    assert (note["outcome"], note["selected"]) == ("cancelled", names)
+    assert (note["served_by"], note["answered"], note["holds"]) == (None, [], True)
+    assert until(lambda: spent(limited, key))
+
+
+def test_answers_that_were_there_are_charged_too(limited: Gateway, pool: FakePool) -> None:
+    """One of two had answered when the client left."""
+    pool.say("adder", "7", delay_s=30)
+    body = {"model": "auto", "messages": user(TWO)}
+    connection = opened(limited, CHAT, body, KEYS[4])
+    assert until(lambda: pool.running == ["adder"] and len(pool.requests) == 2, 10)
+    assert left(pool, connection, ["adder"])
+    [note] = kept(limited, KEYS[4])
+    assert (note["outcome"], note["answered"]) == ("cancelled", ["speller"])
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "body"),
+    [
+        (5, CHAT, {"model": "auto", "messages": user(ONE)}),
+        (6, "/v1/responses", {"model": "auto", "input": ONE}),
+        (7, CHAT, {"model": "adder", "messages": user(ONE)}),
+    ],
+)
+def test_a_stream_that_its_client_leaves_is_charged(
+    limited: Gateway, pool: FakePool, number: int, path: str, body: dict[str, Any]
+) -> None:
+    """In the middle of an answer."""
+    key = KEYS[number]
+    pool.say("adder", LONG, pause_s=0.05)
+    assert not spent(limited, key)
+    connection = opened(limited, path, body | {"stream": True}, key)
+    assert connection.recv(12).startswith(b"HTTP/1.1 200")
+    assert left(pool, connection, ["adder"])
+    assert until(lambda: spent(limited, key))
+    if body["model"] == "auto":
+        assert [note["outcome"] for note in kept(limited, key)] == ["cancelled"]
+
+
+def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
+    """Calls are let go while somebody has the store locked; the decision is kept afterwards."""
+    gateway = serve()
+    for name in ("adder", "speller"):
+        pool.say(name, "7", delay_s=30)
+    with closing(sqlite3.connect(gateway.settings.store.removeprefix("sqlite:///"))) as store:
+        store.execute("BEGIN EXCLUSIVE")
+        connection = opened(gateway, CHAT, {"model": "auto", "messages": user(TWO)})
+        assert left(pool, connection, ["adder", "speller"])
+    assert [note["outcome"] for note in kept(gateway, "data")] == ["cancelled"]
+
+
+SILENT: list[dict[str, Any]] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+ENDS: list[Any] = [
+    pytest.param(ONE, {}, None, ["answered"], id="answered"),
+    pytest.param(NOBODY, {}, None, ["answered"], id="refused"),
+    pytest.param(NOBODY, {"on_abstain": "error"}, None, ["failed"], id="error"),
+    pytest.param(ONE, {}, "400", ["failed"], id="nobody answered"),
+    pytest.param(ONE, {}, "cut", ["failed"], id="cut"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
+@pytest.mark.parametrize(("text", "racer", "fault", "outcomes"), ENDS)
+def test_a_decision_is_kept_once_however_it_ends(
+    gateway: Gateway,
+    pool: FakePool,
+    text: str,
+    racer: dict[str, Any],
+    fault: str | None,
+    outcomes: list[str],
+    stream: bool,
+) -> None:
+    """Errors too: what was decided does not depend on whether somebody could answer."""
+    for name in ("adder", "speller", "poet"):
+        if fault is not None:
+            pool.fail(name, fault if stream or fault != "cut" else "half")
+    before = _decisions(gateway)
+    gateway.ask(text, racer, stream=stream)
+    assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
+    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == outcomes
+
+
+def test_a_stream_that_said_nothing_is_one_decision(gateway: Gateway, pool: FakePool) -> None:
+    """Somebody is asked instead, under the same id; what comes next is written, too."""
+    pool.say("adder", "", choices=SILENT)
+    before = _decisions(gateway)
+    assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
+    gateway.route(ONE)
+    assert until(lambda: len(_decisions(gateway)) == len(before) + 2, 10)
+
+
+def _decisions(gateway: Gateway) -> dict[str, str]:
+    """How each decision ended, by its id."""
+    with closing(sqlite3.connect(gateway.settings.store.removeprefix("sqlite:///"))) as store:
+        found = store.execute("SELECT id, document FROM decisions")
+        return {name: json.loads(document)["outcome"] for name, document in found}
+
+
+# Counting -------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_a_token_for_every_four_letters() -> None:
+    """Of all that is read, tools included; a picture is no text."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4_000}}
+    text = {"type": "text", "text": "b" * 391}
+    parts = {"messages": [{"role": "user", "content": [picture, text]}]}
+    assert prompt_tokens(parts) == (len("user") + len("text") + 391 + 3) // 4
+    assert prompt_tokens({"prompt": "a" * 9, "user": "b" * 400}) == 3
+    assert prompt_tokens({"input": "a" * 8, "instructions": "b" * 4, "temperature": 0}) == 3
+    assert prompt_tokens({"prompt": None}) == 0
+
+
+def _piece(surface: Surface, text: str) -> dict[str, Any]:
+    """An event that says a text."""
+    match surface:
+        case Chat():
+            return {"choices": [{"index": 0, "delta": {"content": text}}]}
+        case Completions():
+            return {"choices": [{"index": 0, "text": text}]}
+        case _:
+            return {"type": "response.output_text.delta", "delta": text}
+
+
+@pytest.mark.parametrize(
+    "surface", [Chat(), Completions(), Responses()], ids=lambda each: each.path
+)
+def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
+    surface: Surface,
+) -> None:
+    """A token an event; four letters a token where events are long; the candidate's count wins."""
+    told: list[int] = []
+    meter = Meter(surface, {"prompt": "a" * 40})
+    with meter.charging(told.append):
+        for text in ("", "a", "b", "c"):
+            meter.saw(_piece(surface, text))
+        assert meter.tokens == 10 + 3
+        meter.saw(_piece(surface, "d" * 397))
+        assert meter.tokens == 10 + 100
+        usage: dict[str, Any] = {"usage": {"total_tokens": 77}}
+        meter.saw({"type": "response.completed", "response": usage, "choices": [], **usage})
+    assert told == [77]

@@ -1,0 +1,236 @@
+"""Past its capacity: who is let in, who is told to come back, and that both learn it soon."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import settings
+from app.front.turnstile import A_PASS, SAVED, Turnstile
+
+from .conftest import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
+
+# The law.
+
+
+class Loop:
+    """Counted passes of an event loop, and who was let in after each."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.turnstile = Turnstile(self.waiting.append)
+        self.came: list[asyncio.Task[None]] = []
+
+    async def arrive(self, number: int) -> None:
+        """So many newcomers; whoever need not wait is in."""
+        self.came += [asyncio.create_task(self.turnstile.turn()) for _ in range(number)]
+        await asyncio.sleep(0)
+
+    async def go(self) -> None:
+        """One pass."""
+        now = self.waiting.copy()
+        self.waiting.clear()
+        for call in now:
+            call()
+        await asyncio.sleep(0)
+
+    @property
+    def inside(self) -> int:
+        """How many were let in so far."""
+        return sum(each.done() and not each.cancelled() for each in self.came)
+
+    async def everybody(self) -> int:
+        """Passes until the line is empty."""
+        passes = 0
+        while not all(each.done() for each in self.came):
+            passes += 1
+            await self.go()
+        return passes
+
+
+@given(arrivals=st.lists(st.integers(0, 3 * SAVED), max_size=40))
+def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -> None:
+    """Between any two passes: A_PASS for each, and once what was saved. In the end all are in."""
+
+    async def law() -> None:
+        loop, inside = Loop(), [0]
+        for number in arrivals:
+            await loop.arrive(number)
+            inside.append(loop.inside)
+            await loop.go()
+        for first in range(len(inside)):
+            for last in range(first, len(inside)):
+                assert inside[last] - inside[first] <= SAVED + A_PASS * (last - first)
+        line = len(loop.came) - loop.inside
+        assert await loop.everybody() == math.ceil(line / A_PASS)
+
+    asyncio.run(law())
+
+
+@given(arrivals=st.lists(st.integers(0, A_PASS), max_size=100), before=st.integers(0, SAVED))
+def test_nobody_waits_for_a_loop_that_keeps_up(arrivals: list[int], before: int) -> None:
+    """Not while no more come in a pass than it lets in, whatever was saved or used before."""
+
+    async def law() -> None:
+        loop = Loop()
+        for number in (before, *arrivals):
+            await loop.arrive(number)
+            assert loop.inside == len(loop.came)
+            await loop.go()
+
+    asyncio.run(law())
+
+
+@given(number=st.integers(SAVED + 1, 3 * SAVED), leaving=st.sets(st.integers(0, 3 * SAVED)))
+def test_the_line_is_in_order_and_who_left_it_takes_no_turn(number: int, leaving: set[int]) -> None:
+    """First come, first served."""
+
+    async def law() -> None:
+        loop = Loop()
+        await loop.arrive(number)
+        line = loop.came[SAVED:]
+        staying = [each for i, each in enumerate(line) if i not in leaving]
+        for each in set(line) - set(staying):
+            each.cancel()
+        await asyncio.sleep(0)
+        for passes in range(1, math.ceil(len(staying) / A_PASS) + 1):
+            await loop.go()
+            done = [each.done() for each in staying]
+            assert done == [i < A_PASS * passes for i in range(len(staying))]
+
+    asyncio.run(law())
+
+
+@given(used=st.integers(1, 2 * SAVED))
+def test_an_idle_loop_goes_to_sleep_with_all_its_room(used: int) -> None:
+    """The passes are counted only until everything is saved again: counting keeps a loop awake."""
+
+    async def law() -> None:
+        loop = Loop()
+        await loop.arrive(used)
+        assert len(loop.waiting) == 1
+        for _ in range(math.ceil(used / A_PASS)):
+            await loop.go()
+        assert not loop.waiting
+        await loop.arrive(SAVED + 1)
+        assert loop.inside == used + SAVED
+
+    asyncio.run(law())
+
+
+STEPS, STEP_S = 10, 0.0004  # of a request: 4 ms of the loop, so 250 requests a second
+IN_FLIGHT = 256
+
+
+async def offered(times_capacity: float, passes: int) -> tuple[int, list[int]]:
+    """How many were refused, and how many were under way at each pass, on a simulated loop."""
+    loop = Loop()
+    under_way: list[int] = []  # steps that each request inside still has
+    counts: list[int] = []
+    refused, due = 0, 0.0
+    for _ in range(passes):
+        due += STEP_S * max(1, len(under_way)) * times_capacity / (STEPS * STEP_S)
+        under_way = [left - 1 for left in under_way if left > 1]
+        knocking, due = int(due), due % 1
+        line = len(loop.came) - loop.inside
+        room = max(0, IN_FLIGHT - len(under_way) - line)
+        refused += max(0, knocking - room)
+        before = loop.inside
+        await loop.arrive(min(knocking, room))
+        await loop.go()
+        under_way += [STEPS] * (loop.inside - before)
+        counts.append(len(under_way))
+        loop.came = [each for each in loop.came if not each.done()]
+    return refused, counts
+
+
+@pytest.mark.parametrize("times_capacity", [1.5, 2.0, 5.0, 100.0])
+def test_what_is_under_way_does_not_grow_with_what_is_asked(times_capacity: float) -> None:
+    """Steps times A_PASS, after those who were saved up; the loop is never idle meanwhile."""
+    refused, counts = asyncio.run(offered(times_capacity, 2_000))
+    assert max(counts[200:]) <= A_PASS * (STEPS + 1)
+    assert min(counts[200:]) > 0
+    assert refused > 0
+
+
+def test_everybody_gets_in_below_the_capacity() -> None:
+    """At 0.9 of it passes are short, and what they let in suffices."""
+    refused, counts = asyncio.run(offered(0.9, 20_000))
+    assert refused == 0
+    assert max(counts) < IN_FLIGHT / 2
+
+
+# The gate.
+
+
+def test_a_burst_is_answered_whole(gateway: Gateway) -> None:
+    """As many at once as may be in flight: the last of them wait, and nobody is refused."""
+
+    async def burst() -> list[int]:
+        async with httpx2.AsyncClient(
+            base_url=gateway.url, headers={"authorization": f"Bearer {DATA_KEY}"}, timeout=60,
+            limits=httpx2.Limits(max_connections=None), verify=False, trust_env=False,
+        ) as client:  # fmt: skip
+            body = {"query": ONE}
+            answers = [client.post("/route", json=body) for _ in range(200)]
+            return [each.status_code for each in await asyncio.gather(*answers)]
+
+    assert asyncio.run(burst()) == [200] * 200
+
+
+def test_a_request_waits_for_no_pool_of_threads(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FastAPI calls a dependency that is no coroutine on one of AnyIO's forty threads."""
+
+    async def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a thread was asked for")
+
+    monkeypatch.setattr("anyio.to_thread.run_sync", refused)
+    gateway.route(ONE)
+    gateway.chat(ONE)
+
+
+# The listener.
+
+
+class _Slow(threading.Event):
+    """Set by the gateway once it serves: from then on every pass of its loop takes 20 ms."""
+
+    passes = 0
+
+    def set(self) -> None:
+        self._pass(asyncio.get_running_loop())
+        super().set()
+
+    def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.passes += 1
+        time.sleep(0.02)
+        loop.call_soon(self._pass, loop)
+
+
+def test_a_busy_loop_does_not_leave_newcomers_at_the_door(tmp_path: Path, artifact: Path) -> None:
+    """64 connect at once; one a pass would be 64 passes until the last of them is heard."""
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
+    slow = _Slow()
+    with ServerThread(*settings.load(path, ENVIRONMENT), slow) as thread:
+        address = thread.listener.getsockname()
+        before = slow.passes
+        clients = [socket.create_connection(address, timeout=20) for _ in range(64)]
+        for each in clients:
+            each.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        for each in clients:
+            assert each.recv(2**10).startswith(b"HTTP/1.1 200 ")
+        assert slow.passes - before < 32
+        for each in clients:
+            each.close()

@@ -1,0 +1,114 @@
+"""When a candidate's stream is whole: at ``[DONE]``, or once every choice has finished."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import UpstreamError
+from app.fleet.calls import Answer
+from app.fleet.stream import pieces_of
+from app.surfaces.base import Surface
+from app.surfaces.chat import Chat
+from app.surfaces.completions import Completions
+
+BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
+
+
+class Sent:
+    """An answer that arrives an event at a time, and then breaks off or ends."""
+
+    streams = True
+
+    def __init__(self, events: Sequence[str], failure: str | None) -> None:
+        self._events = [f"data: {each}\n\n".encode() for each in events]
+        self._failure = failure
+        self.is_whole = False
+
+    async def part(self) -> bytes:
+        """The next event; in the end a failure, or nothing."""
+        if self._events:
+            return self._events.pop(0)
+        if self._failure is not None:
+            raise UpstreamError("adder broke off", kind=self._failure)
+        return b""
+
+    async def ended(self) -> None:
+        """The answer was whole."""
+        self.is_whole = True
+
+
+def is_whole(surface: Surface, events: Sequence[str], failure: str | None = None) -> bool:
+    """Whether these events are an answer; all of them are handed on either way."""
+    sent = Sent(events, failure)
+    pieces: list[dict[str, Any]] = []
+
+    async def read() -> None:
+        async for piece in pieces_of("adder", surface, cast("Answer", sent)):
+            pieces.append(piece)
+
+    try:
+        asyncio.run(read())
+    except UpstreamError:
+        assert not sent.is_whole
+        return False
+    finally:
+        assert len(pieces) == len([each for each in events if each != "[DONE]"])
+    assert sent.is_whole
+    return True
+
+
+def event(surface: Surface, index: int, finish: str | None) -> str:
+    """A chunk of one choice."""
+    said = {"delta": {"content": "7"}} if isinstance(surface, Chat) else {"text": "7"}
+    return json.dumps({"choices": [{"index": index, "finish_reason": finish, **said}]})
+
+
+@st.composite
+def cut_streams(draw: st.DrawFn) -> tuple[Surface, list[str], bool]:
+    """The choices of an honest stream in any order, cut anywhere; whether all had finished."""
+    n = draw(st.integers(1, 3))
+    surface = draw(st.sampled_from([Chat, Completions]))(n=n)
+    order = draw(st.permutations([i for i in range(n) for _ in range(draw(st.integers(1, 3)))]))
+    last = {index: place for place, index in enumerate(order)}
+    cut = draw(st.integers(0, len(order)))
+    events = [
+        event(surface, index, "stop" if last[index] == place else None)
+        for place, index in enumerate(order[:cut])
+    ]
+    return surface, events, cut == len(order)
+
+
+@given(stream=cut_streams(), failure=st.sampled_from([None, *BROKEN_OFF]))
+def test_a_cut_stream_is_whole_once_every_choice_asked_for_has_finished(
+    stream: tuple[Surface, list[str], bool], failure: str | None
+) -> None:
+    """Wherever it is cut, and however the choices are mixed: no choice is ever missing a part."""
+    surface, events, finished = stream
+    assert is_whole(surface, events, failure) is finished
+
+
+@given(stream=cut_streams())
+def test_done_is_believed_only_of_choices_that_have_finished(
+    stream: tuple[Surface, list[str], bool],
+) -> None:
+    """A server that knows no ``n`` sends one choice and says so; a choice in the air is cut."""
+    surface, events, _ = stream
+    last = dict[int, str | None]()
+    for each in events:
+        choice = json.loads(each)["choices"][0]
+        last[choice["index"]] = choice["finish_reason"]
+    assert is_whole(surface, [*events, "[DONE]"]) is (bool(last) and all(last.values()))
+
+
+@pytest.mark.parametrize("kind", ["upstream_response_too_large", "upstream_invalid_response"])
+def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
+    """After the finish, too."""
+    surface = Chat()
+    assert not is_whole(surface, [event(surface, 0, "stop")], kind)

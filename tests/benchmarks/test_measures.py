@@ -1,0 +1,56 @@
+"""The figures that benchmarks compute from their samples."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchmarks.measures import held, quantile, theil_sen
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(5, 60))
+def test_the_slope_is_scipys_and_its_interval_no_narrower(seed: int, n: int) -> None:
+    """The interval may be one order statistic wider on either side, never narrower."""
+    rng = np.random.default_rng(seed)
+    x, y = np.sort(rng.random(n)), rng.standard_normal(n)
+    slope, low, high = theil_sen(x.tolist(), y.tolist())
+    known = stats.theilslopes(y, x, 0.95)
+    assert slope == pytest.approx(known.slope)
+    assert low <= known.low_slope + 1e-12
+    assert high >= known.high_slope - 1e-12
+
+
+def test_a_leak_is_seen_through_a_fifth_of_outliers() -> None:
+    """A line with slope 3, a fifth of whose points are anywhere."""
+    rng = np.random.default_rng(20260201)
+    x = np.arange(200.0)
+    y = 3 * x + rng.standard_normal(200)
+    y[::5] = 1e4 * rng.random(40)
+    slope, low, high = theil_sen(x.tolist(), y.tolist())
+    assert low <= slope <= high
+    assert slope == pytest.approx(3, abs=0.5)
+    with pytest.raises(ValueError, match="two points"):
+        theil_sen([1.0, 1.0], [1.0, 2.0])
+
+
+def test_quantiles_are_order_statistics() -> None:
+    """Nothing is interpolated, and nothing has none."""
+    values = [float(n) for n in range(100, -1, -1)]
+    assert [quantile(values, q) for q in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 100.0]
+    assert math.isnan(quantile([], 0.5))
+
+
+def test_a_process_holds_what_it_opened() -> None:
+    """One descriptor more, and processor time that only grows."""
+    before = held(os.getpid())
+    with open(os.devnull, "rb"):
+        after = held(os.getpid())
+    assert after.descriptors == before.descriptors + 1
+    assert after.cpu_s >= before.cpu_s > 0
+    assert after.rss_kib > 0 < after.threads

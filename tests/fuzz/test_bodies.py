@@ -1,0 +1,187 @@
+"""Bodies of requests: any bytes are a call that candidates can be sent, or one error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import Request
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.types import Message as Arrival
+
+from app.front.keys import LOCAL
+from app.payload import candidate_payload
+from app.routes.chat import chat_completions
+from app.routes.completions import completions
+from app.routes.embeddings import embeddings
+from app.routes.responses import responses
+from app.routes.route import route
+from app.settings import Settings, load
+from app.wire import envelope
+from racer_core.errors import RacerError
+from tests.app.conftest import ENVIRONMENT, POOL, configure
+
+from .strategies import Strategy, damaged, json_texts, objects, written
+
+Endpoint = Callable[[Request, Any], Coroutine[Any, Any, Any]]
+
+_text = st.sampled_from(["", " ", "hello", "A. one\nB. two", "\u2028", "z" * 9_000])
+_kinds = ("text", "input_text", "output_text", "image_url", "input_image", "file")
+_part = objects(
+    {"type": st.sampled_from(_kinds), "text": _text, "image_url": st.just({"url": "data:,"})}
+)
+_content = st.one_of(_text, _text, st.lists(_part, max_size=2), st.none())
+_role = st.sampled_from(["user", "user", "system", "assistant", "tool"])
+_messages = st.lists(objects({"role": _role, "content": _content}), min_size=1, max_size=3)
+_items = st.lists(
+    objects(
+        {
+            "type": st.sampled_from(["message", "function_call", "function_call_output"]),
+            "role": _role,
+            "content": _content,
+        }
+    ),
+    max_size=3,
+)
+_form = objects({"type": st.sampled_from(["text", "json_object", "json_schema"])})
+_options: dict[str, Strategy] = {
+    "alpha": st.sampled_from([0.1, None, 2]),
+    "candidates": st.sampled_from([[*POOL], ["nobody"], None]),
+    "group": st.sampled_from(["maths", None]),
+    "on_abstain": st.sampled_from(["refuse", "strongest"]),
+    "timeout": st.sampled_from([1.0, None]),
+}
+_common: dict[str, Strategy] = {
+    "model": st.sampled_from(["auto", "auto", POOL[0], "nobody"]),
+    "stream": st.booleans(),
+    "n": st.sampled_from([1, 2, 100, None]),
+    "max_tokens": st.sampled_from([5, 100_000, None]),
+    "racer": st.one_of(objects(_options), st.none()),
+    "user": _text,
+}
+_chat = {
+    "messages": _messages,
+    "tools": st.just([{"type": "function"}]),
+    "response_format": _form,
+    "stream_options": objects({"include_usage": st.booleans()}),
+}
+_tokens = st.sampled_from(["one", ["one"], ["one", "two"], [1, 2], [[1], [2]], []])
+BODIES: dict[str, tuple[Endpoint, Strategy]] = {
+    "chat": (chat_completions, objects(_common | _chat)),
+    "completions": (completions, objects(_common | {"prompt": st.one_of(_text, _tokens)})),
+    "responses": (
+        responses,
+        objects(
+            _common
+            | {
+                "input": st.one_of(_text, _items),
+                "instructions": _text,
+                "store": st.booleans(),
+                "text": objects({"format": _form}),
+            }
+        ),
+    ),
+    "route": (
+        route,
+        st.one_of(
+            objects(_options | {"query": _text, "execute": st.booleans()}),
+            objects(_options | {"messages": _messages}),
+            objects(_common | _chat | {"execute": st.booleans()}),
+        ),
+    ),
+    "embeddings": (embeddings, objects(_common | {"input": _tokens})),
+}
+
+
+class _Reached(Exception):
+    """A request got as far as to candidates."""
+
+    def __init__(self, *asked: Any) -> None:
+        self.asked = asked
+
+
+class _Chat:
+    """In the place of the service: whatever is asked of it is the end of the way."""
+
+    def __getattr__(self, _: str) -> Endpoint:
+        async def asked(*arguments: Any) -> None:
+            raise _Reached(*arguments)
+
+        return asked
+
+
+class Door:
+    """The endpoints without sockets and candidates."""
+
+    def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
+        self._services = SimpleNamespace(settings=settings, chat=_Chat())
+        self._runner = runner
+
+    def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
+        """What candidates would be asked; None where the body is refused."""
+        state = {"caller": LOCAL, "quota": SimpleNamespace(spend=lambda _: None)}
+        scope = {"type": "http", "method": "POST", "headers": [], "state": state}
+        arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
+
+        async def receive() -> Arrival:
+            if arrived:
+                return arrived.pop()
+            return await asyncio.Future()  # the client waits
+
+        try:
+            self._runner.run(endpoint(Request(scope, receive), self._services))
+        except _Reached as reached:
+            return reached.asked
+        except RacerError as exc:
+            refused = exc
+        else:
+            raise AssertionError("an endpoint answered by itself")
+        status, body = envelope(refused)
+        assert status < 500
+        assert json.dumps(body, allow_nan=False).encode()
+        return None
+
+    def check(self, asked: tuple[Any, ...]) -> None:
+        """What the router reads is a text, and candidates can be sent what they are to be sent."""
+        for each in asked:
+            if (query := getattr(each, "query", None)) is not None:
+                assert query.text.encode()
+                assert query.chars >= 0
+            if (fields := getattr(each, "fields", None)) is not None:
+                for candidate in self._services.settings.candidates:
+                    sent = candidate_payload(fields, candidate)
+                    assert json.loads(json.dumps(sent, allow_nan=False).encode()) == sent
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory, artifact: Path) -> Iterator[Door]:
+    """One event loop for all examples."""
+    path = configure(tmp_path_factory.mktemp("bodies"), artifact, "http://127.0.0.1:9")
+    with asyncio.Runner() as runner:
+        yield Door(load(path, ENVIRONMENT)[0], runner)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_any_body_is_a_call_or_an_error(door: Door, name: str) -> None:
+    """Nothing but errors of the table comes out, and some bodies get through."""
+    endpoint, bodies = BODIES[name]
+    good = written(bodies).map(lambda text: text.encode())
+    reached: list[bool] = []
+
+    @given(data=st.one_of(good, good, damaged(good), json_texts.map(str.encode), st.binary()))
+    @example(data=b'{"model":"auto","messages":[{"role":"user","content":[{"type":[]}]}]}')
+    @example(data=b'{"model":"auto","input":[{"role":"user","content":[{"type":{}}]}]}')
+    def check(data: bytes) -> None:
+        asked = door.ask(endpoint, data)
+        reached.append(asked is not None)
+        if asked is not None:
+            door.check(asked)
+
+    check()
+    assert sum(reached) > 0
