@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
     RIGHT = auto()
     REFUSED = auto()  # 429 or 503 that says when to come back
-    INJECTED = auto()  # an error, where a candidate broke on this query
+    INJECTED = auto()  # a candidate's error, by the gateway's word and the query's
     ERROR = auto()
     WRONG = auto()  # a whole answer that is another's, which no fault of a candidate excuses
     LEFT = auto()  # the client closed the connection
@@ -78,7 +78,7 @@ class Client:
             kind, said = (Kind.ERROR if ask.stay_s is None else Kind.LEFT), "no answer in time"
         except (OSError, EOFError, ValueError, LookupError) as exc:
             said = f"{type(exc).__name__} while reading"
-        if kind is Kind.ERROR and queries.may_fail(ask.query):
+        if kind is Kind.ERROR and said in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
         return Outcome(kind, due, sent - due, time.perf_counter() - due, ask, said, decision)
 
@@ -126,16 +126,24 @@ class Client:
 
 
 _REFUSALS = ("rate_limited", "overloaded")  # the gateway's own; candidates' have other codes
+# What the gateway may say where a candidate answers 500, cuts, hangs or sends garbage.
+_CANDIDATES = (
+    "no_answer",
+    "upstream_disconnected",
+    "upstream_error",
+    "upstream_invalid_response",
+    "upstream_timeout",
+)
 
 
 def _judged(ask: Ask, status: int, headers: dict[bytes, bytes], body: bytes) -> tuple[Kind, str]:
     if status != 200:
         code = json.loads(body)["error"]["code"]
         refused = code in _REFUSALS and b"retry-after" in headers
-        return (Kind.REFUSED if refused else Kind.ERROR), f"{status} {code}"
-    text, ended = _streamed(body) if ask.stream else _whole(body)
-    if not ended:
-        return Kind.ERROR, "a stream without its end"
+        return (Kind.REFUSED if refused else Kind.ERROR), code
+    text, broke = _streamed(body) if ask.stream else _whole(body)
+    if broke is not None:
+        return Kind.ERROR, broke
     return (Kind.RIGHT, "") if text == queries.answer(ask.query) else (Kind.WRONG, text)
 
 
@@ -170,17 +178,19 @@ class _Connection:
         await self._reader.readexactly(2)
 
 
-def _whole(body: bytes) -> tuple[str, bool]:
-    return json.loads(body)["choices"][0]["message"]["content"], True
+def _whole(body: bytes) -> tuple[str, str | None]:
+    return json.loads(body)["choices"][0]["message"]["content"], None
 
 
-def _streamed(body: bytes) -> tuple[str, bool]:
-    """The text, and whether the stream ended with its end."""
+def _streamed(body: bytes) -> tuple[str, str | None]:
+    """The text, and the code of the error that ended the stream or what it lacks."""
     lines = [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]
     events = [json.loads(line) for line in lines if line != "[DONE]"]
     choices = [choice for event in events for choice in event.get("choices", ())]
     text = "".join(choice["delta"].get("content") or "" for choice in choices)
-    return text, lines[-1:] == ["[DONE]"]
+    if events and "error" in events[-1]:
+        return text, events[-1]["error"]["code"]
+    return text, None if lines[-1:] == ["[DONE]"] else "a stream without its end"
 
 
 async def closed(

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import random
 import tempfile
 import time
@@ -178,7 +179,7 @@ def bars(result: dict[str, Any]) -> list[tuple[str, float, float]]:
     return [
         ("errors that were not injected", sum(result["errors"].values()), 0),
         *((f"{name} more than at the start", end[name] - start[name], GROWN) for name in FLAT),
-        ("memory, KiB per 1,000 requests", (result["slope"] or [0.0])[0], SLOPE_KIB),
+        ("memory, KiB per 1,000 requests", (result["slope"] or [math.nan])[0], SLOPE_KIB),
         ("p99 of the last tenth, of the second", tenths[9] / tenths[1], DRIFTED),
     ]
 
