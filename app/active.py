@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
-from app.errors import NotReady
+from app.errors import NotReady, Overloaded
 from app.grouping import GroupedRows, GroupThreshold, RowPlan
 from app.store import Record
 from app.telemetry import Telemetry
 from racer_core.calibration.calibration import Calibration
 
 _MAX_PARTS: Final = 64
-
+_MAX_PENDING: Final = 8  # of each kind: clients choose which smaller pools are asked for
+_THREADS: Final = 2
 
 Pool = tuple[str, ...]
 KeyT = TypeVar("KeyT")
@@ -27,10 +29,12 @@ class ActiveCalibration:
         self._telemetry = telemetry
         self._record: Record | None = None
         self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
+        # Of their own, so that parts hold up no other work; they end with this object.
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
         # By record, so that a swap never serves a part of another one.
-        self._sub_pools = _Parts[tuple[str, Pool], Calibration]()
-        self._grouped = _Parts[tuple[str, Pool], GroupedRows]()
-        self._groups = _Parts[tuple[str, Pool, RowPlan], GroupThreshold]()
+        self._sub_pools = _Parts[tuple[str, Pool], Calibration](threads)
+        self._grouped = _Parts[tuple[str, Pool], GroupedRows](threads)
+        self._groups = _Parts[tuple[str, Pool, RowPlan], GroupThreshold](threads)
         self._followers: list[Callable[[Record], Awaitable[None]]] = []
 
     @property
@@ -80,6 +84,9 @@ class ActiveCalibration:
             record: The record that decides.
             names: The candidates among which is chosen, in the order of the pool.
             group: Of the request, as ``Grouping`` found it; None: none is known.
+
+        Raises:
+            Overloaded: It is not known, and too many others are being computed.
         """
         calibration = await self.sub_pool(record, names)
         if calibration.groups is None:
@@ -90,7 +97,11 @@ class ActiveCalibration:
         return await self._groups.get((*place, plan), lambda: _warmed_group(rows, plan))
 
     async def sub_pool(self, record: Record, names: Pool) -> Calibration:
-        """The record's rows for a smaller pool, whatever their groups, computed likewise."""
+        """The record's rows for a smaller pool, whatever their groups, computed likewise.
+
+        Raises:
+            Overloaded: As :meth:`calibration`.
+        """
         calibration = record.calibration
         if names == calibration.pool:
             return calibration
@@ -100,26 +111,41 @@ class ActiveCalibration:
 
 
 class _Parts(Generic[KeyT, PartT]):
-    """What threads compute, by key: each once, the oldest dropped when there are too many."""
+    """What threads compute, by key: each once; of too many that least lately asked for goes."""
 
-    def __init__(self) -> None:
-        self._tasks: dict[KeyT, asyncio.Task[PartT]] = {}
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._known: dict[KeyT, asyncio.Future[PartT]] = {}  # the last asked for stands last
+        self._pending: set[asyncio.Future[PartT]] = set()
 
     async def get(self, key: KeyT, make: Callable[[], PartT]) -> PartT:
-        """What is known under the key, else what ``make`` makes on a thread."""
-        if key not in self._tasks:
-            if len(self._tasks) >= _MAX_PARTS:
-                del self._tasks[next(iter(self._tasks))]
-            self._tasks[key] = asyncio.create_task(asyncio.to_thread(make))
+        """What is known under the key, else what ``make`` makes on a thread.
+
+        Raises:
+            Overloaded: Nothing is known, and too many are being made.
+        """
+        part = self._known.pop(key, None) or self._begun(make)
+        self._known[key] = part
         try:
-            return await asyncio.shield(self._tasks[key])
+            return await asyncio.shield(part)
         except Exception:
-            self._tasks.pop(key, None)
+            if self._known.get(key) is part:
+                del self._known[key]
             raise
 
     def clear(self) -> None:
         """Forget all."""
-        self._tasks.clear()
+        self._known.clear()
+
+    def _begun(self, make: Callable[[], PartT]) -> asyncio.Future[PartT]:
+        if len(self._pending) >= _MAX_PENDING:
+            raise Overloaded(f"{_MAX_PENDING} thresholds are being computed already")
+        if len(self._known) >= _MAX_PARTS:
+            del self._known[next(iter(self._known))]
+        part = asyncio.get_running_loop().run_in_executor(self._threads, make)
+        self._pending.add(part)
+        part.add_done_callback(self._pending.discard)
+        return part
 
 
 def _warmed_group(rows: GroupedRows, plan: RowPlan) -> GroupThreshold:

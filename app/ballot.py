@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from app.equality import AnswerReader
 from app.evaluator import Ratings
@@ -17,6 +19,8 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Weight, aggregate
 from racer_core.types import Aggregate, CandidateAnswer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,7 @@ class Ballot:
         stacked: The fitted weights, for the method of that name.
         scores: Router score of every candidate that may be called.
         members: The set: the certificate is about their answers.
+        deadline: A ``time.monotonic()``; what cannot be read until then is no vote.
         everyone: All answers are wanted, whatever the vote needs.
     """
 
@@ -41,6 +46,7 @@ class Ballot:
     stacked: StackedVote | None
     scores: Mapping[str, float]
     members: Collection[str]
+    deadline: float
     everyone: bool = False
 
     @property
@@ -53,7 +59,8 @@ class Ballot:
 
     async def read(self, reply: Reply) -> str | None:
         """What a reply counts as."""
-        return await self.reader.form(self.kind, self.surface.choices(reply.body))
+        form = self.reader.form(self.kind, self.surface.choices(reply.body))
+        return await self._in_time(form)
 
     def decided(self, got: Collected, out: Sequence[str]) -> bool:
         """Whether the calls still out can be spared.
@@ -114,7 +121,10 @@ class Ballot:
         }
         if not texts:
             return frozenset()
-        forms, medoids = await self.reader.semantic(texts, self._scores_of(texts))
+        clusters = await self._in_time(self.reader.semantic(texts, self._scores_of(texts)))
+        if clusters is None:
+            return frozenset()
+        forms, medoids = clusters
         got.forms.update(forms)
         return medoids
 
@@ -124,6 +134,14 @@ class Ballot:
         """The winner among these candidates' answers."""
         answers = self.votes(got, among, ratings.weights)
         return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
+
+    async def _in_time(self, reading: Awaitable[T]) -> T | None:
+        """What is read by the deadline. What needs no waiting is read even after it."""
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                return await reading
+        except TimeoutError:
+            return None
 
     def _says_something(self, reply: Reply) -> bool:
         first = self.surface.choices(reply.body)[0]

@@ -17,15 +17,27 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
     Raises:
         SchemaError: Over a limit; the message names both.
     """
+    each = 1
     for name in ("n", "best_of"):
-        _at_most(name, _count(name, fields.get(name)), limits.choices)
+        count = _count(name, fields.get(name))
+        _at_most(name, count, limits.choices)
+        each = max(each, count)
+    _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices)
     for name in _TOKEN_LIMITS:
         _at_most(name, _count(name, fields.get(name)), limits.max_tokens)
-    lists = {"messages": limits.messages, "input": limits.messages}
-    lists |= {"tools": limits.tools, "functions": limits.tools}
+    _at_most("input", texts(fields.get("input")), limits.messages)
+    lists = {"messages": limits.messages, "tools": limits.tools, "functions": limits.tools}
     for name, most in lists.items():
         value: object = fields.get(name)
         _at_most(name, len(cast("list[object]", value)) if isinstance(value, list) else 0, most)
+
+
+def texts(value: object) -> int:
+    """How many texts or turns a prompt or input is; a list of numbers is one, as tokens."""
+    if not isinstance(value, list):
+        return 1
+    given = cast("list[object]", value)
+    return 1 if all(isinstance(each, int) for each in given) else len(given)
 
 
 def _count(name: str, value: object) -> int:

@@ -2,22 +2,28 @@
 
 Most kinds are pure text (:mod:`racer_core.aggregation.answers`). ``math`` asks a library in a
 process of its own, ``semantic`` the router's encoder. Tool calls always vote as canonical JSON.
+Long answers are read on a thread, and those longer than ``VOTE_CHARS`` not at all.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from app.offload import off_loop
 from app.query import answer_format
 from app.surfaces.base import Said
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
 from racer_core.aggregation.semantic import cluster
+
+VOTE_CHARS: Final = 2**20  # of an answer: a thread holds the interpreter while it reads, too
 
 # Options set out line by line, as multiple choice is: "A. ...", "(B) ...", at least A and B.
 _OPTIONS: Final = re.compile(r"^[ \t]*\(?([A-J])[).:][ \t]", re.MULTILINE)
@@ -38,12 +44,22 @@ def kind_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equalit
 
 
 class AnswerReader:
-    """Reads what a candidate's answer counts as."""
+    """Reads what a candidate's answer counts as.
 
-    def __init__(self, embed: Embed, math_form: MathForm, similarity: float) -> None:
+    Args:
+        embed: The router's encoder.
+        math_form: The library that reads mathematics.
+        similarity: The least within a class of ``semantic``.
+        embed_chars: How much of an answer the encoder is given.
+    """
+
+    def __init__(
+        self, embed: Embed, math_form: MathForm, *, similarity: float, embed_chars: int
+    ) -> None:
         self._embed = embed
         self._math_form = math_form
         self._similarity = similarity
+        self._embed_chars = embed_chars
 
     async def form(self, kind: Equality, choices: Sequence[Said]) -> str | None:
         """The form of one candidate's answer: of its choices, the one that most of them have.
@@ -58,14 +74,18 @@ class AnswerReader:
         self, texts: Mapping[str, str], scores: Mapping[str, float]
     ) -> tuple[dict[str, str], frozenset[str]]:
         """The cluster of every candidate's text, and the candidates that speak for a cluster."""
-        names = list(texts)
-        vectors = await self._embed([texts[name] for name in names])
-        return cluster(vectors.astype(np.float64), names, texts, scores, self._similarity)
+        names = [name for name, text in texts.items() if len(text) <= VOTE_CHARS]
+        if not names:
+            return {}, frozenset()
+        vectors = await self._embed([texts[name][: self._embed_chars] for name in names])
+        return await asyncio.to_thread(
+            cluster, vectors.astype(np.float64), names, texts, scores, self._similarity
+        )
 
     async def _form(self, kind: Equality, said: Said) -> str | None:
         if said.tool_calls:
-            return tool_call_form(said.tool_calls)
-        if said.refused or said.text is None:
+            return await asyncio.to_thread(_calls_form, said.tool_calls)
+        if said.refused or said.text is None or len(said.text) > VOTE_CHARS:
             return None
         match kind:
             case Equality.MATH:
@@ -73,4 +93,9 @@ class AnswerReader:
             case Equality.SEMANTIC | Equality.TOOL_CALL:
                 return None
             case _:
-                return normalise(kind, said.text)
+                return await off_loop(partial(normalise, kind), said.text)
+
+
+def _calls_form(calls: Sequence[Mapping[str, Any]]) -> str | None:
+    """On a thread: how long calls are is only known once they are written out."""
+    return None if len(str(calls)) > VOTE_CHARS else tool_call_form(calls)

@@ -3,7 +3,7 @@
 RacerError (racer_core.errors)
 ├── InputError (racer_core.errors)
 │   └── SchemaError      a body that is not shaped as the endpoint expects
-├── Overloaded           the queue of the router is full: come back later
+├── Overloaded           the router's queue or the memory for bodies is full: come back later
 ├── NotFound             no such model or calibration
 ├── Conflict             the active calibration is not the expected one
 ├── Unauthorized         no key, or a wrong one
@@ -19,7 +19,7 @@ RacerError (racer_core.errors)
 └── UpstreamError        a candidate gave no usable answer
     ├── UpstreamTimeout
     ├── UpstreamUnavailable  nobody is there, or says that it is overloaded
-    ├── UpstreamOverloaded   too many answers are being read at once
+    ├── UpstreamOverloaded   too much is sent and read at once
     ├── UpstreamRateLimited
     ├── UpstreamRejected     a 4xx that is the request's own fault
     └── NoAnswerError        no selected candidate answered
@@ -46,7 +46,7 @@ class SchemaError(InputError):
 
 
 class Overloaded(RacerError):
-    """The queue of the router is full."""
+    """The queue of the router, or the memory for bodies, is full."""
 
 
 class NotFound(RacerError):
@@ -178,7 +178,7 @@ class UpstreamUnavailable(UpstreamError):
 
 
 class UpstreamOverloaded(UpstreamError):
-    """Too many answers are being read at once to read this one too."""
+    """Too much is sent and read at once to send or read this, too."""
 
     default_kind = "upstream_overloaded"
 

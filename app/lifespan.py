@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from app.active import ActiveCalibration
 from app.calibrating.service import CalibrationService
+from app.direct import Direct
 from app.equality import AnswerReader
 from app.errors import SettingsError
 from app.fleet.fleet import Fleet
@@ -48,6 +49,7 @@ class Services:
     active: ActiveCalibration
     routing: RoutingService
     chat: ChatService
+    direct: Direct
     calibrations: CalibrationService
     watcher: Watcher
 
@@ -71,7 +73,13 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         store = stack.enter_context(await asyncio.to_thread(Store, settings.store))
         limits = settings.limits
         worker = await stack.enter_async_context(
-            RoutingWorker(racer, queue=limits.queue, batch=limits.batch, telemetry=telemetry)
+            RoutingWorker(
+                racer,
+                queue=limits.queue,
+                queue_s=limits.queue_s,
+                batch=limits.batch,
+                telemetry=telemetry,
+            )
         )
         fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
         active = ActiveCalibration(telemetry)
@@ -85,7 +93,12 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         mathematics = MathChild(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
-        reader = AnswerReader(worker.embed, mathematics.form, settings.aggregation.similarity)
+        reader = AnswerReader(
+            worker.embed,
+            mathematics.form,
+            similarity=settings.aggregation.similarity,
+            embed_chars=limits.query_chars,
+        )
         routing = RoutingService(settings, racer, worker, active, grouping, fleet.down, telemetry)
         chat = ChatService(
             settings,
@@ -109,6 +122,7 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
             active=active,
             routing=routing,
             chat=chat,
+            direct=Direct(settings, fleet),
             calibrations=calibrations,
             watcher=watcher,
         )

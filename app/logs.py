@@ -136,9 +136,17 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Never wait."""
         if len(self._waiting) < _WAITING_LINES:
-            self._waiting.append(self.format(record))
+            self._waiting.append(self._line(record))
         else:
             self._dropped += 1
+
+    def _line(self, record: logging.LogRecord) -> str:
+        """A record that makes no line (arguments that do not fit its text) fails nobody."""
+        try:
+            return self.format(record)
+        except Exception as exc:  # noqa: BLE001 - arguments are foreign objects
+            told = f"a line of {record.name} could not be made: {type(exc).__name__}"
+            return self.format(_told(told))
 
     def _write_on(self) -> None:
         while not self._done.wait(_WRITE_EVERY_S):

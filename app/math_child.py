@@ -37,8 +37,7 @@ class MathChild:
     async def close(self) -> None:
         """End the process, if it runs."""
         if self._child is not None:
-            self._child.kill()
-            await self._child.wait()
+            await _ended(self._child)
 
     async def form(self, text: str) -> str | None:
         """What an answer counts as; None where it is no mathematics, or takes too long to read."""
@@ -46,25 +45,23 @@ class MathChild:
         return None if said is None else said.get("form")
 
     async def ask(self, task: Mapping[str, str]) -> dict[str, Any] | None:
-        """Have one task done; None when it did not end in time."""
+        """Have one task done; None when it did not end in time, or said too much.
+
+        A child is kept only after a whole answer: what is left in the pipe would else be the
+        answer to the next task.
+        """
         async with self._lock:
             child = self._child or await self._started()
-            assert child.stdin is not None
-            assert child.stdout is not None
             try:
-                with suppress(ConnectionError):  # it has ended; the end of its output says so
-                    child.stdin.write(json.dumps(task).encode() + b"\n")
-                    await child.stdin.drain()
-                said = await child.stdout.readline()
-            except asyncio.CancelledError:
-                child.kill()  # else the next task would be told what this one was to be told
+                return json.loads(await _answer(child, task))
+            except (ConnectionError, ValueError):
                 self._child = None
-                raise
-            if not said.endswith(b"\n"):
-                await child.wait()
-                self._child = None
+                await _ended(child)
                 return None
-            return json.loads(said)
+            except asyncio.CancelledError:
+                self._child = None
+                _kill(child)
+                raise
 
     async def _started(self) -> Process:
         # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
@@ -79,3 +76,22 @@ class MathChild:
             start_new_session=True,
         )
         return self._child
+
+
+async def _answer(child: Process, task: Mapping[str, str]) -> bytes:
+    """Raises ValueError where it is longer than a line may be."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(task).encode() + b"\n")
+    await child.stdin.drain()
+    return await child.stdout.readline()
+
+
+async def _ended(child: Process) -> None:
+    _kill(child)
+    await child.communicate()  # reads what is left: a full pipe would never be seen to end
+
+
+def _kill(child: Process) -> None:
+    with suppress(ProcessLookupError):  # it ended by itself
+        child.kill()

@@ -1,4 +1,4 @@
-"""Tokens of calls that nobody counted to the end: as the candidate counted them, else an estimate.
+"""Tokens of calls: as the candidate counted them, else an estimate.
 
 No tokenizer is known here. The estimates are low rather than high, and only for a key's quota.
 """
@@ -22,6 +22,18 @@ def prompt_tokens(fields: Mapping[str, Any]) -> int:
     """About how many tokens a candidate reads that is sent these fields."""
     chars = sum(reading.text_length(fields.get(name)) for name in _READ)
     return math.ceil(chars / CHARS_PER_TOKEN)
+
+
+def answer_tokens(surface: Surface, fields: Mapping[str, Any], body: Mapping[str, Any]) -> int:
+    """Tokens of a whole answer: as the candidate counted them, else as they would be estimated."""
+    counted = surface.usage(body).get("total_tokens")
+    if counted is not None:
+        return counted
+    chars = sum(
+        reading.text_length(said.text) + reading.text_length(list(said.tool_calls))
+        for said in surface.choices(body)
+    )
+    return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)
 
 
 class Meter:

@@ -8,11 +8,13 @@ from typing import Any, Final
 from app.settings import Candidate
 from racer_core.errors import InputError
 
-# Fields that reach into the candidate's server rather than describe the completion.
+# Fields that reach into the candidate's server rather than describe the completion: that name
+# other hosts to it (what engines hand a prompt's cache over with, too), or jump its queue.
 _DENIED = frozenset(
-    {"prompt_embeds", "api_base", "headers", "extra_headers", "api_version", "structured_outputs"}
-)
-_DENIED_PREFIXES = ("chat_template", "guided_")
+    {"prompt_embeds", "api_base", "headers", "extra_headers", "api_version", "structured_outputs",
+     "kv_transfer_params", "ec_transfer_params", "priority"}
+)  # fmt: skip
+_DENIED_PREFIXES = ("chat_template", "guided_", "bootstrap_")
 _DENIED_SUFFIXES = ("url", "uri", "api_key")
 # Fields that change nothing of the first answer. Any other must be as it was for the labels.
 _HARMLESS = frozenset(

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
     SCORE_ASSUMED = "score_assumed_independent_of_query"
     POOL_ASSUMED = "pool_assumed_independent_of_query"
+    GROUP_ASSUMED = "group_assumed_independent_of_query"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
     ROUTER_FAILED = "router_failed_whole_pool"
@@ -47,6 +48,7 @@ _REMARKS: Final = frozenset(
         Reason.ALPHA_ASSUMED,
         Reason.SCORE_ASSUMED,
         Reason.POOL_ASSUMED,
+        Reason.GROUP_ASSUMED,
         Reason.ALPHA_INFEASIBLE,
         Reason.ABSTENTION_EXCEEDS_ALPHA,
         Reason.ROUTER_FAILED,

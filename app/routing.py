@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -117,12 +118,16 @@ class RoutingService:
         self._down = down
         self._telemetry = telemetry
 
-    async def route(self, ask: Ask) -> Routed:
+    async def route(self, ask: Ask, deadline: float) -> Routed:
         """Score the query and apply the threshold.
+
+        Args:
+            ask: What is to be decided.
+            deadline: Of the request, a ``time.monotonic()``; routing has its own limit, too.
 
         Raises:
             NotReady: No calibration is active.
-            Overloaded: The router's queue is full.
+            Overloaded: The router's queue is full, or too slow.
             InputError: Alpha outside (0, 1), or no candidate can be asked this.
             Forbidden: An alpha or a candidate that the key may not ask for.
             NotFound: A candidate that is not in the pool.
@@ -142,7 +147,7 @@ class RoutingService:
         if up and len(up) < len(names):  # a cause outside the query
             reasons += [Reason.CANDIDATE_DOWN.of(name) for name in names if name not in up]
             names = tuple(up)
-        scored = await self._score(query.text)
+        scored = await self._score(query.text, deadline)
         routed = await self._decided(record, names, query, options, ask, scored, reasons)
         self._count(routed)
         return routed
@@ -189,6 +194,9 @@ class RoutingService:
             reasons.append(Reason.ALPHA_ASSUMED)
         if options.score not in (None, calibration.options.score):
             reasons.append(Reason.SCORE_ASSUMED)
+        asked = options.group is not None and self._settings.routing.group_by == "request"
+        if asked and record.calibration.groups is not None:
+            reasons.append(Reason.GROUP_ASSUMED)
         fingerprint = self._racer.fingerprint(query.text)
         decision = self._decide(calibration, query, scored, options, fingerprint)
         if decision.trivial and not query.whole_pool:
@@ -252,13 +260,14 @@ class RoutingService:
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
                 return await self._active.calibration(record, names, group)
-        except TimeoutError:
+        except (TimeoutError, Overloaded):
             return None
 
-    async def _score(self, text: str) -> ScoredQuery | None:
+    async def _score(self, text: str, deadline: float) -> ScoredQuery | None:
         """Router scores; None when the router failed, so that everyone is called instead."""
+        limit_s = min(self._settings.limits.route_timeout_s, deadline - time.monotonic())
         try:
-            async with asyncio.timeout(self._settings.limits.route_timeout_s):
+            async with asyncio.timeout(limit_s):
                 scored = await self._worker.score(text)
         except Overloaded:
             raise

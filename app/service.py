@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from app.equality import AnswerReader
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.evaluator import Evaluator
 from app.fleet.fleet import Fleet, Reply
-from app.meter import Meter, prompt_tokens
+from app.meter import Meter, answer_tokens, prompt_tokens
 from app.outcome import Answer, Outcome, routing_headers
 from app.overrides import Overrides
 from app.payload import candidate_payload
@@ -25,11 +25,10 @@ from app.pump import Pump
 from app.reasons import Reason
 from app.routing import Ask, Routed, RoutingService
 from app.settings import Settings
-from app.surfaces import reading
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry
 from app.tracing import Tracer
-from app.turn import Named, Request, Turn
+from app.turn import Request, Turn
 from app.voting import Collected
 from app.watching.decisions import Ended
 from app.watching.watcher import Watcher
@@ -85,7 +84,8 @@ class ChatService:
     async def decide(self, ask: Ask) -> Outcome:
         """Route only: no candidate is called."""
         started = time.monotonic()
-        routed = await self._routed(ask)
+        deadline = self._deadline(ask.options.timeout, started)
+        routed = await self._routed(ask, deadline)
         outcome = Outcome(
             decision_id=_new_id("chatcmpl-"),
             routed=routed,
@@ -93,34 +93,6 @@ class ChatService:
             overhead_ms=(time.monotonic() - started) * 1e3,
         )
         return self._remembered(outcome, ask)
-
-    async def pinned(self, asked: Named) -> dict[str, Any]:
-        """Ask one candidate by name, without routing: there is no certificate."""
-        name, surface = asked.name, asked.surface
-        payload = candidate_payload(asked.fields, self._candidates[name], surface.path)
-        deadline = self._deadline(asked.timeout_s)
-        try:
-            reply = await self._fleet.ask(name, surface, payload, deadline=deadline)
-        except asyncio.CancelledError:
-            asked.spend(prompt_tokens(asked.fields))
-            raise
-        asked.spend(surface.usage(reply.body).get("total_tokens", 0))
-        return surface.named(reply.body, name)
-
-    async def embeddings(
-        self, name: str, fields: Mapping[str, Any], spend: Callable[[int], None]
-    ) -> dict[str, Any]:
-        """Have texts embedded by one candidate."""
-        sent = {**fields, "model": self._candidates[name].served_as}
-        answer = await self._fleet.forward(name, "embeddings", sent, deadline=self._deadline(None))
-        spend(reading.counts(answer.get("usage"), reading.CHAT_USAGE).get("total_tokens", 0))
-        return {**answer, "model": name}
-
-    async def pinned_stream(self, asked: Named) -> Pump:
-        """Stream one candidate by name."""
-        pump = Pump(self._pass_through(asked, self._deadline(asked.timeout_s)))
-        await pump.started()
-        return pump
 
     async def stream(self, request: Request) -> tuple[Pump, dict[str, str]]:
         """Events and headers. One selected candidate streams live; several are merged first."""
@@ -150,10 +122,15 @@ class ChatService:
     ) -> tuple[Pump, dict[str, str]]:
         """What the surviving pool selects, where the only selected candidate failed at once."""
         got = Collected(failures={failed: exc})
-        if not await self._instead_of(turn, got):
+        try:
+            names = await self._instead_of(turn, got)
+        except asyncio.CancelledError:
+            self._left_off(turn, got, Ended.CANCELLED)
+            raise
+        if not names:
             self._left_off(turn, got, Ended.FAILED)
             raise exc
-        return await self._merged_pump(turn, got)
+        return await self._merged_pump(replace(turn, instead=tuple(names)), got)
 
     async def _merged_pump(self, turn: Turn, got: Collected) -> tuple[Pump, dict[str, str]]:
         pump = Pump(self._merged(turn, got))
@@ -163,7 +140,8 @@ class ChatService:
     async def _turn(self, request: Request) -> Turn:
         """Route a request, and apply what may override the threshold's set."""
         started = time.monotonic()
-        routed = await self._routed(request)
+        deadline = self._deadline(request.options.timeout, started)
+        routed = await self._routed(request, deadline)
         decision_id = _new_id(request.surface.id_prefix)
         kind = equality.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
@@ -180,7 +158,7 @@ class ChatService:
             self._watcher.note(failed.note(request.caller.name))
             raise
         self._trace(decision_id, routed, routed.certificate)
-        shadow = not routed.repeated and self._watcher.sampled(decision_id)
+        shadow = self._watcher.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
         return Turn(
             request=request,
             decision_id=decision_id,
@@ -193,16 +171,17 @@ class ChatService:
                 stacked=self._stacked,
                 scores=routed.vote_scores,
                 members=routed.decision.selected,
+                deadline=deadline,
                 everyone=shadow or request.options.explain,
             ),
             started=started,
-            deadline=self._deadline(request.options.timeout, started),
+            deadline=deadline,
             shadow_rate=self._settings.watching.shadow_rate if shadow else None,
         )
 
-    async def _routed(self, ask: Ask) -> Routed:
+    async def _routed(self, ask: Ask, deadline: float) -> Routed:
         """Route, and see what the watcher knows: of the calibration, and of this query."""
-        routed = (await self._routing.route(ask)).because(*self._watcher.stale)
+        routed = (await self._routing.route(ask, deadline)).because(*self._watcher.stale)
         repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
         return replace(routed, repeated=repeated)
 
@@ -222,13 +201,13 @@ class ChatService:
             turn.request.spend(len(got.cancelled) * prompt_tokens(turn.request.fields))
             self._left_off(turn, got, Ended.CANCELLED)
             raise
-        turn.request.spend(outcome.usage["total_tokens"])
+        _charge(turn, got, outcome)
         return self._remembered(outcome, turn.request)
 
     def _left_off(self, turn: Turn, got: Collected, ended: Ended) -> None:
         """Remember a decision that came to no answer, and charge the answers that were there."""
         outcome = self._outcome(turn, got, ended=ended)
-        turn.request.spend(outcome.usage["total_tokens"])
+        _charge(turn, got, outcome)
         self._watcher.note(outcome.note(turn.request.caller.name))
 
     def _outcome(self, turn: Turn, got: Collected, **more: Any) -> Outcome:
@@ -264,10 +243,9 @@ class ChatService:
 
     async def _collect_all(self, turn: Turn, got: Collected) -> None:
         """The set's answers; where one failed that could matter, those of the surviving pool's."""
-        if not got.failures:
-            await self._collect(turn, turn.called, got)
+        await self._collect(turn, turn.called, got)
         failed = [name for name in got.failures if name in turn.selected]
-        if failed and not turn.ballot.settled(got):
+        if failed and turn.instead is None and not turn.ballot.settled(got):
             await self._collect(turn, await self._instead_of(turn, got), got)
 
     def _refusal(self, turn: Turn, got: Collected, waited: float) -> Outcome:
@@ -375,23 +353,6 @@ class ChatService:
             overhead_ms=overhead_ms,
         )
 
-    async def _pass_through(self, asked: Named, deadline: float) -> AsyncGenerator[bytes]:
-        name, surface = asked.name, asked.surface
-        payload = surface.streamed(
-            candidate_payload(asked.fields, self._candidates[name], surface.path)
-        )
-        meter = Meter(surface, asked.fields)
-        with meter.charging(asked.spend):
-            async with (
-                self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,
-                contextlib.aclosing(pieces) as closing,
-            ):
-                async for piece in closing:
-                    meter.saw(piece)
-                    if surface.is_wanted(piece):
-                        yield surface.event(surface.named(piece, name))
-        yield surface.end
-
     async def _merged(self, turn: Turn, got: Collected) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as events."""
         task = asyncio.create_task(self._told(turn, got))
@@ -428,6 +389,13 @@ class ChatService:
         if self._tracer is None:
             return contextlib.nullcontext()
         return self._tracer.aggregate(answers)
+
+
+def _charge(turn: Turn, got: Collected, outcome: Outcome) -> None:
+    """Tell the tokens of the answers that are there, and of who weighed them."""
+    surface, fields = turn.request.surface, turn.request.fields
+    answers = [answer_tokens(surface, fields, reply.body) for reply in got.replies.values()]
+    turn.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
 
 
 async def _whole(outcome: Outcome, surface: Surface) -> AsyncGenerator[bytes]:

@@ -10,13 +10,18 @@ has a corruption race in the versions that Python links today, and calibrations 
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import hashlib
 import io
 import json
 import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Self, cast
+from functools import partial
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +44,11 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import RacerError
 from racer_core.types import RiskTarget, Score
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _SLOT = 1
+_THREADS: Final = 4  # SQLite writes one at a time
 
 
 class _Base(DeclarativeBase):
@@ -140,13 +149,14 @@ class Summary:
 
 
 class Store:
-    """Opened once; every method is one transaction and may block: call it off the event loop.
+    """Opened once; every method is one transaction and may block: call it with :meth:`run`.
 
     Raises:
         SettingsError: The URL cannot be opened or written.
     """
 
     def __init__(self, url: str) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-store")
         try:
             self._engine = create_engine(url)
             if self._engine.dialect.name == "sqlite":
@@ -157,7 +167,8 @@ class Store:
             raise SettingsError(f"store {_without_password(url)}: {reason}") from exc
 
     def close(self) -> None:
-        """Return the connections."""
+        """End the threads, and return the connections."""
+        self._threads.shutdown(cancel_futures=True)
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -165,6 +176,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what uses the store on a thread of its own: a locked one holds up no other work."""
+        call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
         """Keep a record, and make it the active one in the same transaction if asked.

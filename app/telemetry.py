@@ -84,7 +84,7 @@ class Telemetry:
         )
         self.buffered_bytes = Gauge(
             "racer_buffered_bytes",
-            "Bytes of candidates' answers that are in memory",
+            "Bytes of answers, and of large payloads, that are in memory",
             registry=self.registry,
         )
         self.ejections = Counter(

@@ -23,17 +23,6 @@ class Request(Ask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """One candidate asked by its name, without routing."""
-
-    name: str
-    surface: Surface
-    fields: Mapping[str, Any]
-    timeout_s: float | None = None
-    spend: Callable[[int], None] = lambda _: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """A request under way."""
 
@@ -44,6 +33,7 @@ class Turn:
     started: float  # monotonic
     deadline: float  # monotonic
     shadow_rate: float | None  # everyone is called, for a sample that is judged in full
+    instead: tuple[str, ...] | None = None  # whom the surviving pool adds, where the set failed
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -56,6 +46,8 @@ class Turn:
 
         Where nobody is selected, too: a query that was refused for no reason is a miss.
         """
+        if self.instead is not None:
+            return self.instead
         if self.shadow_rate is None:
             return self.selected
         pool = self.routed.certificate.pool

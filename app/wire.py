@@ -21,7 +21,7 @@ from app.errors import (
     UnsupportedBody,
     UpstreamRejected,
 )
-from app.offload import off_loop
+from app.offload import SMALL_BYTES, off_loop
 from app.validation import problems
 from racer_core import strict_json
 from racer_core.errors import RacerError
@@ -55,8 +55,22 @@ async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body. Raises as :func:`body_stream`."""
-    return b"".join([part async for part in body_stream(request, limit)])
+    """The whole body; where it is large, it counts until the request ends.
+
+    Counted as it arrives: a client that announces much and sends nothing takes no room.
+
+    Raises:
+        Overloaded: All bodies together are too large.
+        RacerError: As :func:`body_stream`.
+    """
+    parts: list[bytes] = []
+    size = 0
+    async for part in body_stream(request, limit):
+        size += len(part)
+        if size > SMALL_BYTES:  # what is small is free, and never refused for what is large
+            request.state.quota.hold(min(len(part), size - SMALL_BYTES))
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def read(request: Request, model: type[ModelT], limit: int) -> tuple[ModelT, dict[str, Any]]:

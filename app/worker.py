@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ class ScoredQuery:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
     query: str
+    since: float  # monotonic
     future: asyncio.Future[ScoredQuery]
 
 
@@ -51,13 +53,18 @@ class RoutingWorker:
     Args:
         racer: Loaded artifact and encoder.
         queue: How many queries may wait; one more is refused.
+        queue_s: How long one may wait for its turn; it is refused then, and not scored: who comes
+            later is still waited for. While nobody has a turn, nobody is refused.
         batch: How many are scored together.
         telemetry: Where queue depth and batch sizes are counted.
     """
 
-    def __init__(self, racer: Racer, *, queue: int, batch: int, telemetry: Telemetry) -> None:
+    def __init__(
+        self, racer: Racer, *, queue: int, queue_s: float, batch: int, telemetry: Telemetry
+    ) -> None:
         self._racer = racer
         self._limit = queue
+        self._queue_s = queue_s
         self._batch = batch
         self._telemetry = telemetry
         self._waiting: deque[_Waiting] = deque()
@@ -81,11 +88,11 @@ class RoutingWorker:
         """Score one query; cancelling gives up its place.
 
         Raises:
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or so slow that the query waited too long.
         """
         if len(self._waiting) >= self._limit:
             raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
-        item = _Waiting(query, asyncio.get_running_loop().create_future())
+        item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
         self._telemetry.queue_depth.set(len(self._waiting))
         self._arrived.set()
@@ -139,7 +146,9 @@ class RoutingWorker:
         batch: list[_Waiting] = []
         while self._waiting and len(batch) < self._batch:
             item = self._waiting.popleft()
-            if not item.future.done():  # its client is still there
+            if time.monotonic() - item.since > self._queue_s:
+                _fail([item], Overloaded("the router is too far behind; try again soon"))
+            elif not item.future.done():  # its client is still there
                 batch.append(item)
         if not self._waiting:
             self._arrived.clear()

@@ -163,22 +163,36 @@ class Jobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, job: Job, work: Work) -> None:
-        async with self._turn:
-            try:
-                job.status = "running"
-                job.result = await work(job.progress)
-            except JobCancelled as exc:
-                job.error = exc
-                job.end("cancelled")
-            except RacerError as exc:
-                job.error = exc
-                job.end("failed")
-            except Exception as exc:
-                log.exception("a calibration failed unexpectedly")
-                job.error = exc
-                job.end("failed")
-            else:
-                job.end("done")
+        its_turn = await self._may_run(job)
+        try:
+            job.status = "running"
+            job.result = await work(job.progress)
+        except JobCancelled as exc:
+            job.error = exc
+            job.end("cancelled")
+        except RacerError as exc:
+            job.error = exc
+            job.end("failed")
+        except Exception as exc:
+            log.exception("a calibration failed unexpectedly")
+            job.error = exc
+            job.end("failed")
+        else:
+            job.end("done")
+        finally:
+            if its_turn:
+                self._turn.release()
+
+    async def _may_run(self, job: Job) -> bool:
+        """Wait for its turn; false, and at once, where it is cancelled: it only cleans up then."""
+        turn = asyncio.create_task(self._turn.acquire())
+        try:
+            with job.progress.cancelling(turn.cancel):
+                await asyncio.wait({turn})
+        except JobCancelled:  # before it began to wait
+            turn.cancel()
+            await asyncio.wait({turn})
+        return not turn.cancelled()
 
     def _behind_a_large_one(self, job: Job) -> bool:
         before = itertools.takewhile(lambda each: each is not job, self._jobs.values())

@@ -41,7 +41,7 @@ class Progress:
         self._lock = threading.Lock()
         self._cancelled = False
         self._settled = False
-        self._end: Callable[[], None] | None = None
+        self._end: Callable[[], object] | None = None
         self._told_at = 0.0
         self.stage = Stage("waiting")
 
@@ -76,7 +76,7 @@ class Progress:
         return True
 
     @contextmanager
-    def cancelling(self, end: Callable[[], None]) -> Generator[None]:
+    def cancelling(self, end: Callable[[], object]) -> Generator[None]:
         """Call ``end`` when it is cancelled meanwhile: for work that says nothing for long."""
         with self._lock:
             self.check()

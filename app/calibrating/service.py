@@ -71,7 +71,7 @@ class CalibrationService:
     async def open(self) -> None:
         """Load the active record of an earlier run, if it fits the artifact."""
         try:
-            record = await asyncio.to_thread(self._store.active)
+            record = await self._store.run(self._store.active)
         except StoreError as exc:  # serve on: new rows can still be uploaded
             self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
             return
@@ -108,7 +108,7 @@ class CalibrationService:
             Conflict: Another record is active than expected, or it was made for another artifact.
         """
         async with self._one_at_a_time:
-            record = await asyncio.to_thread(
+            record = await self._store.run(
                 self._store.activate,
                 calibration_id,
                 expected_active_id,
@@ -129,7 +129,7 @@ class CalibrationService:
             if not options.dry_run:
                 progress("storing")
                 progress.settle()
-                await asyncio.to_thread(
+                await self._store.run(
                     self._store.add,
                     record,
                     activate=activate,

@@ -12,19 +12,20 @@ import asyncio
 import contextlib
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import aiohttp
 
-from app.errors import UpstreamError
-from app.fleet.buffers import Buffers
+from app.buffers import Buffers
+from app.errors import UpstreamError, UpstreamOverloaded
 from app.fleet.failures import check_head, not_http, translated
 from app.fleet.replicas import Callee, Replica
 from app.fleet.resolver import LastingResolver
 from app.fleet.response import Response
+from app.offload import SMALL_BYTES
 from app.settings import Fleet as Rules
 from app.settings import Limits
 
@@ -59,7 +60,11 @@ class Calls:
     def __init__(self, rules: Rules, limits: Limits) -> None:
         self._rules = rules
         self._limits = limits
-        self._buffers = Buffers(limits.buffered_bytes)
+        self._buffers = Buffers(
+            limits.buffered_bytes,
+            UpstreamOverloaded,
+            "too many large requests and answers are under way at once",
+        )
 
     async def __aenter__(self) -> Self:
         trace = aiohttp.TraceConfig()
@@ -86,8 +91,18 @@ class Calls:
 
     @property
     def buffered_bytes(self) -> int:
-        """How much of all answers is in memory now."""
+        """How much of all large payloads and answers is in memory now."""
         return self._buffers.used
+
+    @contextlib.contextmanager
+    def holding(self, data: bytes) -> Generator[None]:
+        """Count a payload as long as it is needed; small ones are free. Raises UpstreamError."""
+        size = len(data) if len(data) > SMALL_BYTES else 0
+        self._buffers.take(size)
+        try:
+            yield
+        finally:
+            self._buffers.give_back(size)
 
     async def post(
         self,

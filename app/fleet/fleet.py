@@ -115,12 +115,12 @@ class Fleet:
         """
         started = time.monotonic()
         callee = self._callees[candidate]
-        errand = await _errand(callee, surface.path, payload, deadline)
-        body = await self._whole(
-            errand,
-            partial(surface.body, candidate),
-            told=lambda body: (body.get("model"), surface.usage(body)),
-        )
+        async with self._errand(callee, surface.path, payload, deadline) as errand:
+            body = await self._whole(
+                errand,
+                partial(surface.body, candidate),
+                told=lambda body: (body.get("model"), surface.usage(body)),
+            )
         return Reply(
             candidate=candidate,
             body=body,
@@ -137,40 +137,40 @@ class Fleet:
         Until then the call is made again as :meth:`ask` does. Iterating raises UpstreamError when
         the stream ends before the answer: a cut is not an end. Arguments and errors as above.
         """
-        errand = await _errand(self._callees[candidate], surface.path, payload, deadline)
+        callee = self._callees[candidate]
+        async with self._errand(callee, surface.path, payload, deadline) as errand:
 
-        async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
-            async with AsyncExitStack() as call:
-                answer = await call.enter_async_context(self._call(errand))
-                rest = pieces_of(candidate, surface, answer)
-                pieces = _with_first(await anext(rest), rest)
-                if errand.span is not None:
-                    pieces = _overheard(pieces, errand.span, surface)
-                return call.pop_all(), pieces
+            async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
+                async with AsyncExitStack() as call:
+                    answer = await call.enter_async_context(self._call(errand))
+                    rest = pieces_of(candidate, surface, answer)
+                    pieces = _with_first(await anext(rest), rest)
+                    if errand.span is not None:
+                        pieces = _overheard(pieces, errand.span, surface)
+                    return call.pop_all(), pieces
 
-        call, pieces = await self._persistently(errand, once)
-        async with call, contextlib.aclosing(pieces):
-            yield pieces
+            call, pieces = await self._persistently(errand, once)
+            async with call, contextlib.aclosing(pieces):
+                yield pieces
 
     async def complete(
         self, endpoint: Endpoint, payload: Mapping[str, Any], *, deadline: float
     ) -> Completion:
         """Have a prompt continued. Raises as :meth:`ask`."""
-        errand = await _errand(
-            self._callees[endpoint.callee], "completions", payload, deadline, endpoint
-        )
-        return await self._whole(
-            errand, partial(completion, endpoint.name), told=lambda done: (None, done.usage)
-        )
+        callee = self._callees[endpoint.callee]
+        async with self._errand(callee, "completions", payload, deadline, endpoint) as errand:
+            return await self._whole(
+                errand, partial(completion, endpoint.name), told=lambda done: (None, done.usage)
+            )
 
     async def forward(
         self, candidate: str, path: str, payload: Mapping[str, Any], *, deadline: float
     ) -> dict[str, Any]:
         """Send a document and return the object that is answered. Raises as :meth:`ask`."""
-        errand = await _errand(self._callees[candidate], path, payload, deadline)
-        return await self._whole(
-            errand, partial(reading.json_object, candidate), told=_told_of_document
-        )
+        async with self._errand(self._callees[candidate], path, payload, deadline) as errand:
+            return await self._whole(
+                errand, partial(reading.json_object, candidate), told=_told_of_document
+            )
 
     def down(self) -> frozenset[str]:
         """Candidates that should be routed around: all their replicas are out.
@@ -195,6 +195,29 @@ class Fleet:
 
     def _count(self, name: str, state: str) -> float:
         return sum(each.circuit.state == state for each in self._callees[name].replicas.all)
+
+    @asynccontextmanager
+    async def _errand(
+        self,
+        callee: Callee,
+        path: str,
+        payload: Mapping[str, Any],
+        deadline: float,
+        endpoint: Endpoint | None = None,
+    ) -> AsyncGenerator[_Errand]:
+        """What is to be asked, as bytes that count until it is answered."""
+        data = await encoded(payload)
+        with self._calls.holding(data):
+            yield _Errand(
+                name=endpoint.name if endpoint else callee.name,
+                callee=callee,
+                path=path,
+                model=payload.get("model"),
+                data=data,
+                timeout_s=endpoint.timeout_s if endpoint else callee.timeout_s,
+                deadline=deadline,
+                tried=[],
+            )
 
     async def _whole(
         self, errand: _Errand, parse: Callable[[bytes], T], told: Callable[[T], Told]
@@ -310,25 +333,6 @@ class Fleet:
                 exc.kind,
                 "; it was the last one" if callee.replicas.are_out else "",
             )
-
-
-async def _errand(
-    callee: Callee,
-    path: str,
-    payload: Mapping[str, Any],
-    deadline: float,
-    endpoint: Endpoint | None = None,
-) -> _Errand:
-    return _Errand(
-        name=endpoint.name if endpoint else callee.name,
-        callee=callee,
-        path=path,
-        model=payload.get("model"),
-        data=await encoded(payload),
-        timeout_s=endpoint.timeout_s if endpoint else callee.timeout_s,
-        deadline=deadline,
-        tried=[],
-    )
 
 
 def _told_of_document(body: Mapping[str, Any]) -> Told:

@@ -47,7 +47,8 @@ class Gate:
         self._plan = DoorPlan(routes)
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
-        self._quotas = Quotas(access.keys, settings.limits.in_flight)
+        limits = settings.limits
+        self._quotas = Quotas(access.keys, limits.in_flight, limits.body_buffer_bytes)
         self._failures = Failures(access.failures_per_minute)
         self._turnstile = Turnstile()
         self._admin_port = None if access.admin is None else access.admin.port

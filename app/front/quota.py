@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
+from app.buffers import Buffers
+from app.errors import Overloaded
 from app.front.errors import RateLimited
 from app.settings.access import Key
 
@@ -75,11 +77,17 @@ class Ticket:
     def __init__(self, quotas: Quotas, account: Account, *, is_work: bool) -> None:
         self._quotas = quotas
         self._account = account
+        self._held = 0
         self.is_work = is_work
 
     def spend(self, tokens: int) -> None:
         """Count the tokens that this request used, once they are known."""
         self._account.spend(tokens)
+
+    def hold(self, size: int) -> None:
+        """Count bytes of its body until it ends. Raises Overloaded when others have too many."""
+        self._quotas.bodies.take(size)
+        self._held += size
 
     def __enter__(self) -> Self:
         return self
@@ -92,16 +100,26 @@ class Ticket:
     ) -> None:
         self._account.running -= 1
         self._quotas.in_flight -= self.is_work
+        self._quotas.bodies.give_back(self._held)
 
 
 class Quotas:
-    """The accounts of all keys, and the limit of the process."""
+    """The accounts of all keys, and the limits of the process."""
 
-    def __init__(self, keys: Iterable[Key], in_flight: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        in_flight: int,
+        body_bytes: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._accounts = {key.name: Account(key, clock) for key in keys}
         self._unlimited = Account(None, clock)  # the environment's keys: only the process's limit
         self._most = in_flight
         self.in_flight = 0
+        self.bodies = Buffers(
+            body_bytes, Overloaded, "too many large requests are under way; try again soon"
+        )
 
     def admit(self, name: str, *, is_work: bool) -> Ticket:
         """Let a request of this key in.

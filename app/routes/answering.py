@@ -13,6 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app import wire
+from app.direct import Named
 from app.errors import Forbidden
 from app.front.keys import caller_of
 from app.lifespan import Services
@@ -23,7 +24,7 @@ from app.schemas import RacerOptions
 from app.settings import AUTO
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry
-from app.turn import Named, Request
+from app.turn import Request
 from racer_core.errors import InputError
 
 T = TypeVar("T")
@@ -61,9 +62,9 @@ async def respond(http: HttpRequest, services: Services, asked: Asked) -> Respon
     served_by = {"x-racer-served-by": asked.model}
     note_prompt(http, services, asked.query)
     if asked.stream:
-        pump = await unless_left(http, services.chat.pinned_stream(named))
+        pump = await unless_left(http, services.direct.stream(named))
         return _EventStream(pump, asked.surface, served_by, services.telemetry)
-    answer = await unless_left(http, services.chat.pinned(named))
+    answer = await unless_left(http, services.direct.answer(named))
     note_answer(http, services, asked.surface, answer)
     return wire.json_response(answer, headers=served_by)
 

@@ -21,6 +21,7 @@ from racer_core import strict_json
 
 router = APIRouter(tags=["calibration"])
 
+ACTIVATION_BYTES: Final = 64 * 2**10
 _ROWS_SCHEMA: Final = {
     "type": "object",
     "required": ["rows"],
@@ -135,7 +136,7 @@ async def cancel_job(job_id: str, services: OpenServices) -> Response:
 @router.get("/calibrations", summary="All calibrations, newest first", responses=errors(*KEYED))
 async def list_calibrations(services: OpenServices) -> Response:
     """History with evidence."""
-    summaries = await asyncio.to_thread(services.store.summaries)
+    summaries = await services.store.run(services.store.summaries)
     return wire.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
 
 
@@ -144,9 +145,8 @@ async def list_calibrations(services: OpenServices) -> Response:
 )
 async def get_calibration(calibration_id: str, services: OpenServices) -> Response:
     """Options and evidence."""
-    return wire.json_response(
-        asdict(await asyncio.to_thread(services.store.summary, calibration_id))
-    )
+    summary = await services.store.run(services.store.summary, calibration_id)
+    return wire.json_response(asdict(summary))
 
 
 @router.post(
@@ -157,7 +157,7 @@ async def get_calibration(calibration_id: str, services: OpenServices) -> Respon
 )
 async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
     """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
-    data = await wire.read_body(request, services.settings.limits.body_bytes)
+    data = await wire.read_body(request, ACTIVATION_BYTES)
     options = wire.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(calibration_id, options.expected_active_id)
     return wire.json_response({"id": record.id, "active": True, "evidence": record.evidence})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from app import payload, query, wire
-from app.bounds import check_fields
+from app.bounds import check_fields, texts
 from app.lifespan import OpenServices
 from app.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.query import Query
@@ -34,7 +34,7 @@ async def completions(request: Request, services: OpenServices) -> Response:
     check_fields(fields, settings.limits)
     asked = Asked(
         surface=Completions(
-            n=_choices(body, fields.get("n") or 1),
+            n=texts(body.prompt) * (fields.get("n") or 1),
             include_usage=bool((body.stream_options or {}).get("include_usage")),
         ),
         model=body.model,
@@ -55,9 +55,3 @@ def _query(body: CompletionRequest, settings: Settings) -> Query:
                 "routing reads one text: send one prompt a request, and not as tokens",
                 param="prompt",
             )
-
-
-def _choices(body: CompletionRequest, n: int) -> int:
-    """Every prompt of a list has choices of its own; a list of numbers is one prompt."""
-    several = isinstance(body.prompt, list) and not all(isinstance(t, int) for t in body.prompt)
-    return n * len(body.prompt) if several else n

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from app import payload, wire
+from app.bounds import check_fields
 from app.errors import NotFound
 from app.lifespan import OpenServices
 from app.openapi import BODY, CALLS, KEYED, errors, json_body
@@ -37,6 +38,7 @@ async def embeddings(request: Request, services: OpenServices) -> Response:
         raise unknown_model(name, settings.models)
     check_allowed(request, name)
     fields = payload.passed_through(raw)
+    check_fields(fields, settings.limits)
     spend = request.state.quota.spend
-    answer = await unless_left(request, services.chat.embeddings(name, fields, spend))
+    answer = await unless_left(request, services.direct.embeddings(name, fields, spend))
     return wire.json_response(answer, headers={"x-racer-served-by": name})

@@ -18,6 +18,7 @@ class Limits(Frozen):
 
     # What comes in.
     body_bytes: _Count = 32 * 2**20  # images come in chat bodies
+    body_buffer_bytes: _Count = 256 * 2**20  # bodies in memory, of all requests
     upload_bytes: _Count = 256 * 2**20
     header_bytes: _Count = 32 * 2**10
     messages: _Count = 2048
@@ -28,7 +29,7 @@ class Limits(Frozen):
     # What goes out and comes back.
     fan_out: _Count = 16  # candidates of one request
     answer_bytes: _Count = 8 * 2**20
-    buffered_bytes: _Count = 256 * 2**20  # answers in memory, of all requests
+    buffered_bytes: _Count = 256 * 2**20  # answers and what is sent for them, of all requests
     # How many at once.
     connections: _Count = 1024  # from clients
     connections_per_address: _Count | None = 64  # that have shown no right key
@@ -42,7 +43,7 @@ class Limits(Frozen):
     upload_s: _Seconds = 600.0
     keep_alive_s: _Seconds = 75.0
     stalled_s: _Seconds = 60.0  # a client that reads nothing
-    queue_s: _Seconds = 1.0
+    queue_s: _Seconds = 1.0  # a query, for its turn at the router
     route_timeout_s: _Seconds = 10.0
     comment_every_s: _Seconds = 5.0  # keeps a waiting stream alive
     drain_delay_s: Annotated[float, Field(ge=0)] = 0.0  # not ready, but still accepting

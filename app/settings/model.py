@@ -69,6 +69,15 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _everyone_can_be_sampled(self) -> Self:
+        if self.watching.shadow_rate > 0.0 and len(self.pool) > self.limits.fan_out:
+            raise ValueError(
+                f"watching.shadow_rate: a sample calls all {len(self.pool)} candidates, and "
+                f"limits.fan_out allows {self.limits.fan_out}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _candidates_are_known(self) -> Self:
         named = {"routing.observe": (self.routing.observe,), "embeddings": (self.embeddings,)}
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}

@@ -38,7 +38,7 @@ class ChunkedSurface(ABC):
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.surfaces.base.Surface`."""
         piece = reading.json_object(name, data)
-        if "error" in piece:
+        if piece.get("error"):  # some servers say null in every chunk
             raise UpstreamError(f"{name} failed in mid-stream")
         choices = reading.as_objects(name, piece.get("choices"))
         known = [choice for choice in choices if choice.get("index", 0) in range(self.n)]

@@ -45,7 +45,7 @@ class Responses:
         kind = piece.get("type")
         if not isinstance(kind, str):
             raise reading.invalid(name)
-        if kind in _FAILED or "error" in piece:
+        if kind in _FAILED or piece.get("error"):
             raise UpstreamError(f"{name} failed in mid-stream")
         if kind in _WHOLE:
             _checked(name, reading.as_object(name, piece.get("response")))

@@ -78,13 +78,14 @@ class Counts:
 
 
 class Archive:
-    """The queries on the store's tables; each method is one transaction.
+    """The queries on the store's tables; each method but ``run`` is one transaction.
 
     Every method raises :class:`app.errors.StoreError` when the store cannot be used.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.run = store.run
 
     def add(self, notes: Sequence[DecisionNote], ordinary: Sequence[bool]) -> None:
         """Keep decisions; ``ordinary`` says which count for the risk of their calibration."""

@@ -15,6 +15,8 @@ from app.reasons import Reason
 _UNLIKE_ROWS: Final = frozenset(
     {Reason.MULTI_TURN, Reason.UNLABELLED_KIND, Reason.QUERY_TOO_LONG, Reason.ROUTER_FAILED}
 )
+# A score is of the query alone; whether an answer is right is of how it was asked for, too.
+_ANSWERED_UNLIKE_ROWS: Final = _UNLIKE_ROWS | {Reason.CONDITIONS_DIFFER}
 
 
 class ChosenBy(StrEnum):
@@ -37,6 +39,11 @@ class Ended(StrEnum):
 def are_like_rows(reasons: Collection[str]) -> bool:
     """Whether the query is of the kind that was labelled."""
     return not _UNLIKE_ROWS & set(reasons)
+
+
+def are_answered_like_rows(reasons: Collection[str]) -> bool:
+    """Whether its answers, too, are asked for as the rows' were: what they lose says something."""
+    return not _ANSWERED_UNLIKE_ROWS & set(reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +104,11 @@ class DecisionNote:
     def like_rows(self) -> bool:
         """The query is of the kind that was labelled, and the router scored it."""
         return self.scores is not None and are_like_rows(self.reasons)
+
+    @property
+    def answered_like_rows(self) -> bool:
+        """Verdicts on its answers are about the risk that the rows bound."""
+        return self.scores is not None and are_answered_like_rows(self.reasons)
 
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""

@@ -65,7 +65,7 @@ class Feedback:
             StoreError: The store cannot be used.
         """
         await self._journal.written(decision_id)
-        known = await asyncio.to_thread(self._archive.known, decision_id)
+        known = await self._archive.run(self._archive.known, decision_id)
         if caller.role != "admin" and known.note.key != caller.name:
             raise unknown_decision(decision_id)
         return known
@@ -84,7 +84,7 @@ class Feedback:
             counts = caller.role == "admin" or self._counting == "all"
             fresh = _fresh(known, correct, caller, counts=counts)
             if fresh:
-                known = await asyncio.to_thread(self._take, known, fresh, caller.name, counts)
+                known = await self._archive.run(self._take, known, fresh, caller.name, counts)
                 self._metrics.verdicts.labels(str(counts).lower()).inc(len(fresh))
         return Said(known=known, repeated=not fresh)
 
@@ -98,7 +98,7 @@ class Feedback:
         async with self._one_at_a_time:
             for decision_id in decision_ids:
                 await self._journal.written(decision_id)
-            return await asyncio.to_thread(self._accept, decision_ids)
+            return await self._archive.run(self._accept, decision_ids)
 
     def _take(self, known: Known, fresh: Mapping[str, bool], key: str, counts: bool) -> Known:
         known = self._archive.say(known.note.decision_id, fresh, key=key, counts=counts)

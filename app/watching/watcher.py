@@ -19,7 +19,12 @@ from app.store import Record, Store
 from app.telemetry import Telemetry
 from app.watching import report, streams
 from app.watching.archive import Archive, Known
-from app.watching.decisions import ChosenBy, DecisionNote, are_like_rows
+from app.watching.decisions import (
+    ChosenBy,
+    DecisionNote,
+    are_answered_like_rows,
+    are_like_rows,
+)
 from app.watching.drift import Drift
 from app.watching.feedback import Feedback
 from app.watching.journal import Journal
@@ -62,6 +67,7 @@ class Watcher:
         self._metrics = WatchingMetrics(telemetry.registry)
         self._archive = Archive(store)
         self._repeats = Repeats()
+        self._drawn = Repeats()
         self._dropped = 0
         self._journal = Journal(self._write, self._drop)
         self._drift = None
@@ -93,7 +99,7 @@ class Watcher:
     async def __aexit__(self, *_: object) -> None:
         """Write what waits and save the alarms."""
         await self._stack.aclose()
-        await asyncio.to_thread(self._save)
+        await self._store.run(self._save)
 
     # The request path -----------------------------------------------------------------------
 
@@ -108,10 +114,16 @@ class Watcher:
         """Whether a query came before; it has now. Others than rows are like are not remembered."""
         return are_like_rows(reasons) and self._repeats.saw(fingerprint)
 
-    def sampled(self, decision_id: str) -> bool:
-        """Whether everyone is called for this decision, unless its query came before."""
+    def sampled(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
+        """Whether everyone is called for a decision, which is drawn here and now.
+
+        A query is drawn once: when it is first to be answered as the rows were. A decision that
+        calls nobody, or whose loss would not count, uses up no draw.
+        """
         rate = self._settings.shadow_rate
-        return rate > 0.0 and is_sampled(self._key, decision_id.encode(), rate)
+        if rate == 0.0 or not are_answered_like_rows(reasons) or self._drawn.saw(fingerprint):
+            return False
+        return is_sampled(self._key, decision_id.encode(), rate)
 
     def note(self, note: DecisionNote) -> None:
         """Remember a routed decision, in the background."""
@@ -127,13 +139,13 @@ class Watcher:
             StoreError: The store cannot be used.
         """
         await self._journal.written(decision_id)
-        return await asyncio.to_thread(self._verified, decision_id)
+        return await self._store.run(self._verified, decision_id)
 
     async def drift(self) -> dict[str, Any]:
         """Alarms and risk of the active calibration. Raises NotReady, StoreError."""
         record = self._active.record()
-        alarms = None if self._drift is None else await asyncio.to_thread(self._drift.as_json)
-        risk = await asyncio.to_thread(
+        alarms = None if self._drift is None else await self._store.run(self._drift.as_json)
+        risk = await self._store.run(
             report.risk_as_json, self._archive, record.id, record.calibration
         )
         risk["decisions"]["dropped"] = self._dropped
@@ -143,12 +155,12 @@ class Watcher:
     async def reset(self) -> None:
         """Begin the alarms of the active calibration again. Raises StoreError."""
         if self._drift is not None:
-            await asyncio.to_thread(self._drift.reset)
+            await self._store.run(self._drift.reset)
 
     async def shadow_rows(self) -> bytes:
         """The judged shadow decisions as labelled rows, JSON lines. Raises NotReady, StoreError."""
         record = self._active.record()
-        return await asyncio.to_thread(self._rows, record)
+        return await self._store.run(self._rows, record)
 
     # On threads ------------------------------------------------------------------------------
 
@@ -168,8 +180,10 @@ class Watcher:
         if not known.complete or known.judged:
             return
         note, record = known.note, self._active.record()
-        counts = note.pool == record.calibration.pool and streams.fits(
-            note, record.id, record.calibration
+        counts = (
+            note.answered_like_rows
+            and note.pool == record.calibration.pool
+            and streams.fits(note, record.id, record.calibration)
         )
         loss = streams.loss_of(record.calibration, note, known.counted) if counts else None
         first = self._archive.judge(note.decision_id, loss)
@@ -196,18 +210,20 @@ class Watcher:
                 }
             )
             for note, correct in kept
-            if note.like_rows and note.pool == pool and note.scores and note.shadow_rate
+            if note.answered_like_rows and note.pool == pool and note.scores and note.shadow_rate
         ]
         return "".join(f"{line}\n" for line in lines).encode()
 
     async def _follow(self, record: Record) -> None:
-        self._repeats = await asyncio.to_thread(Repeats, record.calibration.fingerprints)
+        rows = record.calibration.fingerprints
+        self._repeats = await asyncio.to_thread(Repeats, rows)
+        self._drawn = await asyncio.to_thread(Repeats, rows)
         if self._drift is not None:
-            await asyncio.to_thread(self._drift.follow, record)
+            await self._store.run(self._drift.follow, record)
 
     async def _keep_house(self) -> None:
         while not self._closing.is_set():
-            await asyncio.to_thread(self._tidy)
+            await self._store.run(self._tidy)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAVE_EVERY_S):
                     await self._closing.wait()
@@ -235,6 +251,7 @@ def _ordinary(note: DecisionNote, record: Record) -> bool:
     options = record.calibration.options
     return (
         streams.fits(note, record.id, record.calibration)
+        and note.answered_like_rows
         and note.chosen_by is ChosenBy.THRESHOLD
         and note.pool == record.calibration.pool
         and note.alpha == options.alpha

@@ -399,6 +399,10 @@ def test_activate_rolls_back_and_forward(serve: Serve) -> None:
         certificate = gateway.route(ONE)["certificate"]
         assert (certificate["calibration_id"], certificate["guarantee"]["alpha"]) == (wanted, alpha)
         assert gateway.ready()["calibration"] == wanted
+    large = b'{"expected_active_id": null' + b" " * 2**16 + b"}"  # it has one field
+    refused = gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY, content=large)
+    assert refused.status_code == 413
+    assert gateway.ready()["calibration"] == first
 
 
 def test_a_record_can_be_kept_without_being_used(serve: Serve) -> None:

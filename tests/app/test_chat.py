@@ -262,6 +262,8 @@ def test_tools_reach_every_candidate_untouched(gateway: Gateway, pool: FakePool)
         "chat_template", "chat_template_kwargs", "prompt_embeds", "guided_regex", "guided_json",
         "structured_outputs", "api_base",
         "base_url", "api_key", "url", "callback_uri", "headers", "extra_headers",
+        "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port",
+        "bootstrap_room", "priority",
     ],
 )  # fmt: skip
 def test_fields_of_the_deny_list_are_refused(gateway: Gateway, pool: FakePool, field: str) -> None:

@@ -367,3 +367,20 @@ def test_settings_that_could_never_be_judged_stop_the_start(
     code, _, said = racer("validate", "--config", path)
     assert code == 2
     assert "shadow_rate needs `decisions: true`" in said
+
+
+def test_a_sample_that_may_not_call_everyone_stops_the_start(
+    racer: Command, tmp_path: Path, artifact: Path
+) -> None:
+    """Three candidates, two calls: exit code 2, and both fields are named."""
+    for rate, most, code in ((0.1, 2, 2), (0.1, 3, 0), (0.0, 2, 0)):
+        path = configure(
+            tmp_path,
+            artifact,
+            "http://127.0.0.1:1/v1",
+            watching={"shadow_rate": rate},
+            limits={"fan_out": most},
+        )
+        found, _, said = racer("validate", "--config", path)
+        assert found == code, said
+        assert ("watching.shadow_rate" in said and "limits.fan_out" in said) == (code == 2)

@@ -312,7 +312,8 @@ def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "counted"),
     [({}, 1), ({"alpha": 0.5}, 1), ({"pool": POOL[:2], "selected": ("adder",)}, 0),
-     ({"calibration_id": "another"}, 0), ({"reasons": ("multi_turn_uncalibrated",)}, 0)],
+     ({"calibration_id": "another"}, 0), ({"reasons": ("multi_turn_uncalibrated",)}, 0),
+     ({"reasons": ("conditions_differ",)}, 0)],
     ids=str,
 )  # fmt: skip
 def test_only_decisions_about_the_watched_risk_are_bet_on(
@@ -329,6 +330,43 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
         assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
 
     watched(tmp_path, story, shadow_rate=0.5)
+
+
+def test_answers_of_other_conditions_tell_no_loss(tmp_path: Path) -> None:
+    """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
+    rng = np.random.default_rng(16)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        cut = notes(world.record, draw(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",))
+        usual = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
+        for note in [*cut, usual]:
+            watcher.note(note)
+            right = [note is usual, note is usual, note is not usual]
+            await watcher.feedback.say(note.decision_id, everyone(right), ADMIN)
+        told = await watcher.drift()
+        assert watcher.stale == ()
+        assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
+        assert told["feedback"]["identified"] == 1
+        assert told["alarms"]["streams"]["largest_score"]["rounds"] == 61
+        rows = [json.loads(line) for line in (await watcher.shadow_rows()).splitlines()]
+        assert [row["decision_id"] for row in rows] == [usual.decision_id]
+
+    watched(tmp_path, story, shadow_rate=0.5)
+
+
+def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
+    tmp_path: Path,
+) -> None:
+    """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        assert not watcher.repeated(b"query", ())  # `POST /route`
+        assert not watcher.sampled("other", b"query", ("conditions_differ",))
+        assert watcher.sampled("first", b"query", ())
+        assert not watcher.sampled("second", b"query", ())
+        assert not watcher.sampled("row", world.record.calibration.fingerprints[0], ())
+
+    watched(tmp_path, story, shadow_rate=1.0)
 
 
 def test_verdicts_that_wait_move_no_stream(tmp_path: Path) -> None:
@@ -594,8 +632,8 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(tmp_path: Path) -> None
     async def story(watcher: Watcher, world: Watched) -> None:
         other = await world.watcher(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
-        drawn = [watcher.sampled(each) for each in ids]
-        assert drawn == [other.sampled(each) for each in ids]
+        drawn = [watcher.sampled(each, each.encode(), ()) for each in ids]
+        assert drawn == [other.sampled(each, each.encode(), ()) for each in ids]
         assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
 
     watched(tmp_path, story, shadow_rate=0.2)
@@ -606,6 +644,6 @@ def test_nothing_is_sampled_by_default(tmp_path: Path) -> None:
 
     async def story(watcher: Watcher, _: Watched) -> None:
         assert Watching().shadow_rate == 0.0
-        assert not any(watcher.sampled(f"chatcmpl-{number}") for number in range(1_000))
+        assert not any(watcher.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
     watched(tmp_path, story)

@@ -250,6 +250,16 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     assert uploaded.json()["evidence"]["n"] == 2
 
 
+def test_a_decision_alone_uses_up_no_draw(serve: Serve, pool: FakePool) -> None:
+    """Who asks for the set first, and then for the answer, is sampled like everybody."""
+    gateway = serve(watching={"shadow_rate": 1.0})
+    query = "What is 71 plus 72?"
+    gateway.route(query)
+    assert gateway.chat(query)["racer"]["shadow_rate"] == 1.0
+    assert sorted(pool.asked()) == sorted(POOL)
+    assert "shadow_rate" not in gateway.chat(query)["racer"]  # drawn once
+
+
 def test_without_a_shadow_rate_only_the_set_is_called(gateway: Gateway, pool: FakePool) -> None:
     """And full feedback is feedback, not a judged member of the sample."""
     answer = gateway.chat(ONE)

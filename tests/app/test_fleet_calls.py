@@ -639,6 +639,40 @@ def test_answers_share_one_budget_of_memory() -> None:
     run(test())
 
 
+def test_large_payloads_are_of_that_budget_until_they_are_answered() -> None:
+    """Two fit; the third is not sent, however it is asked; afterwards there is room again."""
+
+    async def waits(exchange: Exchange) -> None:
+        await go_on.wait()
+        await exchange.send(completion("4"))
+
+    async def test() -> None:
+        nonlocal go_on
+        go_on = asyncio.Event()
+        async with (
+            replicas(waits) as [one],
+            opened({"m": [one]}, limits={"buffered_bytes": 250_000}, attempts=1) as fleet,
+        ):
+
+            async def ask(text: str) -> object:
+                return await fleet.ask("m", CHAT, asking(text), deadline=soon())
+
+            large = "4" * 100_000
+            both = [asyncio.create_task(ask(large)) for _ in range(2)]
+            await eventually(lambda: len(one.asked) == 2)
+            with pytest.raises(UpstreamOverloaded):
+                await ask(large)
+            small = asyncio.create_task(ask("4"))
+            await eventually(lambda: len(one.asked) == 3)
+            go_on.set()
+            await asyncio.gather(*both, small)
+            await ask(large)
+            assert len(one.asked) == 4
+
+    go_on = asyncio.Event()
+    run(test())
+
+
 def test_large_payloads_are_written_on_a_thread() -> None:
     """A megabyte of images must not hold everybody up; a long conversation is looked at in part."""
     assert is_small(asking("?" * 10_000))

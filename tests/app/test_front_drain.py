@@ -18,7 +18,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, POOL, as_json, configure, labelled, user
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    as_json,
+    candidates,
+    configure,
+    labelled,
+    user,
+)
 from .fake_pool import FakePool
 
 CHAT = {"model": "auto", "messages": user(ONE)}
@@ -31,7 +41,8 @@ def process(
     """``racer serve`` as an operator runs it, calibrated."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    config = configure(folder, artifact, pool.url, port=port, limits=limits)
+    patient = candidates(pool.url, timeout_s=60)
+    config = configure(folder, artifact, pool.url, candidates=patient, port=port, limits=limits)
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
     environment = {**os.environ, **ENVIRONMENT}
     with (
@@ -93,14 +104,14 @@ class Asked:
 
 def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
     """After SIGTERM: not ready, yet accepting, then closed; what was asked is answered; exit 0."""
-    with process(tmp_path, artifact, pool, drain_delay_s=2.0) as (client, running):
+    with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
-            pool.say(name, "42", delay_s=4)
+            pool.say(name, "42", delay_s=6)  # past the delay, when nobody is let in any more
         asked = Asked(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         while client.get("/readyz").status_code == 200:
-            assert time.monotonic() - begun < 1
+            assert time.monotonic() - begun < 5
         draining = client.get("/readyz")
         assert (draining.status_code, draining.json()) == (503, {"status": "draining"})
         assert client.get("/healthz").status_code == 200

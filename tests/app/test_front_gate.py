@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from .conftest import (
     Serve,
     configure,
     running,
+    until,
+    user,
 )
 from .fake_pool import FakePool
 
@@ -363,7 +366,7 @@ def test_a_bucket_fills_with_the_monotonic_clock() -> None:
 def limited(now: list[float], in_flight: int = 100, **fields: Any) -> Quotas:
     """One limited key `a`; everybody else has none of their own."""
     key = Key.model_validate(configured_key("a", **fields)[1])
-    return Quotas([key], in_flight, lambda: now[0])
+    return Quotas([key], in_flight, 1_000, lambda: now[0])
 
 
 def test_requests_a_minute_are_counted_per_key() -> None:
@@ -408,6 +411,28 @@ def test_a_refused_request_uses_nothing() -> None:
                 assert quotas.in_flight == 2
     assert quotas.in_flight == 0
     quotas.admit("a", is_work=True)
+
+
+def test_large_bodies_share_one_budget_of_memory(serve: Serve, pool: FakePool) -> None:
+    """Two fit until they are answered: the third is 429, for now; small ones always go in."""
+    gateway = serve(limits={"body_buffer_bytes": 250_000})
+    large = "x " * 80_000  # all but the first 64 KiB count
+    pool.say("adder", "42", delay_s=4)
+
+    def ask() -> int:
+        body = {"model": "adder", "messages": user(large)}
+        return gateway.post("/v1/chat/completions", json=body).status_code
+
+    with ThreadPoolExecutor(2) as both:
+        under_way = [both.submit(ask) for _ in range(2)]
+        assert until(lambda: len(pool.asked()) == 2, 10)
+        refused = gateway.ask(large)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert gateway.post("/route", json={"query": ONE}).status_code == 200
+        assert [each.result() for each in under_way] == [200, 200]
+    pool.say("adder", "42")
+    assert ask() == 200
 
 
 def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(

@@ -109,6 +109,33 @@ def test_other_libraries_say_their_first_line_only() -> None:
     assert [line["message"] for line in lines(stream)] == ["lost"]
 
 
+class Unreadable:
+    """What cannot be put into a line."""
+
+    def __str__(self) -> str:
+        raise RuntimeError(CANARY)
+
+
+@pytest.mark.parametrize(
+    ("said", "given"),
+    [("%d of them", (CANARY,)), ("two %s %s", (CANARY,)), ("%s", (Unreadable(),))],
+    ids=["type", "number", "broken"],
+)
+def test_what_makes_no_line_fails_nobody(
+    said: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller goes on; whose line is missing is told, and nothing of it."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
+    stream = io.StringIO()
+    with logs.written("json", stream):
+        logging.getLogger("a.library").warning(said, *given)
+        log.info("goes on")
+    lost, after = lines(stream)
+    assert lost["message"].startswith("a line of a.library could not be made: ")
+    assert after["message"] == "goes on"
+    assert CANARY not in stream.getvalue()
+
+
 class Blocked(io.StringIO):
     """A terminal that nobody reads until it is let go."""
 

@@ -107,6 +107,8 @@ def test_a_group_with_rows_enough_has_its_own_threshold(
         assert certificate["lambda_hat"] == own.lambda_hat(alpha, Score.GAP)
         assert certificate["n"] == own.n
         assert certificate["holds"]
+        assert "group_assumed_independent_of_query" in certificate["reasons"]
+    assert certified(grouped)["reasons"] == []  # where none was chosen
 
 
 def test_groups_have_different_thresholds(oracle: Calibration) -> None:
@@ -198,6 +200,7 @@ def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
         body = {"query": TWO, "group": "easy"}
         certificate = gateway.post("/route", key, json=body).json()["certificate"]
         assert certificate["guarantee"]["group"] == (None if name == "none" else name)
+        assert "group_assumed_independent_of_query" not in certificate["reasons"]
 
 
 def test_the_language_of_the_query_decides(serve: Serve) -> None:
@@ -214,6 +217,7 @@ def test_the_language_of_the_query_decides(serve: Serve) -> None:
     upload(gateway, rows_of({"en": noisy(20_000, 100), "de": german}))
     english = certified(gateway, TWO, group="de")
     assert english["guarantee"]["group"] == "en"
+    assert english["reasons"] == []
     certificate = certified(gateway, GERMAN)
     assert certificate["guarantee"]["group"] == "de"
     assert certificate["n"] == sum(bool(row.correct) for row in german.rows)

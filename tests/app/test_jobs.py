@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import sqlite3
@@ -20,6 +21,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from app.calibrating import jobs
+from app.calibrating.progress import Progress
 from app.client import GatewayClient, GatewayRefused
 from app.sse import EventReader
 from app.store import Store
@@ -265,17 +267,51 @@ def test_cancelling_changes_nothing(serve: Serve, brake: Brake) -> None:
 
 
 def test_one_that_waits_can_be_cancelled(serve: Serve, brake: Brake) -> None:
-    """Its turn comes and is over; the one before it is not disturbed."""
+    """At once; the one before it is not disturbed."""
     gateway = serve()
     first = started(send(gateway, many(2_500)))
     second = started(send(gateway, many(2_501)))
-    with ThreadPoolExecutor(1) as thread:
-        cancelled = thread.submit(delete, gateway, second)
-        time.sleep(0.1)
-        brake.free.set()
-        assert cancelled.result().json()["job"]["status"] == "cancelled"
+    assert delete(gateway, second).json()["job"]["status"] == "cancelled"
+    assert job_at(gateway, first)["status"] == "running"
+    brake.free.set()
     assert ended(gateway, first)["result"]["evidence"]["rows"] == 2_500
     assert brake.scored == 2_500
+
+
+def test_one_that_waits_ends_at_once_with_its_upload() -> None:
+    """Also where it had no time to begin to wait. Others keep their turns."""
+
+    async def test() -> None:
+        queue, free, ran = jobs.Jobs(), asyncio.Event(), list[str]()
+
+        def work(name: str) -> jobs.Work:
+            async def run(progress: Progress) -> dict[str, Any]:
+                ran.append(f"{name} begins")
+                progress.check()
+                await free.wait()
+                ran.append(f"{name} ends")
+                return {}
+
+            return run
+
+        first = queue.submit(work("first"), "", 0)
+        second = queue.submit(work("second"), "", 0)
+        await asyncio.sleep(0)
+        third = queue.submit(work("third"), "", 0)
+        fourth = queue.submit(work("fourth"), "", 0)
+        async with asyncio.timeout(10):
+            for each in (second, third):
+                assert (await queue.cancel(each.id)).status == "cancelled"
+        assert sorted(ran) == ["first begins", "second begins", "third begins"]  # to clean up
+        assert first.status == "running"
+        free.set()
+        while not fourth.ended:
+            await fourth.changed()
+        assert (first.status, fourth.status) == ("done", "done")
+        assert ran[-3:] == ["first ends", "fourth begins", "fourth ends"]
+        await queue.close()
+
+    asyncio.run(test())
 
 
 def test_who_waits_for_a_cancelled_job_hears_of_it(serve: Serve, brake: Brake) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from app.front import hashing
 from app.meter import Meter, prompt_tokens
+from app.routing import RoutingService
 from app.surfaces.base import Surface
 from app.surfaces.chat import Chat
 from app.surfaces.completions import Completions
@@ -121,6 +124,61 @@ def test_a_stream_that_its_client_leaves_is_charged(
     assert until(lambda: spent(limited, key))
     if body["model"] == "auto":
         assert [note["outcome"] for note in kept(limited, key)] == ["cancelled"]
+
+
+@pytest.mark.parametrize(("number", "model"), [(8, "auto"), (9, "adder")])
+def test_an_answer_that_nobody_counted_is_charged(
+    limited: Gateway, pool: FakePool, number: int, model: str
+) -> None:
+    """A server that sends no usage gives nobody tokens for nothing."""
+    pool.say("adder", "7 " * 40, fields={"usage": None})
+    body = {"model": model, "messages": user(ONE)}
+    assert limited.post(CHAT, KEYS[number], json=body).status_code == 200
+    assert until(lambda: spent(limited, KEYS[number]))
+
+
+def test_the_surviving_pool_is_asked_for_once(
+    gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom it adds is handed on to whoever calls them."""
+    asked: list[object] = []
+    without = RoutingService.without
+
+    async def counting(*given: Any) -> tuple[str, ...]:
+        asked.append(given)
+        return await without(*given)
+
+    monkeypatch.setattr(RoutingService, "without", counting)
+    pool.fail("adder", "400")
+    before = _decisions(gateway)
+    assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
+    assert pool.asked() == ["adder", "speller"]
+    assert len(asked) == 1
+    assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
+
+
+def test_a_client_that_leaves_while_the_surviving_pool_is_looked_for_is_remembered(
+    gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was said and nobody else was called yet."""
+    looked = threading.Event()
+
+    async def never(*_: Any) -> tuple[str, ...]:
+        looked.set()
+        await asyncio.Event().wait()
+        return ()
+
+    monkeypatch.setattr(RoutingService, "without", never)
+    pool.fail("adder", "400")
+    before = _decisions(gateway)
+    body = {"model": "auto", "messages": user(ONE), "stream": True}
+    connection = opened(gateway, CHAT, body)
+    assert looked.wait(10)
+    connection.close()
+    assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
+    assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == [
+        "cancelled"
+    ]
 
 
 def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:

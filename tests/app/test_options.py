@@ -484,6 +484,10 @@ MANY = [{"role": "user", "content": "a"}] * 2049
         ("chat/completions", {"messages": MANY}, "messages"),
         ("completions", {"prompt": ONE, "best_of": 9}, "best_of"),
         ("completions", {"prompt": ONE, "n": 9}, "n"),
+        ("completions", {"prompt": [ONE] * 9}, "prompt"),
+        ("completions", {"prompt": [[1, 2]] * 9}, "prompt"),
+        ("completions", {"prompt": [ONE] * 3, "n": 3}, "prompt"),
+        ("completions", {"prompt": [ONE] * 3, "best_of": 3}, "prompt"),
         ("responses", {"input": MANY}, "input"),
         ("responses", {"input": ONE, "max_output_tokens": 32_769}, "max_output_tokens"),
     ],
@@ -499,6 +503,24 @@ def test_what_would_cost_without_bound_is_refused(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (422, param)
     assert pool.asked() == []
+
+
+def test_tokens_are_one_text_however_many(gateway: Gateway, pool: FakePool) -> None:
+    """A list of numbers is a prompt, as several texts are several."""
+    tokens = list(range(3_000))
+    for path, field in (("completions", "prompt"), ("embeddings", "input")):
+        for value in (tokens, ["a"] * 8):
+            body = {"model": "adder", field: value}
+            assert gateway.post(f"/v1/{path}", json=body).status_code != 422
+            assert pool.requests.pop()[field] == value
+
+
+def test_texts_to_embed_have_a_limit(gateway: Gateway, pool: FakePool) -> None:
+    """As messages have; nobody is asked."""
+    for value in (["a"] * 2049, [[1, 2]] * 2049):
+        response = gateway.post("/v1/embeddings", json={"model": "adder", "input": value})
+        assert (response.status_code, response.json()["error"]["param"]) == (422, "input")
+    assert pool.requests == []
 
 
 def test_a_decision_alone_has_the_same_limits(gateway: Gateway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -425,3 +426,32 @@ def test_candidates_that_are_served_otherwise_need_another_calibration(
     gateway = serve(calibrated=False, folder=tmp_path, candidates=changed)
     assert gateway.get("/readyz").status_code == 503
     assert gateway.post(f"/calibrations/{old}/activate", ADMIN_KEY).status_code == 409
+
+
+def test_a_stuck_store_holds_up_no_other_work(store: Store) -> None:
+    """Whoever waits for it waits on its own threads: red when bodies are parsed behind them."""
+    free = threading.Event()
+
+    async def story() -> None:
+        stuck = [asyncio.create_task(store.run(free.wait, 60)) for _ in range(64)]
+        try:
+            await asyncio.sleep(0)
+            async with asyncio.timeout(30):
+                assert await asyncio.to_thread(int, "7") == 7
+        finally:
+            free.set()
+        assert all(await asyncio.gather(*stuck))
+
+    asyncio.run(story())
+
+
+def test_a_closed_store_has_no_threads(path: Path) -> None:
+    """They end with it."""
+
+    async def story() -> str:
+        with Store(f"sqlite:///{path}") as opened:
+            return await opened.run(lambda: threading.current_thread().name)
+
+    name = asyncio.run(story())
+    assert name.startswith("racer-store")
+    assert name not in [thread.name for thread in threading.enumerate()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ from app.fleet.stream import pieces_of
 from app.surfaces.base import Surface
 from app.surfaces.chat import Chat
 from app.surfaces.completions import Completions
+from app.surfaces.responses import Responses
 
 BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
@@ -112,3 +114,12 @@ def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
     """After the finish, too."""
     surface = Chat()
     assert not is_whole(surface, [event(surface, 0, "stop")], kind)
+
+
+@pytest.mark.parametrize("surface", [Chat(), Completions(), Responses()], ids=lambda s: s.path)
+@pytest.mark.parametrize(("error", "fails"), [(None, False), ({"message": "no"}, True)])
+def test_an_error_that_is_null_is_none(surface: Surface, error: Any, fails: bool) -> None:
+    """Some servers send the field with every event."""
+    piece: dict[str, Any] = {"type": "response.in_progress", "choices": [], "error": error}
+    with pytest.raises(UpstreamError) if fails else nullcontext():
+        assert surface.piece("m", json.dumps(piece)) == piece

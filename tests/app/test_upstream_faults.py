@@ -202,12 +202,12 @@ def test_proxies_of_the_environment_are_not_used(
 def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> None:
     """The hasty one fails at its limit; the patient one's slow answer is still waited for."""
     gateway = serve(candidates=candidates(pool.url, adder={"timeout_s": 0.2}))
-    pool.say("adder", "7", delay_s=1.5)
+    pool.say("adder", "7", delay_s=5)
     pool.say("speller", "seven", delay_s=0.6)
     response = gateway.ask(TWO)
     assert response.json()["model"] == "speller"
     assert {"candidate": "adder", "error": "upstream_timeout"} in response.json()["racer"]["calls"]
-    assert 0.6 <= response.elapsed.total_seconds() < 1.5
+    assert 0.6 <= response.elapsed.total_seconds() < 4
 
 
 def last_event(gateway: Gateway) -> dict[str, Any]:

@@ -59,13 +59,17 @@ class StubRacer:
 Scenario = Callable[[RoutingWorker, StubRacer], Coroutine[Any, Any, None]]
 
 
-def play(scenario: Scenario, *, places: int = 100, batch: int = 4) -> None:
+def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: int = 4) -> None:
     """Run a scenario with a worker around a stub."""
     racer = StubRacer()
 
     async def run() -> None:
         worker = RoutingWorker(
-            cast("Racer", racer), queue=places, batch=batch, telemetry=Telemetry()
+            cast("Racer", racer),
+            queue=places,
+            queue_s=wait_s,
+            batch=batch,
+            telemetry=Telemetry(),
         )
         async with worker:
             async with asyncio.timeout(10):
@@ -197,13 +201,55 @@ def test_who_leaves_frees_a_place() -> None:
     play(scenario, places=3)
 
 
+class Clock:
+    """Time as a test sets it."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+def test_who_waited_too_long_is_refused_when_its_turn_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The encoder's time goes to those who are still in time; while it stands still, it waits."""
+    clock = Clock()
+    monkeypatch.setattr("app.worker.time", clock)
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        late = ask(worker, 1, 2)
+        await asyncio.sleep(0)
+        clock.now = 0.75
+        in_time = ask(worker, 3)
+        await asyncio.sleep(0)
+        clock.now = 1.25
+        assert not any(task.done() for task in late)
+        racer.free.set()
+        answers = await asyncio.gather(*first, *late, *in_time, return_exceptions=True)
+        assert [type(each) for each in answers] == [
+            ScoredQuery,
+            Overloaded,
+            Overloaded,
+            ScoredQuery,
+        ]
+        assert racer.batches == [["0"], ["3"]]
+
+    play(scenario, wait_s=1.0)
+
+
 def test_closing_leaves_nobody_waiting() -> None:
     """Whoever still waits when the worker closes hears of it, the running batch included."""
     outcomes: list[Any] = []
 
     async def run() -> None:
         racer = StubRacer()
-        worker = RoutingWorker(cast("Racer", racer), queue=9, batch=1, telemetry=Telemetry())
+        worker = RoutingWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, telemetry=Telemetry()
+        )
         async with worker:
             tasks = ask(worker, 0, 1, 2)
             await begun(racer)
@@ -525,6 +571,7 @@ def test_whatever_blocks_is_off_the_loop(
 
     assert longest_gap(gateway, busy) < GAP_S
     assert threads
+    assert all(name.startswith("racer-store") is (owner is Store) for name in threads)
 
 
 def test_a_new_sub_pool_does_not_block_the_loop(

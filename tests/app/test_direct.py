@@ -1,0 +1,67 @@
+"""Candidates asked by name: what is charged for them, however the call ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from app.direct import Direct, Named
+from app.fleet.fleet import Fleet
+from app.settings import Secrets
+from app.telemetry import Telemetry
+
+from .fleet_replica import CHAT, Exchange, Play, configured, eventually, hangs, replicas
+
+FORTY = "a" * 40  # ten tokens, as far as anybody can tell
+Spend = Callable[[int], None]
+Work = Callable[[Direct, Spend], Coroutine[Any, Any, Any]]
+
+
+def _answer(direct: Direct, spend: Spend) -> Coroutine[Any, Any, Any]:
+    return direct.answer(Named(name="m", surface=CHAT, fields={"prompt": FORTY}, spend=spend))
+
+
+def _embeddings(direct: Direct, spend: Spend) -> Coroutine[Any, Any, Any]:
+    return direct.embeddings("m", {"input": [FORTY]}, spend)
+
+
+async def uncounted(exchange: Exchange) -> None:
+    """Forty letters, and no word of tokens."""
+    message = {"role": "assistant", "content": FORTY}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+    await exchange.send(json.dumps({"choices": choices, "data": [], "usage": None}).encode())
+
+
+async def counted(exchange: Exchange) -> None:
+    """Another count than anybody here would make."""
+    choices = [{"index": 0, "message": {"role": "assistant", "content": FORTY}}]
+    told = {"choices": choices, "usage": {"total_tokens": 77}}
+    await exchange.send(json.dumps(told).encode())
+
+
+@pytest.mark.parametrize(
+    ("work", "play", "tokens"),
+    [(_answer, hangs, 10), (_answer, uncounted, 20), (_answer, counted, 77),
+     (_embeddings, hangs, 10), (_embeddings, uncounted, 10), (_embeddings, counted, 77)],
+)  # fmt: skip
+def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> None:
+    """As its candidate counts; else the prompt, whoever left, and what was written."""
+
+    async def test() -> None:
+        told: list[int] = []
+        async with replicas(play) as [one]:
+            settings = configured({"m": [one]})
+            async with Fleet(settings, Secrets(), Telemetry()) as fleet:
+                task = asyncio.create_task(work(Direct(settings, fleet), told.append))
+                await eventually(lambda: len(one.asked) == 1)
+                if play is hangs:
+                    task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        assert told == [tokens]
+
+    uvloop.run(test())

@@ -1,0 +1,218 @@
+"""Reading what an answer counts as: off the loop, bounded in size, and over at the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from app import equality, lifespan
+from app.ballot import Ballot
+from app.equality import VOTE_CHARS, AnswerReader
+from app.fleet.fleet import Reply
+from app.offload import SMALL_BYTES
+from app.settings import Aggregation
+from app.surfaces.base import Said
+from app.surfaces.chat import Chat
+from app.voting import Collected
+from racer_core.aggregation.answers import Equality
+from racer_core.encoder.base import Encoded, Encoder
+from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
+
+from .conftest import ONE, POOL, Serve, user
+from .fake_pool import FakePool
+
+MEANING = {"equality": "semantic", "similarity": 0.75}
+
+
+async def never(_: object) -> None:
+    """Not in this test's time."""
+    await asyncio.Event().wait()
+
+
+async def nothing(_: str) -> None:
+    """Not asked."""
+    raise AssertionError
+
+
+class Encoding:
+    """An encoder that remembers what it was given, and finds all of it alike."""
+
+    def __init__(self) -> None:
+        self.given: list[str] = []
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """One and the same vector for each."""
+        self.given += texts
+        return np.ones((len(texts), 1), np.float32)
+
+
+def reader(embed: Encoding | None = None, embed_chars: int = 8192) -> AnswerReader:
+    """A reader of texts."""
+    encoding = embed or Encoding()
+    return AnswerReader(encoding.embed, nothing, similarity=0.75, embed_chars=embed_chars)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each form, and each clustering, was made on the event loop's thread."""
+    on_the_loop: list[bool] = []
+    for name in ("normalise", "tool_call_form", "cluster"):
+        function = getattr(equality, name)
+
+        def noting(*given: object, function: object = function) -> object:
+            on_the_loop.append(threading.current_thread() is threading.main_thread())
+            assert callable(function)
+            return function(*given)
+
+        monkeypatch.setattr(equality, name, noting)
+    return on_the_loop
+
+
+def form(kind: Equality, said: Said) -> str | None:
+    """What one answer counts as."""
+    return asyncio.run(reader().form(kind, [said]))
+
+
+def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
+    """Short ones at once; tool calls and clusters, whose size nobody knows yet, never."""
+    assert form(Equality.NUMBER, Said(text="1 " * (SMALL_BYTES // 2))) == "1"
+    assert form(Equality.NUMBER, Said(text="1 " * SMALL_BYTES)) == "1"
+    assert form(Equality.NUMBER, Said(tool_calls=({"name": "add"},))) == '[["add",{}]]'
+    asyncio.run(reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}))
+    assert threads == [True, False, False, False]
+
+
+@pytest.mark.parametrize(("spare", "expected"), [(0, "1"), (1, None)])
+def test_an_answer_over_a_mebibyte_is_no_vote(
+    threads: list[bool], spare: int, expected: str | None
+) -> None:
+    """Whatever its kind; it is not even looked at."""
+    text = "1".rjust(VOTE_CHARS + spare)
+    assert form(Equality.NUMBER, Said(text=text)) == expected
+    assert len(threads) == (expected is not None)
+
+
+def test_calls_over_a_mebibyte_are_no_vote() -> None:
+    """As texts are."""
+    calls = ({"name": "add", "arguments": '{"a": "' + "x" * VOTE_CHARS + '"}'},)
+    assert form(Equality.NUMBER, Said(tool_calls=calls)) is None
+
+
+def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
+    """As much as of a query; and nothing of an answer that is no vote."""
+    encoding = Encoding()
+    texts = {"a": "x" * 9, "b": "y" * 11, "c": "z" * (VOTE_CHARS + 1)}
+    scores = dict.fromkeys(texts, 0.5)
+    forms, medoids = asyncio.run(reader(encoding, embed_chars=10).semantic(texts, scores))
+    assert encoding.given == ["x" * 9, "y" * 10]
+    assert forms == {"a": "a", "b": "a"}
+    assert medoids == {"a"}
+    assert asyncio.run(reader(encoding).semantic({"c": texts["c"]}, scores)) == ({}, frozenset())
+    assert len(encoding.given) == 2
+
+
+def ballot(kind: Equality, deadline: float) -> Ballot:
+    """A vote whose formulas and meanings nobody ever reads."""
+    return Ballot(
+        rule=Aggregation(),
+        kind=kind,
+        surface=Chat(n=1),
+        reader=AnswerReader(never, never, similarity=0.75, embed_chars=10),  # type: ignore[arg-type]
+        stacked=None,
+        scores={"adder": 0.5},
+        members=("adder",),
+        deadline=deadline,
+    )
+
+
+def replied(text: str) -> Reply:
+    """A candidate's whole answer."""
+    body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
+    return Reply(candidate="adder", body=body, seconds=0.0)
+
+
+def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
+    """A formula that waits for others', and meanings behind a busy encoder: the request ends."""
+
+    async def story() -> tuple[str | None, frozenset[str]]:
+        async with asyncio.timeout(60):
+            late = await ballot(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
+            got = Collected(replies={"adder": replied("1")}, forms={"adder": None})
+            meaning = ballot(Equality.SEMANTIC, time.monotonic() + 0.05)
+            medoids = await meaning.cluster(got, ["adder"])
+            assert got.forms == {"adder": None}
+            return late, medoids
+
+    assert asyncio.run(story()) == (None, frozenset())
+
+
+def test_what_needs_no_waiting_is_read_after_the_deadline() -> None:
+    """An answer that came in time is a vote, though the time was over when it was looked at."""
+    assert asyncio.run(ballot(Equality.NUMBER, -math.inf).read(replied("It is 7"))) == "7"
+
+
+# Through the gateway --------------------------------------------------------------------------
+
+
+@dataclass
+class Busy:
+    """An encoder that stands still at texts with a mark, until it is let go."""
+
+    encoder: Encoder = field(default_factory=CharNgramEncoder)
+    free: threading.Event = field(default_factory=threading.Event)
+
+    spec = SPEC
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Called on the worker's thread alone."""
+        if any("MARK" in text for text in texts):
+            self.free.wait(20)
+        return self.encoder.encode(texts)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
+    """The encoder of every gateway that is started after this."""
+    encoder = Busy()
+    open_racer = lifespan.open_racer
+    monkeypatch.setattr(
+        lifespan, "open_racer", lambda settings: replace(open_racer(settings), encoder=encoder)
+    )
+    return encoder
+
+
+def test_routing_ends_at_the_requests_own_deadline(serve: Serve, busy: Busy) -> None:
+    """A busy encoder is waited for as long as the request has, and no longer."""
+    gateway = serve(limits={"route_timeout_s": 60.0})
+    try:
+        told = gateway.route(f"{ONE} MARK", timeout=0.3)
+        asked = gateway.ask(f"{ONE} MARK", {"timeout": 0.3})
+        assert not busy.free.is_set()
+    finally:
+        busy.free.set()
+    assert told["certificate"]["reasons"] == ["router_failed_whole_pool"]
+    assert sorted(told["selected"]) == sorted(POOL)
+    assert (asked.status_code, asked.json()["error"]["code"]) == (504, "upstream_timeout")
+
+
+def test_a_vote_ends_at_the_requests_deadline(serve: Serve, pool: FakePool, busy: Busy) -> None:
+    """Meanings that nobody had time to read are no votes: the best router score's text it is."""
+    gateway = serve(aggregation=MEANING)
+    for name in POOL:
+        pool.say(name, f"MARK {name}")
+    body = {"model": "auto", "messages": user(ONE), "racer": {"alpha": 0.001, "timeout": 1.0}}
+    try:
+        answer = gateway.post("/v1/chat/completions", json=body).json()
+    finally:
+        busy.free.set()
+    assert answer["racer"]["votes"] == {}
+    assert answer["model"] == answer["racer"]["selected"][0]
+    assert answer["racer"]["certificate"]["holds"] is True
