@@ -38,7 +38,7 @@ SLOWEST_BYTES_PER_S: Final = 2**10  # of a body, on average
 PATIENCE_S: Final = 5.0  # before a body's rate is looked at
 _LOOK_EVERY_S: Final = 1.0
 _LINGER_S: Final = 2.0  # for the rest of a body whose request was answered already
-HURRY_S: Final = 1.0  # for a head with a right key, where an address has no place left
+HURRY_S: Final = 5.0  # for a head with a right key, where an address has no place left
 _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
 

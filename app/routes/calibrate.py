@@ -157,7 +157,8 @@ async def get_calibration(calibration_id: str, services: OpenServices) -> Respon
 )
 async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
     """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
-    data = await wire.read_body(request, ACTIVATION_BYTES)
+    most = min(ACTIVATION_BYTES, services.settings.limits.body_bytes)
+    data = await wire.read_body(request, most)
     options = wire.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(calibration_id, options.expected_active_id)
     return wire.json_response({"id": record.id, "active": True, "evidence": record.evidence})

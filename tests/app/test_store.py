@@ -448,10 +448,10 @@ def test_a_stuck_store_holds_up_no_other_work(store: Store) -> None:
 def test_a_closed_store_has_no_threads(path: Path) -> None:
     """They end with it."""
 
-    async def story() -> str:
+    async def story() -> threading.Thread:
         with Store(f"sqlite:///{path}") as opened:
-            return await opened.run(lambda: threading.current_thread().name)
+            return await opened.run(threading.current_thread)
 
-    name = asyncio.run(story())
-    assert name.startswith("racer-store")
-    assert name not in [thread.name for thread in threading.enumerate()]
+    thread = asyncio.run(story())
+    assert thread.name.startswith("racer-store")
+    assert not thread.is_alive()

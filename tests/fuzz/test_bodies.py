@@ -106,8 +106,12 @@ class _Reached(Exception):
         self.asked = asked
 
 
-class _Chat:
-    """In the place of the service: whatever is asked of it is the end of the way."""
+def _nothing(_: int) -> None:
+    """No quota."""
+
+
+class _Anyone:
+    """In the place of a service: whatever is asked of it is the end of the way."""
 
     def __getattr__(self, _: str) -> Endpoint:
         async def asked(*arguments: Any) -> None:
@@ -120,12 +124,12 @@ class Door:
     """The endpoints without sockets and candidates."""
 
     def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
-        self._services = SimpleNamespace(settings=settings, chat=_Chat())
+        self._services = SimpleNamespace(settings=settings, chat=_Anyone(), direct=_Anyone())
         self._runner = runner
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
         """What candidates would be asked; None where the body is refused."""
-        state = {"caller": LOCAL, "quota": SimpleNamespace(spend=lambda _: None)}
+        state = {"caller": LOCAL, "quota": SimpleNamespace(spend=_nothing, hold=_nothing)}
         scope = {"type": "http", "method": "POST", "headers": [], "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
 
