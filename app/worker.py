@@ -53,8 +53,9 @@ class RoutingWorker:
     Args:
         racer: Loaded artifact and encoder.
         queue: How many queries may wait; one more is refused.
-        queue_s: How long one may wait for its turn; it is refused then, and not scored: who comes
-            later is still waited for. While nobody has a turn, nobody is refused.
+        queue_s: How long one may wait for its turn while more wait than are scored together; it is
+            refused then, and not scored: who comes later is still waited for. While nobody has a
+            turn, nobody is refused, and neither is anybody after the whole process stood still.
         batch: How many are scored together.
         telemetry: Where queue depth and batch sizes are counted.
     """
@@ -145,8 +146,9 @@ class RoutingWorker:
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         while self._waiting and len(batch) < self._batch:
+            crowded = len(batch) + len(self._waiting) > self._batch
             item = self._waiting.popleft()
-            if time.monotonic() - item.since > self._queue_s:
+            if crowded and time.monotonic() - item.since > self._queue_s:
                 _fail([item], Overloaded("the router is too far behind; try again soon"))
             elif not item.future.done():  # its client is still there
                 batch.append(item)

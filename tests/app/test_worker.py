@@ -224,7 +224,7 @@ def test_who_waited_too_long_is_refused_when_its_turn_comes(
         late = ask(worker, 1, 2)
         await asyncio.sleep(0)
         clock.now = 0.75
-        in_time = ask(worker, 3)
+        in_time = ask(worker, 3, 4)
         await asyncio.sleep(0)
         clock.now = 1.25
         assert not any(task.done() for task in late)
@@ -235,10 +235,37 @@ def test_who_waited_too_long_is_refused_when_its_turn_comes(
             Overloaded,
             Overloaded,
             ScoredQuery,
+            ScoredQuery,
         ]
-        assert racer.batches == [["0"], ["3"]]
+        assert racer.batches == [["0"], ["3", "4"]]
 
-    play(scenario, wait_s=1.0)
+    play(scenario, wait_s=1.0, batch=2)
+
+
+def test_who_waited_too_long_is_served_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that stood still for a while has nobody to make room for, or only for some."""
+    clock = Clock()
+    monkeypatch.setattr("app.worker.time", clock)
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        first = ask(worker, 0)
+        await begun(racer)
+        late = ask(worker, 1, 2, 3)
+        await asyncio.sleep(0)
+        clock.now = 1.25
+        racer.free.set()
+        answers = await asyncio.gather(*first, *late, return_exceptions=True)
+        assert [type(each) for each in answers] == [
+            ScoredQuery,
+            Overloaded,
+            ScoredQuery,
+            ScoredQuery,
+        ]
+        assert racer.batches == [["0"], ["2", "3"]]
+
+    play(scenario, wait_s=1.0, batch=2)
 
 
 def test_closing_leaves_nobody_waiting() -> None:
