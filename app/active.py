@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from app.errors import NotReady, Overloaded
 from app.grouping import GroupedRows, GroupThreshold, RowPlan
-from app.store import Record
+from app.records import Record
 from app.telemetry import Telemetry
 from racer_core.calibration.calibration import Calibration
 
@@ -18,6 +18,7 @@ _MAX_PENDING: Final = 8  # of each kind: clients choose which smaller pools are 
 _THREADS: Final = 2
 
 Pool = tuple[str, ...]
+_Place = tuple[str, Pool, bool]  # the record, the candidates, whether of later turns
 KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
@@ -32,9 +33,9 @@ class ActiveCalibration:
         # Of their own, so that parts hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
         # By record, so that a swap never serves a part of another one.
-        self._sub_pools = _Parts[tuple[str, Pool], Calibration](threads)
-        self._grouped = _Parts[tuple[str, Pool], GroupedRows](threads)
-        self._groups = _Parts[tuple[str, Pool, RowPlan], GroupThreshold](threads)
+        self._sub_pools = _Parts[_Place, Calibration](threads)
+        self._grouped = _Parts[_Place, GroupedRows](threads)
+        self._groups = _Parts[tuple[_Place, RowPlan], GroupThreshold](threads)
         self._followers: list[Callable[[Record], Awaitable[None]]] = []
 
     @property
@@ -62,6 +63,8 @@ class ActiveCalibration:
     async def swap(self, record: Record) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
         await asyncio.to_thread(_warm, record.calibration)
+        if record.later is not None:
+            await asyncio.to_thread(_warm, record.later.calibration)
         for follower in self._followers:
             await follower(record)
         self._record = record
@@ -74,7 +77,7 @@ class ActiveCalibration:
         self._why_not = reason
 
     async def calibration(
-        self, record: Record, names: Pool, group: str | None = None
+        self, record: Record, names: Pool, group: str | None = None, *, later: bool = False
     ) -> GroupThreshold:
         """The rows whose threshold applies, computed on a thread and remembered.
 
@@ -84,29 +87,30 @@ class ActiveCalibration:
             record: The record that decides.
             names: The candidates among which is chosen, in the order of the pool.
             group: Of the request, as ``Grouping`` found it; None: none is known.
+            later: Take the rows of later turns, which the record must have.
 
         Raises:
             Overloaded: It is not known, and too many others are being computed.
         """
-        calibration = await self.sub_pool(record, names)
+        calibration = await self.sub_pool(record, names, later=later)
         if calibration.groups is None:
             return GroupThreshold(calibration=calibration, group=None)
-        place = (record.id, names)
+        place = (record.id, names, later)
         rows = await self._grouped.get(place, lambda: GroupedRows(calibration))
         plan = rows.plan(group)
-        return await self._groups.get((*place, plan), lambda: _warmed_group(rows, plan))
+        return await self._groups.get((place, plan), lambda: _warmed_group(rows, plan))
 
-    async def sub_pool(self, record: Record, names: Pool) -> Calibration:
+    async def sub_pool(self, record: Record, names: Pool, *, later: bool = False) -> Calibration:
         """The record's rows for a smaller pool, whatever their groups, computed likewise.
 
         Raises:
             Overloaded: As :meth:`calibration`.
         """
-        calibration = record.calibration
+        calibration = record.rows(later=later)
         if names == calibration.pool:
             return calibration
         return await self._sub_pools.get(
-            (record.id, names), lambda: _warmed(calibration.restrict(names))
+            (record.id, names, later), lambda: _warmed(calibration.restrict(names))
         )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from app.reasons import breaks
-from app.store import Record
+from app.records import Record
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import RoutingDecision
 

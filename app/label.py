@@ -30,6 +30,7 @@ from app.telemetry import Telemetry
 from racer_core.aggregation.grading import Grade
 from racer_core.errors import InputError, RacerError, RowsError
 from racer_core.records.questions import Question
+from racer_core.records.writer import messages
 
 MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not asked again in this run
 Progress = Callable[[str, int, int], None]
@@ -201,8 +202,8 @@ class _Labelling:
             return True
         if self._in_a_row[name] >= MAX_FAILURES_IN_A_ROW:
             return False
-        # As the gateway sends it for a request that says nothing but its message.
-        fields = {"messages": [{"role": "user", "content": question.query}]}
+        # As the gateway sends it for a request that says nothing but its messages.
+        fields = {"messages": messages(question.earlier, question.query)}
         self.calls += 1
         try:
             reply = await self._fleet.ask(

@@ -22,11 +22,13 @@ from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records import formats
 from racer_core.records.checks import check_rows
+from racer_core.records.conversation import identity
 from racer_core.records.questions import Question
 from racer_core.records.writer import row_line
 from racer_core.types import LabelledRow
 
-_BEGINNINGS = (b'{"query": "', b'{"conditions": {')  # of every line that is written here
+# Of every line that is written here.
+_BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {')
 
 
 class LabelFiles:
@@ -80,7 +82,7 @@ class LabelFiles:
         Raises:
             InputError: It is, with another reference.
         """
-        if (key := _digest(question.query)) not in self._references:
+        if (key := _digest(question.identity)) not in self._references:
             return False
         if self._references[key] != question.reference:
             raise InputError(
@@ -91,29 +93,30 @@ class LabelFiles:
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
         """What candidates have answered to an unfinished question."""
-        return self._answers.get(_digest(question.query), {})
+        return self._answers.get(_digest(question.identity), {})
 
     def verdict(self, question: Question, answer: str) -> bool | None:
         """What the judge has said about an answer; None when it has not."""
-        return self._verdicts.get((_digest(question.query), _digest(answer)))
+        return self._verdicts.get((_digest(question.identity), _digest(answer)))
 
     def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
         """Keep a candidate's answer."""
-        key = _digest(question.query)
+        key = _digest(question.identity)
         self._answers.setdefault(key, {})[candidate] = answer
         self._write(self._answered, {"query": key, "candidate": candidate, "answer": answer})
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
         """Keep what a judge has said."""
-        key = _digest(question.query), _digest(answer)
+        key = _digest(question.identity), _digest(answer)
         self._verdicts[key] = correct
         self._write(self._answered, {"query": key[0], "judged": key[1], "correct": correct})
 
     def add_row(self, question: Question, correct: Iterable[str]) -> None:
         """Finish a question."""
-        key = _digest(question.query)
+        key = _digest(question.identity)
         row = LabelledRow(
             query=question.query,
+            earlier=question.earlier,
             correct=frozenset(correct),
             answers={name: self._answers[key][name] for name in self._pool},
             reference=question.reference,
@@ -140,8 +143,11 @@ class LabelFiles:
                 self.out.name,
                 self._pool,
                 max_query_chars=self._max_query_chars,
+                text="last_user",
             )
-            self._references = {_digest(row.query): row.reference for row in rows.rows}
+            self._references = {
+                _digest(identity(row.query, row.earlier)): row.reference for row in rows.rows
+            }
         return tail
 
     def _read_partial(self) -> bytes:

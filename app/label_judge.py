@@ -69,7 +69,13 @@ class Judge:
 
 def judge_prompt(question: Question, answer: str) -> str:
     """What the judge reads. Texts are JSON strings, so that none can end its own quotation."""
-    quoted = {"question": question.query, "reference": question.reference, "answer": answer}
+    before = "\n\n".join(f"{turn.role}: {turn.text}" for turn in question.earlier)
+    quoted = {
+        "conversation": before or None,
+        "question": question.query,
+        "reference": question.reference,
+        "answer": answer,
+    }
     data = "\n".join(
         f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}"
         for name, text in quoted.items()

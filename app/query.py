@@ -1,7 +1,7 @@
 """What the router reads of a request, and what the guarantee may not cover of it. Pure.
 
-Rows are labelled with a single user message of plain text, answered with the candidates' own
-parameters. Whatever else a request holds is another population, and becomes a reason.
+Rows are labelled with messages of plain text by user and assistant, answered with the candidates'
+own parameters. Whatever else a request holds is another population, and becomes a reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from app.reasons import Reason
 from app.schemas import Message
 from app.settings import Candidate, Settings
 from racer_core.errors import InputError
+from racer_core.records.conversation import joined
 
 Need = Literal["tools", "vision", "json_schema"]
 
@@ -30,6 +31,7 @@ class Query:
     text: str
     reasons: tuple[str, ...] = ()  # premises of the guarantee that the request breaks
     whole_pool: bool = False  # another kind of request than was labelled: everyone is called
+    later: bool = False  # a turn after the first of a conversation
     needs: frozenset[Need] = frozenset()  # what a candidate must be able to do
     chars: int = 0  # of all texts that candidates are sent
 
@@ -68,19 +70,20 @@ def of_messages(
     others = {message.role for message in messages} - {"user"}
     if others & {"system", "developer"} or conditions_differ(fields, settings.candidates):
         reasons.append(Reason.CONDITIONS_DIFFER)
-    if len(users) > 1 or others - {"system", "developer"}:
+    later = len(users) > 1 or bool(others - {"system", "developer"})
+    if later and not _are_like_rows(messages):
         reasons.append(Reason.MULTI_TURN)
     if not plain or any(fields.get(field) for field in _OTHER_KIND):
         reasons.append(Reason.UNLABELLED_KIND)
     if settings.routing.text == "conversation":
-        turns = [_text_of(each)[0] for each in messages if each.role in ("user", "assistant")]
-        text = "\n\n".join(turn for turn in turns if turn.strip())
+        text = joined(_text_of(each)[0] for each in messages if each.role in ("user", "assistant"))
     if not text.strip():
         if plain or not users[-1].content:
             raise InputError("the last user message is empty", param="messages")
         text = "(no text)"
     chars = sum(len(_text_of(message)[0]) for message in messages)
-    return _query(text, reasons, settings, needs=_needs(messages, fields), chars=chars)
+    needs = _needs(messages, fields)
+    return _query(text, reasons, settings, later=later, needs=needs, chars=chars)
 
 
 def of_prompt(prompt: str, settings: Settings) -> Query:
@@ -95,6 +98,7 @@ def _query(
     reasons: Sequence[str],
     settings: Settings,
     *,
+    later: bool = False,
     needs: frozenset[Need] = frozenset(),
     chars: int,
 ) -> Query:
@@ -104,6 +108,7 @@ def _query(
         text=text[:longest],
         reasons=(*reasons, *too_long),
         whole_pool=bool(too_long) or Reason.UNLABELLED_KIND in reasons,
+        later=later,
         needs=needs,
         chars=chars,
     )
@@ -129,18 +134,27 @@ def answer_format(fields: Mapping[str, Any]) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
+def _are_like_rows(messages: Sequence[Message]) -> bool:
+    """Whether turns are of the kind that rows of several turns can have."""
+    turns = [message for message in messages if message.role not in ("system", "developer")]
+    return (
+        all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
+        and turns[-1].role == "user"
+    )
+
+
 def _parts(message: Message) -> list[dict[str, Any]]:
     return message.content if isinstance(message.content, list) else []
 
 
 def _text_of(message: Message) -> tuple[str, bool]:
     """The text of a turn, and whether it is a plain text, as in the labelled rows."""
+    plain = not any((message.model_extra or {}).values())  # clients send back `refusal: null`
     if isinstance(message.content, str):
-        return message.content, not message.model_extra
+        return message.content, plain
     texts = [
         part["text"]
         for part in _parts(message)
         if part.get("type") == "text" and isinstance(part.get("text"), str)
     ]
-    plain = len(texts) == 1 == len(message.content or []) and not message.model_extra
-    return "\n".join(texts), plain
+    return "\n".join(texts), plain and len(texts) == 1 == len(message.content or [])

@@ -21,6 +21,7 @@ class Reason(StrEnum):
     SCORE_ASSUMED = "score_assumed_independent_of_query"
     POOL_ASSUMED = "pool_assumed_independent_of_query"
     GROUP_ASSUMED = "group_assumed_independent_of_query"
+    LATER_TURN = "later_turn"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
     ROUTER_FAILED = "router_failed_whole_pool"
@@ -41,14 +42,15 @@ class Reason(StrEnum):
         return f"{self}:{name}"
 
 
-# These hold: premises that nobody but the caller can break, sets that are the whole pool, and
-# causes outside the query.
+# These hold: premises that nobody but the caller can break, rows of the request's own kind, sets
+# that are the whole pool, and causes outside the query.
 _REMARKS: Final = frozenset(
     {
         Reason.ALPHA_ASSUMED,
         Reason.SCORE_ASSUMED,
         Reason.POOL_ASSUMED,
         Reason.GROUP_ASSUMED,
+        Reason.LATER_TURN,
         Reason.ALPHA_INFEASIBLE,
         Reason.ABSTENTION_EXCEEDS_ALPHA,
         Reason.ROUTER_FAILED,

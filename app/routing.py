@@ -16,9 +16,9 @@ from app.front.keys import Caller
 from app.grouping import Grouping, GroupThreshold
 from app.query import Query
 from app.reasons import Reason
+from app.records import Record
 from app.schemas import DecisionOptions
 from app.settings import Settings
-from app.store import Record
 from app.telemetry import Telemetry
 from app.watching.decisions import ChosenBy
 from app.worker import RoutingWorker, ScoredQuery
@@ -180,10 +180,14 @@ class RoutingService:
         scored: ScoredQuery | None,
         reasons: list[str],
     ) -> Routed:
+        plain = query.later and Reason.MULTI_TURN not in query.reasons
+        later = plain and self._covers_later_turns(record)
+        if query.later:
+            reasons.append(Reason.LATER_TURN if later else Reason.MULTI_TURN)
         group = self._grouping.of_request(query.text, options.group, ask.caller.group)
-        threshold = await self._threshold(record, names, group)
+        threshold = await self._threshold(record, names, group, later=later)
         if threshold is None:
-            calibration = await asyncio.to_thread(record.calibration.restrict, names)
+            calibration = await asyncio.to_thread(record.rows(later=later).restrict, names)
             threshold = GroupThreshold(calibration=calibration, group=None)
             query = replace(query, whole_pool=True)
             reasons.append(Reason.SUB_POOL_PENDING)
@@ -195,7 +199,7 @@ class RoutingService:
         if options.score not in (None, calibration.options.score):
             reasons.append(Reason.SCORE_ASSUMED)
         asked = options.group is not None and self._settings.routing.group_by == "request"
-        if asked and record.calibration.groups is not None:
+        if asked and record.rows(later=later).groups is not None:
             reasons.append(Reason.GROUP_ASSUMED)
         fingerprint = self._racer.fingerprint(query.text)
         decision = self._decide(calibration, query, scored, options, fingerprint)
@@ -253,13 +257,20 @@ class RoutingService:
             )
         return left
 
+    def _covers_later_turns(self, record: Record) -> bool:
+        """Whether it has rows enough of later turns, of which the router read what it reads now."""
+        later = record.later
+        if later is None or later.text != self._settings.routing.text:
+            return False
+        return later.calibration.misses(later.calibration.options.alpha) >= 0
+
     async def _threshold(
-        self, record: Record, names: tuple[str, ...], group: str | None
+        self, record: Record, names: tuple[str, ...], group: str | None, *, later: bool
     ) -> GroupThreshold | None:
         """The rows of the group for these candidates; None while they are still being computed."""
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
-                return await self._active.calibration(record, names, group)
+                return await self._active.calibration(record, names, group, later=later)
         except (TimeoutError, Overloaded):
             return None
 

@@ -13,18 +13,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
-import io
 import json
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import (
     ForeignKey,
     Index,
@@ -39,10 +36,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from app.errors import Conflict, NotFound, SettingsError, StoreBusy, StoreError, StoreFull
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
-from racer_core.calibration.patterns import PatternModel
+from app.records import Record
 from racer_core.errors import RacerError
-from racer_core.types import RiskTarget, Score
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -122,18 +117,6 @@ class WatchRow(_Base):
     )
     since: Mapped[str] = mapped_column(String(32))
     state: Mapped[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A calibration as it is kept: everything needed to recompute any threshold."""
-
-    id: str
-    created_at: str  # UTC, ISO 8601
-    artifact: str  # digest of the artifact that scored the rows and of how candidates are served
-    calibration: Calibration
-    evidence: dict[str, Any]
-    void_reasons: tuple[str, ...] = ()  # premises that never held, such as training_overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,20 +310,7 @@ def _summary(row: Any, active_id: str | None) -> Summary:
 
 
 def _to_row(record: Record) -> _CalibrationRow:
-    calibration = record.calibration
-    salt = calibration.options.smoothing_salt
-    document = json.dumps(
-        {
-            "pool": calibration.pool,
-            "options": asdict(calibration.options) | {"smoothing_salt": salt and salt.hex()},
-            "evidence": record.evidence,
-            "void_reasons": record.void_reasons,
-            "prices": calibration.prices,
-            "groups": calibration.groups,
-            "patterns": _pattern_settings(calibration.patterns),
-        }
-    )
-    arrays = _packed(calibration)
+    document, arrays = record.encoded()
     return _CalibrationRow(
         id=record.id,
         created_at=record.created_at,
@@ -351,75 +321,16 @@ def _to_row(record: Record) -> _CalibrationRow:
     )
 
 
-def _packed(calibration: Calibration) -> bytes:
-    prints = np.frombuffer(b"".join(calibration.fingerprints), np.uint8)
-    arrays: dict[str, NDArray[Any]] = {
-        "scores": calibration.scores,
-        "labels": calibration.labels,
-        "fingerprints": prints.reshape(len(calibration.fingerprints), -1),
-    }
-    if calibration.neighbours is not None:
-        arrays["neighbours"] = calibration.neighbours
-    if calibration.patterns is not None:
-        arrays["patterns"] = calibration.patterns.patterns
-        arrays["pattern_frequencies"] = calibration.patterns.frequencies
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-def _pattern_settings(patterns: PatternModel | None) -> dict[str, float] | None:
-    if patterns is None:
-        return None
-    return {
-        "neighbours": patterns.neighbours,
-        "prior": patterns.prior,
-        "temperature": patterns.temperature,
-    }
-
-
 def _to_record(row: _CalibrationRow) -> Record:
     told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
     if told != row.digest:
         raise StoreError(f"calibration {row.id} is damaged: its digest does not match")
     try:
-        return _rebuild(row)
+        return Record.decoded(row.id, row.created_at, row.artifact, row.document, row.arrays)
     except (KeyError, TypeError, ValueError, RacerError) as exc:
         raise StoreError(
             f"calibration {row.id} cannot be read by this version of the program"
         ) from exc
-
-
-def _rebuild(row: _CalibrationRow) -> Record:
-    document = json.loads(row.document)
-    options: dict[str, Any] = document["options"]
-    salt = options["smoothing_salt"]
-    options["score"] = Score(options["score"])
-    options["risk_target"] = RiskTarget(options["risk_target"])
-    options["smoothing_salt"] = bytes.fromhex(salt) if salt else None
-    arrays = np.load(io.BytesIO(row.arrays), allow_pickle=False)
-    settings, prices, groups = document["patterns"], document["prices"], document["groups"]
-    patterns = settings and PatternModel(
-        patterns=arrays["patterns"], frequencies=arrays["pattern_frequencies"], **settings
-    )
-    return Record(
-        id=row.id,
-        created_at=row.created_at,
-        artifact=row.artifact,
-        calibration=Calibration(
-            pool=tuple(document["pool"]),
-            fingerprints=tuple(each.tobytes() for each in arrays["fingerprints"]),
-            scores=arrays["scores"],
-            labels=arrays["labels"],
-            options=CalibrationOptions(**options),
-            neighbours=arrays.get("neighbours"),
-            patterns=patterns,
-            prices=prices and tuple(prices),
-            groups=groups and tuple(groups),
-        ),
-        evidence=document["evidence"],
-        void_reasons=tuple(document["void_reasons"]),
-    )
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -157,12 +157,8 @@ class Racer:
         prices: Sequence[float] | None,
     ) -> Calibration:
         """As :meth:`calibrate`, of rows that come as columns. Blocks."""
-        if not allow_overlap and (overlap := self.overlap(rows.fingerprints)):
-            raise OverlapError(
-                f"{len(overlap)} of {len(rows.queries)} rows were training rows of the router "
-                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
-                "guarantee"
-            )
+        if not allow_overlap:
+            self.refuse_overlap(rows.fingerprints)
         scored = _row_scores(rows, scorer)
         calibration = Calibration(
             pool=self.pool,
@@ -185,6 +181,15 @@ class Racer:
         """Which rows have a query that the router was trained or tuned on."""
         known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
         return [i for i, each in enumerate(fingerprints) if each in known]
+
+    def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
+        """Raises :class:`OverlapError` where any row has a query of training or tuning."""
+        if overlap := self.overlap(fingerprints):
+            raise OverlapError(
+                f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
+                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
+                "guarantee"
+            )
 
     def fingerprint(self, query: str) -> bytes:
         """The keyed hash by which records know a query."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,17 +72,26 @@ def checked_pool(names: Sequence[str]) -> tuple[str, ...]:
     return pool
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What was said before in a conversation."""
+
+    role: Literal["user", "assistant"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
     """One query and which candidates answered it right: G(x), possibly empty."""
 
-    query: str  # empty only where router scores stand in for it
+    query: str  # the last user message; empty only where router scores stand in for it
     correct: frozenset[str]
     answers: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
     reference: str | None = None
     task: str | None = None
     group: str | None = None  # whose threshold it calibrates; None: everybody's
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
+    earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

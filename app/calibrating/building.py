@@ -17,7 +17,6 @@ class Built:
     """A calibration, and what is known of its rows beside it."""
 
     calibration: Calibration
-    overlap: int  # rows that were training rows of the router
     own_scores: bool  # some rows brought router scores of their own
 
 
@@ -26,22 +25,21 @@ def build(
     rows: RowColumns,
     options: CalibrationOptions,
     *,
-    allow_overlap: bool,
     scorer: Scorer,
     prices: Sequence[float] | None,
 ) -> Built:
     """Put the columns in the order of the router's pool, and calibrate. Blocks.
 
+    Whether they were training rows is looked at before.
+
     Args:
         racer: The router that serves.
         rows: About the router's pool, in any order of it.
         options: What the guarantee says.
-        allow_overlap: Accept rows that the router was trained on. The guarantee is then void.
         scorer: Scores the rows that brought no scores.
         prices: Price per call of each candidate, in the order of the router's pool.
 
     Raises:
-        OverlapError: Some rows were training rows.
         CalibrationError: No row counts.
     """
     order = [rows.pool.index(name) for name in racer.pool]
@@ -54,8 +52,7 @@ def build(
     )
     return Built(
         calibration=racer.calibrate_columns(
-            columns, options, allow_overlap=allow_overlap, scorer=scorer, prices=prices
+            columns, options, allow_overlap=True, scorer=scorer, prices=prices
         ),
-        overlap=len(racer.overlap(rows.fingerprints)),
         own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
     )

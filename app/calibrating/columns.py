@@ -11,7 +11,7 @@ import mmap
 import os
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO, Final, overload
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import ClassArray, answer_classes
 from racer_core.artifacts import fingerprint
+from racer_core.records.conversation import RoutedText, routed_text
 from racer_core.types import BoolArray, FloatArray, LabelledRow
 
 PRINT_BYTES: Final = 16
@@ -31,14 +32,26 @@ class Texts(Sequence[str]):
 
     Args:
         data: UTF-8.
-        ends: Where each text ends, shape (n,), ascending.
+        ends: Where each text ends, shape (n,).
+        starts: Where each begins; None: where the one before ends.
     """
 
-    def __init__(self, data: bytes | mmap.mmap, ends: NDArray[np.int64]) -> None:
-        if np.any(np.diff(ends, prepend=0) < 0) or (ends.size and int(ends[-1]) > len(data)):
+    def __init__(
+        self,
+        data: bytes | mmap.mmap,
+        ends: NDArray[np.int64],
+        starts: NDArray[np.int64] | None = None,
+    ) -> None:
+        starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1] if starts is None else starts
+        if np.any(starts < 0) or np.any(ends < starts) or np.any(ends > len(data)):
             raise ValueError("the texts do not end where they are said to")
         self._data = data
+        self._starts = starts
         self._ends = ends
+
+    def take(self, rows: NDArray[np.intp]) -> Texts:
+        """Some of the texts; nothing is copied."""
+        return Texts(self._data, self._ends[rows], self._starts[rows])
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -53,8 +66,7 @@ class Texts(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        start = int(self._ends[index - 1]) if index else 0
-        return self._data[start : int(self._ends[index])].decode("utf-8")
+        return self._data[int(self._starts[index]) : int(self._ends[index])].decode("utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +75,7 @@ class RowColumns:
 
     Attributes:
         pool: The candidates, in the order of the columns.
-        queries: Empty where router scores stand in for a query.
+        queries: What the router reads; empty where its scores stand in for a query.
         fingerprints: Keyed hashes of the queries; rows without one have one of their own.
         labels: Who was right, shape (n, K).
         scores: Router scores that rows brought, shape (n, K), NaN where they brought none.
@@ -71,9 +83,10 @@ class RowColumns:
         classes: Who gave the same recorded answer, shape (n, K): numbers, -1 where none can be
             read; None where answers cannot be compared as text.
         answered: Whether a row has answers, shape (n,).
+        later: Whether it is a turn after the first of a conversation, shape (n,).
         duplicates: Copies that were left out.
-        near_duplicates: Rows that an earlier one equals but for case, space or Unicode form: they
-            count as one less than they seem.
+        near_duplicates: Rows of first turns that an earlier one equals but for case, space or
+            Unicode form: they count as one less than they seem.
     """
 
     pool: tuple[str, ...]
@@ -84,6 +97,7 @@ class RowColumns:
     groups: tuple[str | None, ...] | None
     classes: ClassArray | None
     answered: BoolArray
+    later: BoolArray
     duplicates: int
     near_duplicates: int
 
@@ -94,11 +108,30 @@ class RowColumns:
         if any(table.shape != shape for table in tables):
             raise ValueError(f"the columns are not all of shape {shape}")
         grouped = len(self.queries if self.groups is None else self.groups)
-        if {len(self.fingerprints), grouped, len(self.answered)} != {len(self.queries)}:
+        lengths = {len(self.fingerprints), grouped, len(self.answered), len(self.later)}
+        if lengths != {len(self.queries)}:
             raise ValueError(f"the columns are not all of {shape[0]} rows")
 
     def __len__(self) -> int:
         return len(self.queries)
+
+    def turns(self, *, later: bool) -> RowColumns:
+        """The rows of first turns, or those of later ones."""
+        if np.all(self.later == later):
+            return self
+        rows = np.flatnonzero(self.later == later)
+        chosen: list[int] = rows.tolist()
+        return replace(
+            self,
+            queries=self.queries.take(rows),
+            fingerprints=tuple(self.fingerprints[i] for i in chosen),
+            labels=self.labels[rows],
+            scores=self.scores[rows],
+            groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
+            classes=None if self.classes is None else self.classes[rows],
+            answered=self.answered[rows],
+            later=self.later[rows],
+        )
 
 
 class ColumnWriter:
@@ -109,13 +142,20 @@ class ColumnWriter:
         texts: Takes the queries.
         equality: When two answers are the same; None leaves answers out.
         salt: Of the fingerprints.
+        text: What the router reads of a conversation.
     """
 
     def __init__(
-        self, pool: tuple[str, ...], texts: BinaryIO, equality: Equality | None, salt: str
+        self,
+        pool: tuple[str, ...],
+        texts: BinaryIO,
+        equality: Equality | None,
+        salt: str,
+        text: RoutedText,
     ) -> None:
         self._pool = pool
         self._salt = salt
+        self._text: RoutedText = text
         self._prints = bytearray()
         self._texts = texts
         self._equality = equality
@@ -129,13 +169,15 @@ class ColumnWriter:
         self._groups: dict[str, int] = {}
         self._classes = array("h")
         self._answered = bytearray()
+        self._later = bytearray()
 
     def add(self, row: LabelledRow) -> None:
         """One more row."""
-        self._end += self._texts.write(row.query.encode())
+        query = routed_text(row.earlier, row.query, self._text)
+        self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
         # Rows of scores alone have no query; each still needs a noise of its own.
-        name = row.query or f"\0row {len(self._answered)}"
+        name = query or f"\0row {len(self._answered)}"
         self._prints += fingerprint(self._salt, name)
         self._labels += bytes(name in row.correct for name in self._pool)
         self._scores.extend(self._unscored if row.scores is None else row.scores)
@@ -144,6 +186,7 @@ class ColumnWriter:
         if self._equality is not None:
             self._classes.extend(self._same(row.answers, self._equality))
         self._answered.append(bool(row.answers))
+        self._later.append(bool(row.earlier))
 
     def _same(self, answers: Mapping[str, str | None], equality: Equality) -> list[int]:
         """Who gave the same answer."""
@@ -154,11 +197,16 @@ class ColumnWriter:
 
     @property
     def near_duplicates(self) -> int:
-        """Rows whose fingerprint is an earlier one's."""
-        prints = (
-            self._prints[i : i + PRINT_BYTES] for i in range(0, len(self._prints), PRINT_BYTES)
-        )
-        return len(self._answered) - len({bytes(each) for each in prints})
+        """Rows of first turns whose fingerprint is an earlier one's.
+
+        Later turns may end in the same words and be different all the same.
+        """
+        seen = {
+            bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
+            for i, later in enumerate(self._later)
+            if not later
+        }
+        return self._later.count(0) - len(seen)
 
     def save(self, arrays: BinaryIO) -> None:
         """Write everything but the queries."""
@@ -175,6 +223,7 @@ class ColumnWriter:
             group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
             classes=np.frombuffer(self._classes, np.int16),
             answered=np.frombuffer(self._answered, np.bool_),
+            later=np.frombuffer(self._later, np.bool_),
         )
 
     def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -210,6 +259,7 @@ def load(
             groups=_named([*names], saved["group_ids"]) if len(names) else None,
             classes=classes.reshape(-1, len(pool)) if classes.size else None,
             answered=saved["answered"],
+            later=saved["later"],
             duplicates=duplicates,
             near_duplicates=near_duplicates,
         )

@@ -41,6 +41,17 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     } | _sets(calibration, lambda_hat)
 
 
+def later_evidence(calibration: Calibration) -> dict[str, Any]:
+    """What the rows of later turns show for themselves.
+
+    Too few of them for alpha are not used, and ``feasible`` is then false: ``min_n`` says how many
+    it takes.
+    """
+    shown = ("rows", "n", "min_n", "feasible", "lambda_hat", "mean_size", "abstain", "risk_q95")
+    found = evidence(calibration)
+    return {name: found[name] for name in shown}
+
+
 def curve(calibration: Calibration) -> list[dict[str, Any]]:
     """What every alpha of the grid would cost.
 

@@ -13,6 +13,7 @@ from app.calibrating.columns import ColumnWriter
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
+from racer_core.records.conversation import RoutedText
 from racer_core.records.document import read_document
 from racer_core.records.reader import stream_rows
 
@@ -38,6 +39,7 @@ class Order:
         query_chars: Longer queries are refused.
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Of the fingerprints by which queries are known.
+        text: What the router reads of a conversation.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Order:
     query_chars: int
     equality: Equality | None
     salt: str
+    text: RoutedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +86,14 @@ def parse(
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    limits = RowLimits(query_chars=order.query_chars, line_bytes=MAX_LINE_BYTES, rows=MAX_ROWS)
+    limits = RowLimits(
+        query_chars=order.query_chars, line_bytes=MAX_LINE_BYTES, rows=MAX_ROWS, text=order.text
+    )
     try:
         rows = (
             _document(order, file, limits, fields) if order.document else _file(order, file, limits)
         )
-        writer = ColumnWriter(rows.pool, texts, order.equality, order.salt)
+        writer = ColumnWriter(rows.pool, texts, order.equality, order.salt, order.text)
         told = 0.0
         for number, row in enumerate(rows):
             writer.add(row)

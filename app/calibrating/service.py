@@ -16,7 +16,7 @@ from app.active import ActiveCalibration
 from app.calibrating.answers import answer_risk, textual
 from app.calibrating.building import Built, build
 from app.calibrating.columns import RowColumns
-from app.calibrating.evidence import curve, evidence, groups, shift
+from app.calibrating.evidence import curve, evidence, groups, later_evidence, shift
 from app.calibrating.jobs import Job, Jobs
 from app.calibrating.parsing import Order
 from app.calibrating.progress import Progress
@@ -25,12 +25,15 @@ from app.calibrating.spool import Upload
 from app.errors import Conflict, NotReady
 from app.grouping import Grouping
 from app.reasons import Reason
+from app.records import LaterTurns, Record
 from app.schemas import CalibrateFields, CalibrateOptions
 from app.settings import Candidate, Settings
-from app.store import Record, Store, StoreError, now
+from app.store import Store, StoreError, now
 from app.worker import RoutingWorker
 from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.errors import CalibrationError
 from racer_core.racer import Racer
+from racer_core.types import RiskTarget
 
 
 class LargeChange(Conflict):
@@ -164,6 +167,7 @@ class CalibrationService:
             query_chars=self._settings.limits.query_chars,
             equality=textual(self._settings.aggregation.equality),
             salt=self._racer.artifact.salt,
+            text=self._settings.routing.text,
         )
         return read_rows(upload, order, progress, fields), options
 
@@ -181,39 +185,67 @@ class CalibrationService:
         progress: Progress,
     ) -> Record:
         routing = self._settings.routing
-        progress("scoring", 0, len(rows))
-        built = build(
-            self._racer,
-            replace(rows, groups=self._groups(rows)),
-            CalibrationOptions(
-                alpha=routing.alpha if options.alpha is None else options.alpha,
-                delta=options.delta,
-                score=options.score or routing.score,
-                risk_target=options.risk_target or routing.risk_target,
-                r=options.r,
-                null_threshold=self._racer.artifact.null_threshold,
-                smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
-            ),
-            allow_overlap=options.allow_overlap,
-            scorer=partial(self._worker.score_rows, progress=partial(progress, "scoring")),
-            prices=self._settings.prices,
+        promised = CalibrationOptions(
+            alpha=routing.alpha if options.alpha is None else options.alpha,
+            delta=options.delta,
+            score=options.score or routing.score,
+            risk_target=options.risk_target or routing.risk_target,
+            r=options.r,
+            null_threshold=self._racer.artifact.null_threshold,
+            smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )
+        first, later = rows.turns(later=False), rows.turns(later=True)
+        if not len(first):
+            raise CalibrationError(
+                "every row is a turn after the first of a conversation: the rows of first turns "
+                "come in the same upload"
+            )
+        if not options.allow_overlap:
+            self._racer.refuse_overlap(rows.fingerprints)
+        built = self._built(first, promised, progress)
+        kept = self._later(later, promised, progress)
         progress("thresholds")
+        overlap = len(self._racer.overlap(rows.fingerprints))
+        found = self._evidence(first, built, dry_run=options.dry_run)
+        found |= {"source": source, "overlap": overlap}
+        if kept is not None:
+            found["later_turns"] = later_evidence(kept.calibration)
         return Record(
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
             artifact=self._setup,
             calibration=built.calibration,
-            evidence={**self._evidence(rows, built, dry_run=options.dry_run), "source": source},
+            evidence=found,
             void_reasons=tuple(
                 reason
                 for reason, applies in (
-                    (Reason.TRAINING_OVERLAP, built.overlap > 0),
+                    (Reason.TRAINING_OVERLAP, overlap > 0),
                     # Nobody can tell whether the serving router would have given these scores.
                     (Reason.ROW_SCORES_UNVERIFIED, built.own_scores),
                 )
                 if applies
             ),
+            later=kept,
+        )
+
+    def _later(
+        self, rows: RowColumns, promised: CalibrationOptions, progress: Progress
+    ) -> LaterTurns | None:
+        """The rows of later turns; None where not one of them counts."""
+        counted = promised.risk_target is RiskTarget.PAPER or bool(rows.labels.any())
+        if not len(rows) or not counted:
+            return None
+        built = self._built(rows, promised, progress)
+        return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
+
+    def _built(self, rows: RowColumns, promised: CalibrationOptions, progress: Progress) -> Built:
+        progress("scoring", 0, len(rows))
+        return build(
+            self._racer,
+            replace(rows, groups=self._groups(rows)),
+            promised,
+            scorer=partial(self._worker.score_rows, progress=partial(progress, "scoring")),
+            prices=self._settings.prices,
         )
 
     def _evidence(self, rows: RowColumns, built: Built, *, dry_run: bool) -> dict[str, Any]:
@@ -222,7 +254,6 @@ class CalibrationService:
         found = evidence(calibration) | {
             "duplicates": rows.duplicates,
             "near_duplicates": rows.near_duplicates,
-            "overlap": built.overlap,
             "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
         }
         if dry_run:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from app.settings.base import Frozen
 from app.settings.candidates import Name
+from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
 Alpha = Annotated[float, Field(gt=0, lt=1)]
@@ -28,7 +29,7 @@ class Routing(Frozen):
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
     on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
     on_infeasible: Literal["trivial", "reject"] = "trivial"
-    text: Literal["last_user", "conversation"] = "last_user"  # what the router reads
+    text: RoutedText = "last_user"  # what the router reads
     group_by: Literal["request", "key", "language"] = "request"  # whose threshold applies
     observe: Name | None = None  # route and log, but always call this candidate
     session_ttl_s: Annotated[float, Field(gt=0)] | None = None  # `x-session-id` keeps its set

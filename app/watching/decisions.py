@@ -11,9 +11,15 @@ from typing import Any, Final
 
 from app.reasons import Reason
 
-# Queries that were never said to be like the labelled rows: nothing is concluded from them.
+# Queries that were never said to be like the rows of first turns: nothing is concluded from them.
 _UNLIKE_ROWS: Final = frozenset(
-    {Reason.MULTI_TURN, Reason.UNLABELLED_KIND, Reason.QUERY_TOO_LONG, Reason.ROUTER_FAILED}
+    {
+        Reason.MULTI_TURN,
+        Reason.LATER_TURN,
+        Reason.UNLABELLED_KIND,
+        Reason.QUERY_TOO_LONG,
+        Reason.ROUTER_FAILED,
+    }
 )
 # A score is of the query alone; whether an answer is right is of how it was asked for, too.
 _ANSWERED_UNLIKE_ROWS: Final = _UNLIKE_ROWS | {Reason.CONDITIONS_DIFFER}

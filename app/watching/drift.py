@@ -19,7 +19,8 @@ import numpy as np
 
 from app.errors import StoreError
 from app.reasons import Reason
-from app.store import Record, now
+from app.records import Record
+from app.store import now
 from app.watching import streams
 from app.watching.archive import Archive
 from app.watching.decisions import DecisionNote

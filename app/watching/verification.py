@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from app.grouping import GroupedRows
-from app.store import Record
+from app.reasons import Reason
+from app.records import Record
 from app.watching.decisions import ChosenBy, DecisionNote
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InputError
@@ -63,7 +64,7 @@ def verify(note: DecisionNote, record: Record) -> Verification:
     """
     if note.calibration_id != record.id:
         raise InputError(f"decision {note.decision_id} was made by {note.calibration_id}")
-    calibration = record.calibration
+    calibration = record.rows(later=Reason.LATER_TURN in note.reasons)
     if note.pool != calibration.pool:
         calibration = calibration.restrict(note.pool)
     rows = GroupedRows(calibration)

@@ -14,8 +14,9 @@ import numpy as np
 
 from app.active import ActiveCalibration
 from app.errors import StoreError
+from app.records import Record
 from app.settings.watching import Watching
-from app.store import Record, Store
+from app.store import Store
 from app.telemetry import Telemetry
 from app.watching import report, streams
 from app.watching.archive import Archive, Known

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
+from racer_core.records.conversation import RoutedText, identity
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
 from racer_core.types import LabelledRow, LabelledRows, checked_pool
@@ -24,6 +25,7 @@ class RowLimits:
     query_chars: int = MAX_QUERY_CHARS
     line_bytes: int | None = None  # of one row, as it is written
     rows: int | None = None
+    text: RoutedText | None = None  # what is routed on of several turns; None refuses them
 
 
 class CheckedRows:
@@ -115,7 +117,8 @@ class CheckedRows:
                 row = self._row(value)
                 labels = sum(bits[name] for name in row.correct)
                 place = (number, labels)
-                first = seen.setdefault(_digest(row.query), place) if row.query else place
+                name = identity(row.query, row.earlier)
+                first = seen.setdefault(_digest(name), place) if name else place
                 if first[1] != labels:
                     raise InputError(
                         f"same query as {self._unit} {first[0]}, with different labels"
@@ -135,7 +138,10 @@ class CheckedRows:
     def _row(self, value: object) -> LabelledRow:
         if isinstance(value, InputError):
             raise value
-        return parse_row(value, self.pool, self._limits.query_chars, header=self._header)
+        limits = self._limits
+        return parse_row(
+            value, self.pool, limits.query_chars, header=self._header, text=limits.text
+        )
 
     def _told(self, place: Place, problem: object) -> str:
         return f"{self._unit} {place}: {problem}"
@@ -147,6 +153,7 @@ def check_rows(
     pool: Sequence[str] | None = None,
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
+    text: RoutedText | None = None,
     unit: str = "line",
 ) -> LabelledRows:
     """Check rows that were already parsed; ``unit`` is what the numbers count.
@@ -154,14 +161,14 @@ def check_rows(
     Raises:
         RowsError: Any row is wrong, two rows of one query disagree, or there is no row.
     """
-    limits = RowLimits(query_chars=max_query_chars)
+    limits = RowLimits(query_chars=max_query_chars, text=text)
     checked = CheckedRows(numbered, source, pool, limits=limits, unit=unit)
     rows = tuple(checked)
     return LabelledRows(pool=checked.pool, rows=rows, duplicates=checked.duplicates)
 
 
-def _digest(query: str) -> bytes:
-    return hashlib.blake2b(query.encode(), digest_size=16).digest()
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _is_header(value: object) -> bool:

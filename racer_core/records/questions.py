@@ -10,9 +10,11 @@ from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats
+from racer_core.records.conversation import identity
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query
+from racer_core.types import Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,12 @@ class Question:
     reference: str | None = None
     task: str | None = None
     group: str | None = None
+    earlier: tuple[Turn, ...] = ()  # the turns before the query
+
+    @property
+    def identity(self) -> str:
+        """By which it is told from all others."""
+        return identity(self.query, self.earlier)
 
 
 def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[Question, ...]:
@@ -44,7 +52,7 @@ def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[
     for place, value in numbered:
         try:
             question = _question(place, value, max_query_chars)
-            first = found.setdefault(question.query, question)
+            first = found.setdefault(question.identity, question)
             if first.reference != question.reference:
                 raise InputError(f"same query as line {first.place}, with another reference")
         except InputError as exc:
@@ -77,9 +85,11 @@ def _question(place: Place, value: object, max_query_chars: int) -> Question:
     if not isinstance(value, dict):
         raise InputError("a question must be a JSON object")
     row = cast("dict[str, Any]", value)
+    earlier, query = row_query(row, max_query_chars, "last_user")
     return Question(
         place=place,
-        query=row_query(row, max_query_chars),
+        query=query,
+        earlier=earlier,
         reference=optional_text(row, "reference"),
         task=optional_text(row, "task"),
         group=optional_text(row, "group"),

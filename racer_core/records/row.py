@@ -2,6 +2,7 @@
 
     {"query": "...", "correct": {"a": true, "b": false}}           a map of the pool
     {"query": "...", "correct": ["a"], "candidates": ["a", "b"]}   a list and the pool
+    {"messages": [{"role": "user", "content": "..."}], ...}        a query, or turns that lead to it
 
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
 the whole pool name it by their keys. ``[]`` means that nobody is right; null or absent means
@@ -14,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from racer_core.errors import InputError
-from racer_core.types import LabelledRow, checked_pool
+from racer_core.records.conversation import RoutedText, parse_messages, routed_text
+from racer_core.types import LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
 
@@ -36,9 +38,21 @@ def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def parse_row(
-    row: object, pool: tuple[str, ...], max_query_chars: int, *, header: bool = False
+    row: object,
+    pool: tuple[str, ...],
+    max_query_chars: int,
+    *,
+    header: bool = False,
+    text: RoutedText | None = None,
 ) -> LabelledRow:
-    """Check one row against the pool; ``header`` says that the file named its pool once for all.
+    """Check one row against the pool.
+
+    Args:
+        row: As it was read.
+        pool: The candidates that it must be about.
+        max_query_chars: A longer text is not routed on.
+        header: The file named its pool once for all.
+        text: What is routed on of several turns; None refuses them.
 
     Raises:
         InputError: One sentence that says what is wrong, without repeating the query.
@@ -49,8 +63,10 @@ def parse_row(
     if "candidates" in fields and set(_names(fields["candidates"], "candidates")) != set(pool):
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
+    earlier, query = ((), "") if scores else row_query(fields, max_query_chars, text)
     return LabelledRow(
-        query=row_query(fields, max_query_chars, optional=scores is not None),
+        query=query,
+        earlier=earlier,
         correct=_correct(fields, pool, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=optional_text(fields, "reference"),
@@ -77,27 +93,28 @@ def checked_query(text: object, max_chars: int) -> str:
     return text
 
 
-def row_query(row: Mapping[str, Any], max_chars: int, *, optional: bool = False) -> str:
-    """The text of ``query``, or of the one user message in ``messages``."""
-    if "messages" in row:
-        return checked_query(_single_user_message(row["messages"]), max_chars)
-    if "query" not in row:
-        if optional:
-            return ""
-        raise InputError('no "query"')
-    return checked_query(row["query"], max_chars)
+def row_query(
+    row: Mapping[str, Any], max_chars: int, text: RoutedText | None
+) -> tuple[tuple[Turn, ...], str]:
+    """The turns before the query, and the query: ``query``, or the last of ``messages``.
 
-
-def _single_user_message(messages: object) -> object:
-    """Rows are calibrated as single-turn queries; other conversations are another population."""
-    match messages:
-        case [{"role": "user", "content": str() as content}]:
-            return content
-        case _:
-            raise InputError(
-                '"messages" must hold exactly one user message of text; rows of several turns '
-                "cannot be calibrated together with single-turn ones"
-            )
+    Raises:
+        InputError: What is routed on is no text or too long, or there are several turns where
+            ``text`` is None.
+    """
+    if "messages" not in row:
+        if "query" not in row:
+            raise InputError('no "query"')
+        return (), checked_query(row["query"], max_chars)
+    earlier, query = parse_messages(row["messages"])
+    if earlier and text is None:
+        raise InputError(
+            '"messages" has several turns: they are another population than first turns, which '
+            "only a running gateway calibrates beside them (racer calibrate)"
+        )
+    checked_query(query, max_chars)
+    checked_query(routed_text(earlier, query, text or "last_user"), max_chars)
+    return earlier, query
 
 
 def _correct(row: Mapping[str, Any], pool: tuple[str, ...], *, header: bool) -> frozenset[str]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from racer_core.types import LabelledRow, LabelledRows
+from racer_core.types import LabelledRow, LabelledRows, Turn
+
+
+def messages(earlier: Iterable[Turn], query: str) -> list[dict[str, str]]:
+    """Turns as a chat request has them."""
+    turns = [*earlier, Turn("user", query)]
+    return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
 def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     """One row as one line, its end included; fields that say nothing are left out."""
+    asked = {"messages": messages(row.earlier, row.query)} if row.earlier else {"query": row.query}
     said: dict[str, Any] = {
-        "query": row.query,
+        **asked,
         "correct": {name: name in row.correct for name in pool},
         "answers": dict(row.answers),
         "reference": row.reference,

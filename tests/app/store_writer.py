@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from app.calibrating.evidence import evidence
-from app.store import Record, Store, now
+from app.records import Record
+from app.store import Store, now
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 ARTIFACT = "a" * 64

@@ -17,7 +17,7 @@ import pytest
 from app.active import ActiveCalibration
 from app.front import hashing
 from app.grouping import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
-from app.store import Record
+from app.records import Record
 from app.telemetry import Telemetry
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer

@@ -140,6 +140,31 @@ def test_questions_come_in_the_formats_of_rows(
     assert lines(tmp_path / "rows.jsonl")[0]["correct"] == dict.fromkeys(POOL, True)
 
 
+def test_a_conversation_is_asked_and_labelled_whole(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """Candidates see every turn; the row has them too, and is not asked for again."""
+    turns = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": "41"},
+        {"role": "user", "content": "Are you sure?"},
+    ]
+    asked = save(
+        tmp_path / "q.jsonl",
+        [{"messages": turns, "reference": 42}, {"query": "Are you sure?", "reference": 42}],
+    )
+    assert label(asked)[0] == 0
+    bodies = [body["messages"] for body in pool.requests]
+    assert sorted(map(len, bodies)) == [1] * len(POOL) + [3] * len(POOL)
+    assert turns in bodies
+    rows = lines(tmp_path / "rows.jsonl")
+    assert sorted("messages" in row for row in rows) == [False, True]
+    assert next(row for row in rows if "messages" in row)["messages"] == turns
+    pool.reset()
+    assert label(asked)[0] == 0
+    assert pool.asked() == []
+
+
 def test_an_answer_without_a_text_is_wrong_and_no_failure(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:

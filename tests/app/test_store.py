@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict, NotFound, SettingsError
-from app.store import Record, Store, StoreError, now
+from app.records import Record
+from app.store import Store, StoreError, now
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from app.active import ActiveCalibration
+from app.records import Record
 from app.settings.watching import Watching
-from app.store import Record, Store, now
+from app.store import Store, now
 from app.telemetry import Telemetry
 from app.watching.decisions import ChosenBy, DecisionNote
 from app.watching.watcher import Watcher

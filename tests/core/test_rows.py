@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from racer_core.errors import RowsError
 from racer_core.records.reader import check_rows, parse_rows
-from racer_core.types import LabelledRow
+from racer_core.records.writer import row_line
+from racer_core.types import LabelledRow, Turn
 
 GOOD = {"query": "good", "correct": {"a": True, "b": False}}
 SCORED = {"scores": {"a": 0.5, "b": 0.5}, "correct": {"a": True, "b": False}}
@@ -61,6 +62,80 @@ def test_one_user_message_is_a_query():
     assert parse({"messages": [message], "correct": {"a": True}}).queries == ["hello"]
     for messages in ([], [message, message], [message | {"role": "system"}], "hello", [None]):
         assert "line 1" in refusal({"messages": messages, "correct": {"a": True}})
+
+
+def told(*turns, **fields):
+    """Read one row of these turns: (role, text)."""
+    messages = [{"role": role, "content": text, "refusal": None} for role, text in turns]
+    row = {"messages": messages, "correct": {"a": True}}
+    (checked,) = check_rows([(1, row)], "rows", **({"text": "last_user"} | fields)).rows
+    return checked
+
+
+def test_the_last_of_several_turns_is_the_query():
+    """Where they are asked for; those before it are kept in order."""
+    row = told(("user", "Hello"), ("assistant", ""), ("user", "And now?"))
+    assert row.query == "And now?"
+    assert row.earlier == (Turn("user", "Hello"), Turn("assistant", ""))
+    assert told(("user", "Hello")).earlier == ()
+
+
+def test_turns_that_no_row_can_have_are_refused():
+    """Nobody was asked by an assistant, a tool or a system prompt, and a call is no text."""
+    asked = ("user", "Hello")
+    for turns in (
+        [asked, ("assistant", "Hi")],
+        [("system", "Be brief"), asked],
+        [("tool", "5"), asked],
+        [("assistant", None), asked],
+        [asked, ("user", " ")],
+        [("assistant", "\ud800"), asked],
+        [("user", "x" * 9_000)],
+    ):
+        with pytest.raises(RowsError):
+            told(*turns)
+    with pytest.raises(RowsError, match="messages"):
+        check_rows(
+            [(1, {"messages": [{"role": "user", "content": "x", "name": "y"}], "correct": ["a"]})],
+            "rows",
+            ["a"],
+        )
+
+
+def test_what_is_read_of_a_conversation_must_not_be_too_long():
+    """The last turn alone, or all of them, as they are read when serving."""
+    turns = ("user", "x" * 5_000), ("assistant", " "), ("user", "y" * 5_000)
+    assert told(*turns).query == "y" * 5_000
+    with pytest.raises(RowsError, match="10,002 characters"):
+        told(*turns, text="conversation")
+
+
+def test_conversations_that_end_alike_are_no_copies():
+    """A copy says the same from the beginning; only then two labels contradict each other."""
+    ends = [
+        {"messages": [{"role": "user", "content": text}, {"role": "user", "content": "Why?"}]}
+        for text in ("It rains.", "It snows.", "It rains.")
+    ]
+    labels = [{"a": True}, {"a": False}, {"a": True}]
+    rows = [
+        (i, end | {"correct": label})
+        for i, (end, label) in enumerate(zip(ends, labels, strict=True), 1)
+    ]
+    checked = check_rows(rows, "rows", text="last_user")
+    assert (len(checked), checked.duplicates) == (2, 1)
+    rows[2][1]["correct"] = {"a": False}
+    with pytest.raises(RowsError, match="same query as line 1"):
+        check_rows(rows, "rows", text="last_user")
+    alone = {"query": "Why?", "correct": {"a": False}}
+    assert len(check_rows([*rows[:2], (3, alone)], "rows", text="last_user")) == 3
+
+
+def test_several_turns_are_written_as_they_were_read(tmp_path):
+    """``racer label`` reads its own rows when it goes on."""
+    row = told(("user", "Hello"), ("assistant", "Hi"), ("user", "Why?"))
+    line = row_line(row, ("a",))
+    assert line.startswith('{"messages": [')
+    assert check_rows([(1, json.loads(line))], "rows", text="last_user").rows == (row,)
 
 
 def test_router_scores_may_stand_in_for_a_query():

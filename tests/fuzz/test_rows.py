@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow
 import pyarrow.parquet as pq
@@ -19,18 +19,26 @@ from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records import reader
 from racer_core.records.checks import RowLimits
+from racer_core.records.conversation import RoutedText
 
 from .strategies import Strategy, damaged, mostly, objects, outcome, texts, written
 
 POOL = ("a", "b")
-LIMITS = RowLimits(query_chars=50, line_bytes=400, rows=20)
+LIMITS = RowLimits(query_chars=50, line_bytes=400, rows=20, text="conversation")
 
 _names = st.sampled_from(["a", "b", "c", "", "é"])
 _labels = mostly(st.booleans())
+_turns = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["user", "user", "assistant", "system"]),
+        "content": st.sampled_from(["hello", "x", "", "\u2028", "z" * 30]),
+    },
+    optional={"refusal": st.none(), "name": st.just("ann")},
+)
 _rows: Strategy = objects(
     {
         "query": st.sampled_from(["x", "y", " ", "\u2028", "z" * 51]),
-        "messages": st.just([{"role": "user", "content": "hello"}]),
+        "messages": st.lists(_turns, min_size=1, max_size=3),
         "correct": st.one_of(
             st.dictionaries(_names, _labels, max_size=3), st.lists(_names, max_size=3)
         ),
@@ -159,9 +167,13 @@ def test_rows_do_not_depend_on_how_a_file_arrives(file: tuple[str, bytes], most:
         assert whole == dribbled
 
 
-@given(file=_files(), equality=st.sampled_from([None, *Equality][:6]))
+@given(
+    file=_files(),
+    equality=st.sampled_from([None, *Equality][:6]),
+    text=st.sampled_from(get_args(RoutedText)),
+)
 def test_any_upload_is_columns_or_an_error(
-    file: tuple[str, bytes], equality: Equality | None
+    file: tuple[str, bytes], equality: Equality | None, text: RoutedText
 ) -> None:
     """The whole way of an upload, up to what the router is given."""
     name, data = file
@@ -173,6 +185,7 @@ def test_any_upload_is_columns_or_an_error(
         query_chars=50,
         equality=equality,
         salt="salt",
+        text=text,
     )
     columns = io.BytesIO()
     beside: list[dict[str, Any]] = []

@@ -22,12 +22,15 @@ from racer_core.types import LabelledRow, LabelledRows
 from tests.app.conftest import ENVIRONMENT, Gateway, running
 from tests.app.conftest import racer as racer
 
-from .servers import VllmServer, start_all, stopped_after
+from .servers import CONTEXT_TOKENS, VllmServer, start_all, stopped_after
 
 PYTHON: Final = "RACER_VLLM_PYTHON"
 POOL: Final = ("abacus", "mirror", "tribune")
 GREEDY: Final = {"temperature": 0, "max_tokens": 16}  # as the demo's rows were labelled
 EVERYONE: Final = {"alpha": 1e-4}  # too small for any number of rows here
+# An answer that nobody here waits for: whoever begins it is at work until it is aborted.
+ENDLESS: Final = {"ignore_eos": True, "max_tokens": CONTEXT_TOKENS - 1000, "temperature": 0}
+LIMIT_S: Final = 300  # longer than anything here waits: no call ends because of the gateway's clock
 
 Servers = dict[str, VllmServer]
 Serve = Callable[..., Gateway]
@@ -66,6 +69,7 @@ def configure(
             "name": name,
             "base_url": f"{servers[name].url}/v1",
             "parameters": dict(parameters.get(name, GREEDY)),
+            "timeout_s": LIMIT_S,
         }
         for name in POOL
     ]
@@ -74,6 +78,7 @@ def configure(
         "port": 0,
         "artifact": str(artifact),
         "candidates": candidates,
+        "limits": {"deadline_s": LIMIT_S},
         **changes,
     }
     folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.app.conftest import Gateway, user
 
-from .conftest import EVERYONE, GREEDY, POOL, Servers, query_for, rows_of
+from .conftest import ENDLESS, EVERYONE, GREEDY, POOL, Servers, query_for, rows_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -96,21 +96,19 @@ def test_the_first_words_come_while_the_candidate_still_writes(
     gateway: Gateway, servers: Servers
 ) -> None:
     """Red when a stream of one candidate is collected before it is passed on."""
-    stream = gateway.openai().chat.completions.create(
-        model="auto",
-        messages=user(SUM),
-        stream=True,
-        max_tokens=800,
-        extra_body={"ignore_eos": True},
-    )
-    with stream:
-        chunks = iter(stream)
-        first = next(chunk for chunk in chunks if deltas([chunk]))
+
+    def streaming(fields: dict[str, Any]) -> Any:
+        return gateway.openai().chat.completions.create(
+            model="auto", messages=user(SUM), stream=True, extra_body=fields
+        )
+
+    with streaming(ENDLESS) as stream:
+        first = next(chunk for chunk in stream if deltas([chunk]))
         assert first.model == "abacus"
         assert servers["abacus"].running() == 1
-        rest = list(chunks)
-    assert rest[-1].choices[0].finish_reason == "length"
-    assert len("".join(deltas([first, *rest]))) > 100
+    chunks = list(streaming(ENDLESS | {"max_tokens": 800}))
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert len("".join(deltas(chunks))) > 100
 
 
 def test_several_candidates_are_merged_before_they_stream(gateway: Gateway) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.app.conftest import Gateway, user
 
-from .conftest import EVERYONE, Serve, Servers
+from .conftest import ENDLESS, EVERYONE, Serve, Servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -36,7 +36,7 @@ def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None
         model=VICTIM,
         messages=user(QUESTIONS[0]),
         stream=True,
-        extra_body={"ignore_eos": True, "max_tokens": 950, "temperature": 0},
+        extra_body=ENDLESS,
     )
     with stream:
         chunks = iter(stream)

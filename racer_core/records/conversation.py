@@ -1,0 +1,67 @@
+"""Turns after the first of a conversation: how rows tell them, and what a router reads of them.
+
+They are another population than questions that stand alone, and have a calibration of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Literal, cast
+
+from racer_core.errors import InputError
+from racer_core.types import Turn
+
+RoutedText = Literal["last_user", "conversation"]  # the last user turn, or all turns
+
+
+def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:
+    """The turns before the last message, and its text.
+
+    Raises:
+        InputError: Not turns of plain text by user and assistant that end with the user's.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise InputError('"messages" must be a list of turns')
+    turns = [_turn(message) for message in cast("list[object]", messages)]
+    *earlier, last = turns
+    if last.role != "user":
+        raise InputError('"messages" must end with a user message: it is what was answered')
+    return tuple(earlier), last.text
+
+
+def routed_text(earlier: Iterable[Turn], query: str, read: RoutedText) -> str:
+    """What the router reads of a conversation that ends with this query."""
+    if read == "last_user":
+        return query
+    return joined([*(turn.text for turn in earlier), query])
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Turns as one text; blank ones leave no trace."""
+    return "\n\n".join(text for text in texts if text.strip())
+
+
+def identity(query: str, earlier: Iterable[Turn]) -> str:
+    """A text by which a query after these turns is told from all others."""
+    turns = [(turn.role, turn.text) for turn in earlier]
+    return json.dumps([*turns, query]) if turns else query
+
+
+def _turn(message: object) -> Turn:
+    fields = cast("dict[str, object]", message) if isinstance(message, dict) else {}
+    role, text = fields.get("role"), fields.get("content")
+    beside = any(fields[name] for name in fields.keys() - {"role", "content"})
+    if role not in ("user", "assistant") or not isinstance(text, str) or beside:
+        raise InputError(
+            'each of "messages" must be {"role": "user" or "assistant", "content": a text}'
+        )
+    _check(text)
+    return Turn(role, text)
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InputError("a message holds a lone surrogate, which is not text") from exc

@@ -1,0 +1,322 @@
+"""Turns after the first of a conversation: their own rows, their own threshold, or no guarantee."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.records import LaterTurns
+from app.store import Store
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.laws import beta_binomial_interval
+from racer_core.racer import Racer
+from racer_core.types import LabelledRows, Score
+
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    labelled,
+    noisy,
+    running,
+)
+from .fake_pool import FakePool
+from .watched import record
+
+FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
+BEFORE: list[dict[str, Any]] = [
+    {"role": "user", "content": "Good morning, what is your name?"},
+    {"role": "assistant", "content": "I have none, ask me something."},
+]
+ASKED: dict[str, Any] = {"role": "user", "content": TWO}
+ALPHA = 0.2
+
+
+def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same rows, but each asked as a second question."""
+    return [
+        {name: value for name, value in row.items() if name != "query"}
+        | {"messages": [*BEFORE, {"role": "user", "content": row["query"]}]}
+        for row in rows
+    ]
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """POST /calibrate, with the status checked."""
+    asked = {"rows": rows, "alpha": ALPHA, **options}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def certified(gateway: Gateway, messages: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """The certificate of a decision, once its threshold is computed."""
+    for _ in range(100):
+        answer = gateway.post("/route", json={"messages": messages, **options})
+        assert answer.status_code == 200, answer.text
+        certificate = answer.json()["certificate"]
+        if "sub_pool_pending_whole_pool" not in certificate["reasons"]:
+            return certificate
+        time.sleep(0.05)
+    raise AssertionError("the threshold is never ready")
+
+
+def second(query: str = TWO) -> list[dict[str, Any]]:
+    """A second question."""
+    return [*BEFORE, {"role": "user", "content": query}]
+
+
+@pytest.fixture(scope="module")
+def mixed(
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway with rows of both kinds; those of later turns are much harder."""
+    path = configure(tmp_path_factory.mktemp("mixed"), noisy_artifact, _pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, [*as_json(FIRST), *later(as_json(LATER))])
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def oracles(noisy_artifact: Path) -> dict[str, Calibration]:
+    """The core's own calibrations of either kind alone."""
+    racer = Racer.load(noisy_artifact)
+    options = CalibrationOptions(
+        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+    )
+    kinds = {"first": FIRST, "later": LATER}
+    return {name: racer.calibrate(rows, options=options) for name, rows in kinds.items()}
+
+
+def test_each_kind_has_the_threshold_of_its_own_rows(
+    mixed: Gateway, oracles: dict[str, Calibration]
+) -> None:
+    """As if the other rows were not there, for every alpha and for smaller pools."""
+    asked = {"first": [ASKED], "later": second()}
+    for kind, messages in asked.items():
+        for pool in (POOL, POOL[:2]):
+            rows = oracles[kind].restrict(pool)
+            for alpha in (0.1, ALPHA, 0.4):
+                told = certified(mixed, messages, alpha=alpha, candidates=list(pool))
+                assert told["lambda_hat"] == rows.lambda_hat(alpha, Score.GAP)
+                assert told["n"] == rows.n
+                assert told["holds"] is True
+                assert ("later_turn" in told["reasons"]) == (kind == "later")
+
+
+def test_the_kinds_have_different_thresholds(oracles: dict[str, Calibration]) -> None:
+    """Else the tests here could not tell one from the other."""
+    assert len({each.lambda_hat(ALPHA, Score.GAP) for each in oracles.values()}) == 2
+
+
+def test_an_answer_to_a_later_turn_is_certified(mixed: Gateway) -> None:
+    """Through the chat endpoint, with what clients send back of an answer: nulls and nothing."""
+    answered = {**BEFORE[1], "refusal": None, "tool_calls": None, "annotations": []}
+    turns = [BEFORE[0], answered, ASKED]
+    answer = mixed.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
+    assert answer.headers["x-racer-guarantee"] == "holds"
+    assert answer.json()["racer"]["certificate"]["reasons"] == ["later_turn"]
+
+
+ODD_TURNS: list[list[dict[str, Any]]] = [
+    [*BEFORE, {"role": "tool", "content": "5", "tool_call_id": "1"}],
+    [BEFORE[0], {**BEFORE[1], "tool_calls": [{"id": "1"}]}],
+    [BEFORE[0], {"role": "assistant", "content": None}],
+    [BEFORE[0], {**BEFORE[1], "reasoning_content": "hm"}],
+]
+
+
+@pytest.mark.parametrize("turns", ODD_TURNS)
+def test_turns_that_rows_cannot_have_are_uncalibrated(
+    mixed: Gateway, oracles: dict[str, Calibration], turns: list[dict[str, Any]]
+) -> None:
+    """Calls, their results and hidden thoughts: first turns' rows decide, nothing holds."""
+    told = certified(mixed, [*turns, ASKED])
+    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
+    assert told["n"] == oracles["first"].n
+
+
+def test_an_answer_that_is_to_be_gone_on_with_is_uncalibrated(mixed: Gateway) -> None:
+    """No row ends with words of the assistant."""
+    told = certified(mixed, [ASKED, BEFORE[1]])
+    assert told["reasons"] == ["multi_turn_uncalibrated"]
+
+
+def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) -> None:
+    """Sizes and thresholds of two populations in one mean would be nobody's."""
+    found = upload(mixed, [*as_json(FIRST), *later(as_json(LATER))], dry_run=True)["evidence"]
+    alone = upload(mixed, as_json(FIRST), dry_run=True)["evidence"]
+    turns = found["later_turns"]
+    assert {name: found[name] for name in ("n", "lambda_hat", "mean_size", "curve")} == {
+        name: alone[name] for name in ("n", "lambda_hat", "mean_size", "curve")
+    }
+    assert (turns["rows"], turns["feasible"]) == (len(LATER), True)
+    assert turns["lambda_hat"] != found["lambda_hat"]
+    assert "later_turns" not in alone
+
+
+def test_decisions_on_later_turns_are_decided_again(mixed: Gateway) -> None:
+    """By the rows that decided; they feed neither drift alarms nor the risk of first turns."""
+    answer = mixed.post("/route", json={"messages": second("What is 5 plus 12?")})
+    name = answer.headers["x-racer-decision-id"]
+    verified = mixed.post(f"/decisions/{name}/verify", ADMIN_KEY)
+    assert verified.status_code == 200, verified.text
+    assert verified.json()["matches"] is True
+    assert verified.json()["recomputed"]["n"] == answer.json()["certificate"]["n"]
+
+
+def test_too_few_rows_of_later_turns_are_not_used(serve: Serve, noisy_artifact: Path) -> None:
+    """Three rows bound nothing: such turns stay uncalibrated, and the evidence says why."""
+    gateway = serve(artifact=str(noisy_artifact))
+    some = LabelledRows(pool=LATER.pool, rows=LATER.rows[:3])
+    found = upload(gateway, [*as_json(FIRST), *later(as_json(some))])["evidence"]["later_turns"]
+    assert (found["rows"], found["feasible"], found["lambda_hat"]) == (3, False, None)
+    assert found["min_n"] > found["n"]
+    told = certified(gateway, second())
+    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
+
+
+def test_rows_of_later_turns_alone_are_refused(serve: Serve) -> None:
+    """Nothing could be said of the first turn of any conversation."""
+    gateway = serve()
+    asked = {"rows": later(as_json(LATER))}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
+    assert response.status_code == 422
+    assert "rows of first turns" in response.json()["error"]["message"]
+
+
+def test_nobody_right_about_any_later_turn_changes_nothing(serve: Serve) -> None:
+    """Such rows do not count for answerable queries; first turns are calibrated all the same."""
+    gateway = serve()
+    wrong = [row | {"correct": dict.fromkeys(POOL, False)} for row in later(as_json(LATER))]
+    made = upload(gateway, [*as_json(FIRST), *wrong])
+    assert "later_turns" not in made["evidence"]
+    paper = upload(gateway, [*as_json(FIRST), *wrong], risk_target="paper")
+    assert paper["evidence"]["later_turns"]["n"] == len(LATER)
+
+
+def test_training_rows_among_later_turns_are_refused(serve: Serve) -> None:
+    """The router has seen what it reads of them."""
+    gateway = serve()
+    known = later(as_json(labelled(0, 20)))
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *known]})
+    assert response.status_code == 422
+    assert "20 of" in response.json()["error"]["message"]
+    made = upload(gateway, [*as_json(FIRST), *known], allow_overlap=True)
+    assert made["evidence"]["overlap"] == 20
+    assert "training_overlap" in certified(gateway, second())["reasons"]
+
+
+def test_another_text_than_the_rows_were_read_with_is_uncalibrated(
+    tmp_path: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """After a change of ``routing.text`` the router reads something else of the same turns."""
+    rows = [*as_json(FIRST), *later(as_json(LATER))]
+    path = configure(tmp_path, noisy_artifact, pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows)
+        assert certified(gateway, second())["reasons"] == ["later_turn"]
+    path = configure(tmp_path, noisy_artifact, pool.url, routing={"text": "conversation"})
+    with running(path, ENVIRONMENT) as gateway:
+        assert certified(gateway, second())["reasons"] == ["multi_turn_uncalibrated"]
+        upload(gateway, rows)
+        assert certified(gateway, second())["reasons"] == ["later_turn"]
+
+
+def test_with_the_whole_conversation_rows_are_read_as_requests_are(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """The same turns have the same scores, so that an uploaded row is known again when served."""
+    gateway = serve(artifact=str(noisy_artifact), routing={"text": "conversation"})
+    upload(gateway, [*as_json(FIRST), *later(as_json(LATER))])
+    racer = Racer.load(noisy_artifact)
+    texts = ["\n\n".join([*(each["content"] for each in BEFORE), row.query]) for row in LATER.rows]
+    read = LabelledRows(
+        pool=LATER.pool,
+        rows=tuple(replace(row, query=text) for row, text in zip(LATER.rows, texts, strict=True)),
+    )
+    options = CalibrationOptions(
+        alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
+    )
+    own = racer.calibrate(read, options=options)
+    told = certified(gateway, second(LATER.rows[0].query))
+    assert told["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
+    too_long = later(as_json(LATER))
+    too_long[0]["messages"][1]["content"] = "x" * 9_000
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *too_long]})
+    assert response.status_code == 422
+    assert f"row {len(FIRST) + 1}" in response.json()["error"]["message"]
+
+
+def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
+    """A language or a tenant has a threshold among first turns and another among later ones."""
+    gateway = serve(artifact=str(noisy_artifact))
+    easy, hard = as_json(noisy(40_000, 60, flipped=0.05)), as_json(noisy(50_000, 60, flipped=0.45))
+    rows = [row | {"group": "a"} for row in [*easy, *later(hard)]]
+    upload(gateway, [*rows, *as_json(FIRST), *later(as_json(LATER))])
+    first = certified(gateway, [ASKED], group="a")
+    told = certified(gateway, second(), group="a")
+    assert [each["guarantee"]["group"] for each in (first, told)] == ["a", "a"]
+    assert first["n"] <= 60 >= told["n"]
+    assert first["lambda_hat"] != told["lambda_hat"]
+
+
+def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
+    """With every array, and the text that was read."""
+    made = record()
+    turns = LaterTurns(
+        calibration=replace(
+            made.calibration,
+            scores=made.calibration.scores[:5] / 2,
+            labels=~made.calibration.labels[:5],
+            fingerprints=made.calibration.fingerprints[:5],
+            groups=("a", None, "b", None, None),
+        ),
+        text="conversation",
+    )
+    with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
+        store.add(replace(made, later=turns), activate=True)
+        kept = store.active()
+    assert kept is not None
+    assert kept.later is not None
+    assert kept.later.text == "conversation"
+    rows, meant = kept.later.calibration, turns.calibration
+    assert (rows.scores == meant.scores).all()
+    assert (rows.labels == meant.labels).all()
+    assert (rows.fingerprints, rows.groups) == (meant.fingerprints, meant.groups)
+    assert (rows.pool, rows.options) == (meant.pool, meant.options)
+    assert (kept.calibration.scores == made.calibration.scores).all()
+
+
+def test_later_turns_miss_as_often_as_the_exact_law_says(
+    mixed: Gateway, oracles: dict[str, Calibration]
+) -> None:
+    """Fresh later turns miss no more than the law allows in all but 1e-6 of the cases.
+
+    By the first turns' threshold they miss more than it allows in 99 %. (Scores that are alike only
+    lower the risk.)
+    """
+    rows = [row for row in noisy(70_000, 300, flipped=0.45).rows if row.correct]
+    missed = sum(
+        row.correct.isdisjoint(
+            mixed.post("/route", json={"messages": second(row.query)}).json()["selected"]
+        )
+        for row in rows
+    )
+    own = oracles["later"]
+    misses = own.misses(ALPHA)
+    law = partial(beta_binomial_interval, len(rows), misses + 1, own.n - misses)
+    assert missed <= law(1 - 2e-6)[1]
+    by_others = sum(row.correct.isdisjoint(mixed.route(row.query)["selected"]) for row in rows)
+    assert by_others > law(0.98)[1]
