@@ -111,7 +111,7 @@ class Gateway:
     def http(self, key: str | None = DATA_KEY, **options: Any) -> httpx2.Client:
         """A plain HTTP client of one's own."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        options = {"timeout": 30, "verify": False, "trust_env": False, **options}
+        options = {"timeout": 60, "verify": False, "trust_env": False, **options}
         return httpx2.Client(base_url=self.url, headers=headers, **options)
 
     def openai(self, key: str = DATA_KEY) -> openai.OpenAI:
@@ -119,7 +119,7 @@ class Gateway:
         return self._client(
             ("openai", key),
             lambda: openai.OpenAI(
-                base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30
+                base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60
             ),
         )
 

@@ -517,7 +517,7 @@ BAD_LINES = {
     "query_is_a_number": (json.dumps(row(2, query=7)), "string"),
     "long_query": (json.dumps(row(2, query="x" * 10_000)), "10,000 characters"),
     "two_turns": (
-        json.dumps(row(2, query=None, messages=[{"role": "user", "content": "a"}] * 2)), "messages"
+        json.dumps(row(2, query=None, messages=[{"role": "assistant", "content": "a"}])), "messages"
     ),
     "not_json": ('{"query": "half', "not JSON"),
     "twice_the_same_key": ('{"query": "a?", "query": "b?", "correct": []}', "twice"),

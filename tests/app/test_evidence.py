@@ -129,6 +129,7 @@ def answering(
         groups=None,
         classes=answer_classes(told, Equality.EXACT),
         answered=np.ones(shape[0], bool),
+        later=np.zeros(shape[0], bool),
         duplicates=0,
         near_duplicates=0,
     )

@@ -213,7 +213,8 @@ def test_a_clients_trace_goes_on_through_the_gateway(
     traced: Gateway, pool: FakePool, listening: Collector, sampled: str
 ) -> None:
     """Its span is the parent, and each candidate is told its own call's. Nobody can opt out."""
-    body = {"model": "auto", "messages": user(TWO)}
+    # Explained, so that both are waited for.
+    body = {"model": "auto", "messages": user(TWO), "racer": {"explain": True}}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}", "tracestate": f"a={CANARY}"}
     assert traced.post(CHAT, json=body, headers=headers).status_code == 200
     [route] = listening.routes(1)

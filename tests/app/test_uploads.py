@@ -51,7 +51,7 @@ def order(name: str, **changes: Any) -> Order:
     """What is to be read, as the gateway would ask for it."""
     asked: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
-        "equality": Equality.EXACT, "salt": "salt",
+        "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
     }  # fmt: skip
     return Order(**asked | changes)
 
