@@ -45,11 +45,10 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# A process for every core, and one for when they wait; a file's tests stay together, and so does
-# what they share. One thread in each: those of numpy and torch would wait for each other.
-PROCESSES := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-PYTEST    := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
-	--numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+# A process for every core, with one thread, or numpy's and torch's would wait for each other; a
+# file's tests stay together, and so does what they share.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
+	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup
 	$(PYTEST)

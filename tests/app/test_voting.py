@@ -85,7 +85,7 @@ def test_a_vote_that_ends_early_elects_whom_the_full_vote_elects(
     spared = 0
     for _ in range(15):
         for name in POOL:
-            pool.say(name, rng.choice("789"), delay_s=rng.choice((0.0, 0.01, 0.02)))
+            pool.say(name, rng.choice("789"), delay_s=rng.choice((0.0, 0.01, 0.1)))
         query = rng.choice((ONE, TWO, "Spell the number 3 and then 4"))
         early, full = (
             gateway.chat(query, EVERYONE | {"explain": explain}) for explain in (False, True)

@@ -73,8 +73,7 @@ def test_a_routed_answer_streams(client: openai.OpenAI, test_rows: LabelledRows)
 
 
 def test_the_demo_is_ready(running_demo: Running) -> None:
-    """Readiness names the active calibration; within a minute of the command."""
-    assert running_demo.seconds < 60
+    """Readiness names the active calibration."""
     ready = httpx2.get(f"{running_demo.url}/readyz", trust_env=False).json()
     assert ready["status"] == "ready"
     assert ready["calibration"].startswith("cal-")

@@ -87,6 +87,10 @@ class Seen:
     seconds: float = 0.0
     log: Log = field(default_factory=Log)
 
+    def is_late(self, cell: Cell) -> bool:
+        """Over the upper time bound of its cell."""
+        return self.seconds > cell.limit_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:

@@ -66,7 +66,7 @@ def _failed(calls: Sequence[Json]) -> list[str]:
 
 def _manners(cell: Cell, seen: Seen) -> Iterator[str]:
     """What holds in every cell: time, secrets, connections, number of calls."""
-    if seen.seconds > cell.limit_s:
+    if seen.is_late(cell):
         yield f"took {seen.seconds:.2f} s, over {cell.limit_s:g} s"
     visible = seen.body + repr(dict(seen.headers)).encode()
     for secret in _SECRETS:
