@@ -1,4 +1,7 @@
-"""A judge: a model that is shown question, reference and answer, and replies with 1 or 0."""
+"""A judge: a model that is shown question, reference and answer, and replies with 1 or 0.
+
+Of a conversation it is shown the latest turns before the question, too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, Self
 
 from pydantic import ValidationError
@@ -18,6 +23,7 @@ from app.surfaces.chat import Chat
 from app.telemetry import Telemetry
 from app.validation import problems
 from racer_core.records.questions import Question
+from racer_core.types import Turn
 
 MAX_QUOTED_CHARS: Final = 6_000  # of each text that the judge reads
 _GAP = " [...] "
@@ -25,7 +31,7 @@ _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
 
 class Judge:
-    """A model that is shown question, reference and answer, and says 1 or 0."""
+    """A model that says 1 or 0 of an answer."""
 
     paid = True
 
@@ -69,18 +75,10 @@ class Judge:
 
 def judge_prompt(question: Question, answer: str) -> str:
     """What the judge reads. Texts are JSON strings, so that none can end its own quotation."""
-    before = "\n\n".join(f"{turn.role}: {turn.text}" for turn in question.earlier)
-    quoted = {
-        "conversation": before or None,
-        "question": question.query,
-        "reference": question.reference,
-        "answer": answer,
-    }
-    data = "\n".join(
-        f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}"
-        for name, text in quoted.items()
-        if text is not None
-    )
+    quoted = {"question": question.query, "reference": question.reference, "answer": answer}
+    told = [*((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))]
+    told += [(name, text) for name, text in quoted.items() if text is not None]
+    data = "\n".join(f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}" for name, text in told)
     rule = (
         "it comes to the same result as the reference"
         if question.reference is not None
@@ -93,6 +91,13 @@ def judge_prompt(question: Question, answer: str) -> str:
         f"Reply with 1 if the answer is right, that is, if {rule}; otherwise reply with 0. "
         "Reply with that single digit and nothing else."
     )
+
+
+def _latest(turns: Sequence[Turn]) -> list[Turn]:
+    """As many of the last turns as are together no longer than one text may be; one always."""
+    chars = list(accumulate(len(turn.text) for turn in reversed(turns)))
+    kept = max(1, sum(each <= MAX_QUOTED_CHARS for each in chars))
+    return [*turns[-kept:]]
 
 
 def _cut(text: str) -> str:

@@ -71,7 +71,7 @@ def of_messages(
     if others & {"system", "developer"} or conditions_differ(fields, settings.candidates):
         reasons.append(Reason.CONDITIONS_DIFFER)
     later = len(users) > 1 or bool(others - {"system", "developer"})
-    if later and not _are_like_rows(messages):
+    if later and not _could_be_a_row(messages):
         reasons.append(Reason.MULTI_TURN)
     if not plain or any(fields.get(field) for field in _OTHER_KIND):
         reasons.append(Reason.UNLABELLED_KIND)
@@ -134,12 +134,13 @@ def answer_format(fields: Mapping[str, Any]) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _are_like_rows(messages: Sequence[Message]) -> bool:
-    """Whether turns are of the kind that rows of several turns can have."""
+def _could_be_a_row(messages: Sequence[Message]) -> bool:
+    """Whether rows of several turns can have such turns: plain texts, the last one a question."""
     turns = [message for message in messages if message.role not in ("system", "developer")]
     return (
         all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
         and turns[-1].role == "user"
+        and bool(_text_of(turns[-1])[0].strip())
     )
 
 

@@ -55,7 +55,8 @@ class RoutingWorker:
         queue: How many queries may wait; one more is refused.
         queue_s: How long one may wait for its turn while more wait than are scored together; it is
             refused then, and not scored: who comes later is still waited for. While nobody has a
-            turn, nobody is refused, and neither is anybody after the whole process stood still.
+            turn, nobody is refused; after the whole process stood still, no more than a batch
+            cannot take.
         batch: How many are scored together.
         telemetry: Where queue depth and batch sizes are counted.
     """

@@ -136,29 +136,31 @@ class Racer:
         """
         if set(rows.pool) != set(self.pool):
             raise RowsError("rows", [f"their pool {list(rows.pool)} is not {list(self.pool)}"])
+        if any(row.earlier for row in rows.rows):
+            raise RowsError(
+                "rows", ["turns after the first are another population: leave them out"]
+            )
         if options is None:
             tau = self.artifact.null_threshold
             options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
-        return self.calibrate_columns(
-            self._columns(rows),
-            options,
-            allow_overlap=allow_overlap,
-            scorer=scorer or self.score,
-            prices=prices,
+        columns = self._columns(rows)
+        if not allow_overlap:
+            self.refuse_overlap(columns.fingerprints)
+        calibration = self.calibrate_columns(
+            columns, options, scorer=scorer or self.score, prices=prices
         )
+        refuse_uncounted(calibration)
+        return calibration
 
     def calibrate_columns(
         self,
         rows: LabelledColumns,
         options: CalibrationOptions,
         *,
-        allow_overlap: bool,
         scorer: Scorer,
         prices: Sequence[float] | None,
     ) -> Calibration:
-        """As :meth:`calibrate`, of rows that come as columns. Blocks."""
-        if not allow_overlap:
-            self.refuse_overlap(rows.fingerprints)
+        """As :meth:`calibrate`, of rows that come as columns and were looked at. Blocks."""
         scored = _row_scores(rows, scorer)
         calibration = Calibration(
             pool=self.pool,
@@ -171,10 +173,6 @@ class Racer:
             prices=None if prices is None else tuple(prices),
             groups=rows.groups,
         )
-        if calibration.n == 0:
-            raise CalibrationError(
-                "no row that some candidate answers right: nothing to calibrate on"
-            )
         return calibration
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
@@ -231,6 +229,12 @@ class Racer:
             )
             for i, query in enumerate(queries)
         ]
+
+
+def refuse_uncounted(calibration: Calibration) -> None:
+    """Raises :class:`CalibrationError` where no row counts for the risk."""
+    if calibration.n == 0:
+        raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
 
 
 def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:

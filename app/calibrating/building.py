@@ -40,7 +40,7 @@ def build(
         prices: Price per call of each candidate, in the order of the router's pool.
 
     Raises:
-        CalibrationError: No row counts.
+        CalibrationError: The columns do not fit.
     """
     order = [rows.pool.index(name) for name in racer.pool]
     columns = LabelledColumns(
@@ -51,8 +51,6 @@ def build(
         groups=rows.groups,
     )
     return Built(
-        calibration=racer.calibrate_columns(
-            columns, options, allow_overlap=True, scorer=scorer, prices=prices
-        ),
+        calibration=racer.calibrate_columns(columns, options, scorer=scorer, prices=prices),
         own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
     )

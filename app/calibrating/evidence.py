@@ -92,19 +92,40 @@ def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
     """How far a calibration is from the active one, which was ``before``; changes are relative.
 
     A change from 0 has no size, and thresholds of different scores cannot be compared: None then.
+    Later turns that are no longer calibrated, or now are, have changed altogether.
     """
     same_score = before["score"] == after["score"]
-    of_lambda = _change(before["lambda_hat"], after["lambda_hat"]) if same_score else None
-    of_size = _change(before["mean_size"], after["mean_size"])
-    changes = [abs(change) for change in (of_lambda, of_size) if change is not None]
-    return {
+    first = _changes(before, after, same_score=same_score)
+    found = {
         "active_id": active_id,
         "lambda_hat": before["lambda_hat"],
-        "lambda_change": of_lambda,
         "mean_size": before["mean_size"],
-        "size_change": of_size,
-        "largest": max(changes, default=0.0),
+        **first,
     }
+    sizes = [*first.values()]
+    was, will = (_of_later_turns(each) for each in (before, after))
+    if was and will:
+        found["later_turns"] = _changes(was, will, same_score=same_score)
+        sizes += found["later_turns"].values()
+    elif was or will:
+        found["later_turns"] = "gained" if will else "lost"
+        sizes.append(1.0)
+    return found | {"largest": max((abs(each) for each in sizes if each is not None), default=0.0)}
+
+
+def _changes(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, same_score: bool
+) -> dict[str, float | None]:
+    return {
+        "lambda_change": _change(before["lambda_hat"], after["lambda_hat"]) if same_score else None,
+        "size_change": _change(before["mean_size"], after["mean_size"]),
+    }
+
+
+def _of_later_turns(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What the evidence says of later turns; None where their threshold is not used."""
+    turns = found.get("later_turns")
+    return turns if turns and turns["feasible"] else None
 
 
 def min_n(alpha: float, delta: float | None) -> int | None:

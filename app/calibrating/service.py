@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -32,8 +33,9 @@ from app.store import Store, StoreError, now
 from app.worker import RoutingWorker
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import CalibrationError
-from racer_core.racer import Racer
-from racer_core.types import RiskTarget
+from racer_core.racer import Racer, refuse_uncounted
+
+log = logging.getLogger(__name__)
 
 
 class LargeChange(Conflict):
@@ -117,7 +119,7 @@ class CalibrationService:
                 expected_active_id,
                 self._setup,
             )
-            await self._active.swap(record)
+            await self._swap(record)
         return record
 
     async def _calibrate(
@@ -139,7 +141,7 @@ class CalibrationService:
                     expected_active_id=options.expected_active_id,
                 )
                 if activate:
-                    await self._active.swap(record)
+                    await self._swap(record)
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
@@ -203,6 +205,7 @@ class CalibrationService:
         if not options.allow_overlap:
             self._racer.refuse_overlap(rows.fingerprints)
         built = self._built(first, promised, progress)
+        refuse_uncounted(built.calibration)
         kept = self._later(later, promised, progress)
         progress("thresholds")
         overlap = len(self._racer.overlap(rows.fingerprints))
@@ -231,9 +234,8 @@ class CalibrationService:
     def _later(
         self, rows: RowColumns, promised: CalibrationOptions, progress: Progress
     ) -> LaterTurns | None:
-        """The rows of later turns; None where not one of them counts."""
-        counted = promised.risk_target is RiskTarget.PAPER or bool(rows.labels.any())
-        if not len(rows) or not counted:
+        """The rows of later turns, if there are any."""
+        if not len(rows):
             return None
         built = self._built(rows, promised, progress)
         return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
@@ -276,9 +278,9 @@ class CalibrationService:
             raise LargeChange(
                 f"mean set size {found['mean_size']:.3g} would become "
                 f"{record.evidence['mean_size']:.3g}, and lambda_hat {found['lambda_hat']} "
-                f"{record.evidence['lambda_hat']}: a change of {largest:.0%}, where max_shift is "
-                f"{options.max_shift:.0%}. Nothing was changed; if it is meant, send the rows "
-                "without max_shift"
+                f"{record.evidence['lambda_hat']}{_of_turns(found)}: a change of {largest:.0%}, "
+                f"where max_shift is {options.max_shift:.0%}. Nothing was changed; if it is meant, "
+                "send the rows without max_shift"
             )
         return replace(record, evidence=record.evidence | {"shift": found})
 
@@ -289,7 +291,26 @@ class CalibrationService:
                 "were served otherwise: upload its rows again to POST /calibrate"
             )
             return
+        await self._swap(record)
+
+    async def _swap(self, record: Record) -> None:
+        """Make it decide, and say so where part of it cannot."""
         await self._active.swap(record)
+        text = self._settings.routing.text
+        if record.later is not None and record.later.text != text:
+            log.warning(
+                "calibration %s read later turns by routing.text %s, which is %s now: they are "
+                "uncalibrated until its rows are uploaded again",
+                record.id,
+                record.later.text,
+                text,
+            )
+
+
+def _of_turns(found: Mapping[str, Any]) -> str:
+    """A change of what is known of later turns, in a sentence about the others."""
+    turns = found.get("later_turns")
+    return "" if turns is None else f" (later turns: {turns})"
 
 
 def _setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:

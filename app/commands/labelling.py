@@ -52,7 +52,7 @@ def label(
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
-    asked = read_questions(questions, configured.limits.query_chars)
+    asked = read_questions(questions, configured.limits.query_chars, configured.routing.text)
     grading = labelling.Grading(
         kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key
     )

@@ -45,7 +45,7 @@ def joined(texts: Iterable[str]) -> str:
 def identity(query: str, earlier: Iterable[Turn]) -> str:
     """A text by which a query after these turns is told from all others."""
     turns = [(turn.role, turn.text) for turn in earlier]
-    return json.dumps([*turns, query]) if turns else query
+    return "\0" + json.dumps([*turns, query]) if turns else query
 
 
 def _turn(message: object) -> Turn:

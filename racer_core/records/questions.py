@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats
-from racer_core.records.conversation import identity
+from racer_core.records.conversation import RoutedText, identity
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query
@@ -34,10 +34,17 @@ class Question:
         return identity(self.query, self.earlier)
 
 
-def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[Question, ...]:
+def read_questions(
+    path: Path, max_query_chars: int = MAX_QUERY_CHARS, text: RoutedText = "last_user"
+) -> tuple[Question, ...]:
     """Read a file of questions: the formats of labelled rows, without labels.
 
     A question that stands twice is asked once; fields that are not known are left alone.
+
+    Args:
+        path: The file.
+        max_query_chars: Longer texts cannot be calibrated, so nobody is asked.
+        text: What will be routed on of several turns.
 
     Raises:
         RowsError: A line is no question, or a query has two references; names each line.
@@ -51,7 +58,7 @@ def read_questions(path: Path, max_query_chars: int = MAX_QUERY_CHARS) -> tuple[
     problems: list[str] = []
     for place, value in numbered:
         try:
-            question = _question(place, value, max_query_chars)
+            question = _question(place, value, max_query_chars, text)
             first = found.setdefault(question.identity, question)
             if first.reference != question.reference:
                 raise InputError(f"same query as line {first.place}, with another reference")
@@ -79,13 +86,13 @@ def _cells(table: formats.Table) -> Iterator[Numbered]:
             yield place, cells
 
 
-def _question(place: Place, value: object, max_query_chars: int) -> Question:
+def _question(place: Place, value: object, max_query_chars: int, text: RoutedText) -> Question:
     if isinstance(value, InputError):
         raise value
     if not isinstance(value, dict):
         raise InputError("a question must be a JSON object")
     row = cast("dict[str, Any]", value)
-    earlier, query = row_query(row, max_query_chars, "last_user")
+    earlier, query = row_query(row, max_query_chars, text)
     return Question(
         place=place,
         query=query,

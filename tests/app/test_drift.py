@@ -153,6 +153,7 @@ def test_what_a_request_chooses_is_no_change(tmp_path: Path) -> None:
     [
         {"scores": None},
         {"reasons": ("multi_turn_uncalibrated",)},
+        {"reasons": ("later_turn",)},
         {"reasons": ("unlabelled_request_kind",)},
         {"reasons": ("query_too_long",)},
         {"calibration_id": "another"},
@@ -208,9 +209,11 @@ def test_a_query_unlike_the_rows_is_not_remembered(tmp_path: Path) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
     async def story(watcher: Watcher, _: Watched) -> None:
-        assert not watcher.repeated(b"yes", ("multi_turn_uncalibrated",))
+        for reason in ("multi_turn_uncalibrated", "later_turn"):
+            assert not watcher.repeated(b"yes", (reason,))
         assert not watcher.repeated(b"yes", ())
-        assert not watcher.repeated(b"yes", ("multi_turn_uncalibrated",))
+        for reason in ("multi_turn_uncalibrated", "later_turn"):
+            assert not watcher.repeated(b"yes", (reason,))
 
     watched(tmp_path, story)
 
@@ -313,7 +316,7 @@ def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
     ("changes", "counted"),
     [({}, 1), ({"alpha": 0.5}, 1), ({"pool": POOL[:2], "selected": ("adder",)}, 0),
      ({"calibration_id": "another"}, 0), ({"reasons": ("multi_turn_uncalibrated",)}, 0),
-     ({"reasons": ("conditions_differ",)}, 0)],
+     ({"reasons": ("later_turn",)}, 0), ({"reasons": ("conditions_differ",)}, 0)],
     ids=str,
 )  # fmt: skip
 def test_only_decisions_about_the_watched_risk_are_bet_on(

@@ -153,6 +153,16 @@ def test_an_answer_that_is_to_be_gone_on_with_is_uncalibrated(mixed: Gateway) ->
     assert told["reasons"] == ["multi_turn_uncalibrated"]
 
 
+def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
+    """With what that endpoint's clients send back: items of parts, with annotations."""
+    said = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
+    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [said]}, ASKED]
+    answer = mixed.post("/v1/responses", json={"model": "auto", "input": items})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-racer-guarantee"] == "holds"
+    assert answer.json()["racer"]["certificate"]["reasons"] == ["later_turn"]
+
+
 def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) -> None:
     """Sizes and thresholds of two populations in one mean would be nobody's."""
     found = upload(mixed, [*as_json(FIRST), *later(as_json(LATER))], dry_run=True)["evidence"]
@@ -167,7 +177,7 @@ def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) 
 
 
 def test_decisions_on_later_turns_are_decided_again(mixed: Gateway) -> None:
-    """By the rows that decided; they feed neither drift alarms nor the risk of first turns."""
+    """By the rows that decided."""
     answer = mixed.post("/route", json={"messages": second("What is 5 plus 12?")})
     name = answer.headers["x-racer-decision-id"]
     verified = mixed.post(f"/decisions/{name}/verify", ADMIN_KEY)
@@ -201,9 +211,26 @@ def test_nobody_right_about_any_later_turn_changes_nothing(serve: Serve) -> None
     gateway = serve()
     wrong = [row | {"correct": dict.fromkeys(POOL, False)} for row in later(as_json(LATER))]
     made = upload(gateway, [*as_json(FIRST), *wrong])
-    assert "later_turns" not in made["evidence"]
+    turns = made["evidence"]["later_turns"]
+    assert (turns["rows"], turns["n"], turns["feasible"]) == (len(LATER), 0, False)
+    assert certified(gateway, second())["reasons"] == ["multi_turn_uncalibrated"]
     paper = upload(gateway, [*as_json(FIRST), *wrong], risk_target="paper")
     assert paper["evidence"]["later_turns"]["n"] == len(LATER)
+
+
+def test_a_shift_of_later_turns_is_a_shift(mixed: Gateway) -> None:
+    """Of their threshold and sizes; and losing them, as a wrong file would, is all of it."""
+    rows = [*as_json(FIRST), *later(as_json(LATER))]
+    same = upload(mixed, rows, dry_run=True)["evidence"]["shift"]
+    assert (same["largest"], same["later_turns"]["size_change"]) == (0.0, 0.0)
+    easier = [*as_json(FIRST), *later(as_json(noisy(80_000, 240, flipped=0.05)))]
+    found = upload(mixed, easier, dry_run=True)["evidence"]["shift"]
+    assert found["size_change"] == 0.0
+    assert found["largest"] == max(abs(each) for each in found["later_turns"].values()) > 0.0
+    asked = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
+    refused = mixed.post("/calibrate", ADMIN_KEY, json=asked)
+    assert refused.status_code == 409
+    assert "later turns: lost" in refused.json()["error"]["message"]
 
 
 def test_training_rows_among_later_turns_are_refused(serve: Serve) -> None:
@@ -252,6 +279,8 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
     own = racer.calibrate(read, options=options)
     told = certified(gateway, second(LATER.rows[0].query))
     assert told["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
+    blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
+    assert blank["reasons"] == ["multi_turn_uncalibrated"]
     too_long = later(as_json(LATER))
     too_long[0]["messages"][1]["content"] = "x" * 9_000
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *too_long]})

@@ -12,7 +12,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, CalibrationError, InputError, OverlapError, RowsError
 from racer_core.racer import Racer, Scored
 from racer_core.routers.base import RouterOutput
-from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
 from tests.synthetic import POOL, synthetic_rows
 
 
@@ -123,6 +123,14 @@ def with_scores(rows, scores, pool=POOL):
             for row, f in zip(rows.rows, scores.tolist(), strict=True)
         ),
     )
+
+
+def test_turns_after_the_first_are_refused(racer, rows):
+    """They are another population: one threshold for both would hold for neither."""
+    later = replace(rows.rows[0], earlier=(Turn("user", "Hello"),))
+    mixed = LabelledRows(pool=rows.pool, rows=(*rows.rows[1:], later))
+    with pytest.raises(RowsError, match="another population"):
+        racer.calibrate(mixed)
 
 
 def test_rows_may_name_the_pool_in_another_order(racer, rows):

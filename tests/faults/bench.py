@@ -202,8 +202,8 @@ def place(bench: Bench, name: str) -> Generator[str]:
 def _look(bench: Bench, places: Mapping[Cell, str], at_once: int) -> dict[Cell, Seen]:
     """Ask cells at their gateways, some at a time.
 
-    Who was late is asked once more, alone: the machine may have stood still. A gateway that holds
-    up its clients does so every time.
+    Where one was late, all are asked once more: the machine may have stood still. A gateway that
+    holds up its clients does so the second time, too.
     """
 
     async def all_of_them() -> dict[Cell, Seen]:
@@ -216,11 +216,13 @@ def _look(bench: Bench, places: Mapping[Cell, str], at_once: int) -> dict[Cell, 
                 async with turn:
                     return await matrix.look(cell, url)
 
-            seen = await asyncio.gather(*(one(cell, url) for cell, url in places.items()))
-            found = dict(zip(places, seen, strict=True))
-            for cell in [each for each in places if found[each].is_late(each)]:
-                found[cell] = await matrix.look(cell, places[cell])
-            return found
+            async def everyone() -> dict[Cell, Seen]:
+                seen = await asyncio.gather(*(one(cell, url) for cell, url in places.items()))
+                return dict(zip(places, seen, strict=True))
+
+            found = await everyone()
+            late = any(seen.is_late(cell) for cell, seen in found.items())
+            return await everyone() if late else found
 
     return asyncio.run(all_of_them())
 
