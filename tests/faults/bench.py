@@ -202,8 +202,8 @@ def place(bench: Bench, name: str) -> Generator[str]:
 def _look(bench: Bench, places: Mapping[Cell, str], at_once: int) -> dict[Cell, Seen]:
     """Ask cells at their gateways, some at a time.
 
-    Where one was late, all are asked once more: the machine may have stood still. A gateway that
-    holds up its clients does so the second time, too.
+    Where one was late, all are asked once more, and the late ones judged by that: the machine may
+    have stood still. A gateway that holds up its clients does so the second time, too.
     """
 
     async def all_of_them() -> dict[Cell, Seen]:
@@ -221,8 +221,9 @@ def _look(bench: Bench, places: Mapping[Cell, str], at_once: int) -> dict[Cell, 
                 return dict(zip(places, seen, strict=True))
 
             found = await everyone()
-            late = any(seen.is_late(cell) for cell, seen in found.items())
-            return await everyone() if late else found
+            late = [cell for cell, seen in found.items() if seen.is_late(cell)]
+            again = await everyone() if late else {}
+            return found | {cell: again[cell] for cell in late}
 
     return asyncio.run(all_of_them())
 
