@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from racer_core.errors import InputError
@@ -36,14 +36,14 @@ class EventReader:
         self._after_cr = False
         self._first = True
 
-    def feed(self, chunk: bytes) -> list[str]:
-        """Return the events that this chunk completes.
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Give the events that this chunk completes; those before a wrong one, too.
 
         Raises:
             InputError: An event is over 1 MiB as it is written, or not UTF-8.
         """
         if not chunk:
-            return []
+            return
         if self._after_cr:  # an LF here is the other half of a line end that was already seen
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
@@ -53,9 +53,10 @@ class EventReader:
         if others:
             lines = [bytes(self._begun), *others[:-1]]
             self._begun = bytearray(others[-1])
-        events = [data for line in lines if (data := self._line(line)) is not None]
+        for line in lines:
+            if (data := self._line(line)) is not None:
+                yield data
         self._check(len(self._begun))
-        return events
 
     def _line(self, line: bytes) -> str | None:
         self._check(len(line))

@@ -59,8 +59,7 @@ async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
     reader = EventReader()
     while part := await answer.part():
         try:
-            events = reader.feed(part)
+            for data in reader.feed(part):
+                yield data
         except InputError as exc:
             raise reading.invalid(name) from exc
-        for data in events:
-            yield data

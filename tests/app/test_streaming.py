@@ -321,6 +321,14 @@ def read(*chunks: bytes) -> list[str]:
     return [event for chunk in chunks for event in reader.feed(chunk)]
 
 
+def test_events_before_a_wrong_one_are_given() -> None:
+    """However they arrive: else it would depend on the network whether a call is made again."""
+    events = sse.EventReader().feed(b"data: a\n\ndata: \xff\n\n")
+    assert next(events) == "a"
+    with pytest.raises(InputError):
+        next(events)
+
+
 @pytest.mark.parametrize(
     ("stream", "expected"),
     [

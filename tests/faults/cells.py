@@ -76,7 +76,6 @@ class Seen:
     Attributes:
         broken: How the client's connection failed, if it did.
         seconds: From the first byte of the request to the last of the answer.
-        began: When the first event of a stream came, by the monotonic clock; None when none came.
         log: The upstream's log of the cell, once all were let go or the time for it is over;
             a warming request is not in it.
     """
@@ -86,7 +85,6 @@ class Seen:
     body: bytes = b""
     broken: str | None = None
     seconds: float = 0.0
-    began: float | None = None
     log: Log = field(default_factory=Log)
 
     def is_late(self, cell: Cell) -> bool:
@@ -117,7 +115,6 @@ class Matrix:
         started = time.monotonic()
         parts: list[bytes] = []
         status, headers, broken = 0, dict[str, str](), None
-        began: float | None = None
         try:
             async with self.session.post(
                 f"{gateway}/v1/chat/completions",
@@ -129,8 +126,6 @@ class Matrix:
                 headers = {name.lower(): value for name, value in answer.headers.items()}
                 async for part in answer.content.iter_any():
                     parts.append(part)
-                    if began is None and b"data:" in part:
-                        began = time.monotonic()
         except (aiohttp.ClientError, TimeoutError) as exc:
             broken = repr(exc)
         return Seen(
@@ -139,7 +134,6 @@ class Matrix:
             body=b"".join(parts),
             broken=broken,
             seconds=time.monotonic() - started,
-            began=began,
         )
 
 
