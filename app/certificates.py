@@ -75,6 +75,8 @@ class Certificate:
 
     def because(self, *reasons: str) -> Certificate:
         """The same with further reasons."""
+        if not reasons:
+            return self
         return replace(self, reasons=tuple(dict.fromkeys((*self.reasons, *reasons))))
 
     def as_json(self) -> dict[str, Any]:

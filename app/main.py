@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from app import wire
 from app.front.gate import Gate
 from app.front.outermost import Outermost
+from app.front.straight import Endpoint, Failed, Straight
 from app.front.traced import Traced
 from app.lifespan import Services
 from app.openapi import DescribedAPI
@@ -44,28 +50,36 @@ def create_app(services: Services) -> FastAPI:
     for part in (health, *answering, calibrate, feedback, watching):
         app.include_router(part.router)
     app.include_router(health.metrics_router)
-    app.add_exception_handler(RacerError, _racer_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    for gone in (ClientLeft, ClientDisconnect):
-        app.add_exception_handler(gone, _nobody_reads)
-    # The last one added is the first to see a request.
+    for kind, handler in {**_FAILED, HTTPException: _http_error}.items():
+        app.add_exception_handler(kind, handler)
+    posts: dict[str, Endpoint] = {
+        route.path: route.endpoint
+        for part in answering
+        for route in part.router.routes
+        if isinstance(route, APIRoute) and route.methods == {"POST"}
+    }
+    app.middleware_stack = _front(app, services, posts)
+    return app
+
+
+def _front(app: FastAPI, services: Services, posts: Mapping[str, Endpoint]) -> ASGIApp:
+    """What sees a request before FastAPI does; the innermost first."""
     log_prompts = services.settings.telemetry.log_prompts
+    stack: ASGIApp = Straight(
+        app.build_middleware_stack(), endpoints=posts, services=services, failed=_FAILED
+    )
     if services.tracer is not None:
-        app.add_middleware(Traced, tracer=services.tracer, log_prompts=log_prompts)
-    app.add_middleware(
-        Gate,
+        stack = Traced(stack, tracer=services.tracer, log_prompts=log_prompts)
+    stack = Gate(
+        stack,
         routes=app.routes,
         settings=services.settings,
         keys=services.keys,
         drain=services.drain,
     )
-    app.add_middleware(
-        Outermost,
-        telemetry=services.telemetry,
-        drain=services.drain,
-        log_prompts=log_prompts,
+    return Outermost(
+        stack, telemetry=services.telemetry, drain=services.drain, log_prompts=log_prompts
     )
-    return app
 
 
 async def _racer_error(_: Request, exc: Exception) -> Response:
@@ -82,6 +96,13 @@ async def _racer_error(_: Request, exc: Exception) -> Response:
 async def _nobody_reads(request: Request, _: Exception) -> Response:
     request.app.state.services.telemetry.clients_left.inc()
     return Response(status_code=GONE)
+
+
+_FAILED: Final[Mapping[type[Exception], Failed]] = {
+    RacerError: _racer_error,
+    ClientLeft: _nobody_reads,
+    ClientDisconnect: _nobody_reads,
+}
 
 
 async def _http_error(_: Request, exc: Exception) -> Response:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from app.active import ActiveCalibration
 from app.certificates import Certificate
+from app.decided import Conditions, Decided
 from app.errors import Forbidden, NotFound, Overloaded
 from app.front.keys import Caller
 from app.grouping import Grouping, GroupThreshold
@@ -63,6 +64,11 @@ class Routed:
         return next(iter(self.pool_scores), self.certificate.pool[0])
 
     @property
+    def is_lasting(self) -> bool:
+        """Whether the same query would be decided so again: nothing failed, or was late."""
+        return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons
+
+    @property
     def vote_scores(self) -> dict[str, float]:
         """What each candidate's vote is weighed by: r where it was selected, else f."""
         decision = self.decision
@@ -80,10 +86,12 @@ class Routed:
 
     def because(self, *reasons: str) -> Routed:
         """The same with further reasons in its certificate."""
+        if not reasons:
+            return self
         return replace(self, certificate=self.certificate.because(*reasons))
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form of the decision."""
+        """The wire form of the decision; its certificate, which may still change, is told apart."""
         decision = self.decision
         return {
             "selected": list(decision.selected),
@@ -93,7 +101,6 @@ class Routed:
             "abstained": decision.abstained,
             "abstain_reason": decision.abstain_reason,
             "truncated": decision.truncated,
-            "certificate": self.certificate.as_json(),
         }
 
 
@@ -117,6 +124,7 @@ class RoutingService:
         self._grouping = grouping
         self._down = down
         self._telemetry = telemetry
+        self._kept = Decided[Routed](settings.limits.decisions_kept)
 
     async def route(self, ask: Ask, deadline: float) -> Routed:
         """Score the query and apply the threshold.
@@ -147,8 +155,22 @@ class RoutingService:
         if up and len(up) < len(names):  # a cause outside the query
             reasons += [Reason.CANDIDATE_DOWN.of(name) for name in names if name not in up]
             names = tuple(up)
-        scored = await self._score(query.text, deadline)
-        routed = await self._decided(record, names, query, options, ask, scored, reasons)
+        conditions = Conditions(
+            query=query,
+            names=names,
+            reasons=tuple(reasons),
+            alpha=options.alpha,
+            score=options.score,
+            group=options.group,
+            asked_alpha=ask.options.alpha,
+            caller=ask.caller,
+        )
+        routed = self._kept.find(record.id, conditions)
+        if routed is None:
+            scored = await self._score(query.text, deadline)
+            routed = await self._decided(record, names, query, options, ask, scored, reasons)
+            if routed.is_lasting:
+                self._kept.keep(record.id, conditions, routed)
         self._count(routed)
         return routed
 
@@ -234,6 +256,8 @@ class RoutingService:
         if most is not None:
             usual = self._active.record().calibration.options.alpha
             alpha = min(usual if alpha is None else alpha, most)
+        if alpha == ask.options.alpha:
+            return ask.options
         return ask.options.model_copy(update={"alpha": alpha})
 
     def _allowed(self, ask: Ask, reasons: list[str]) -> tuple[str, ...]:

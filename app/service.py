@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -17,6 +16,7 @@ from app.equality import AnswerReader
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.evaluator import Evaluator
 from app.fleet.fleet import Fleet, Reply
+from app.ids import Ids
 from app.meter import Meter, answer_tokens, prompt_tokens
 from app.outcome import Answer, Outcome, routing_headers
 from app.overrides import Overrides
@@ -66,6 +66,7 @@ class ChatService:
         self._watcher = watcher
         self._evaluator = Evaluator(settings, fleet)
         self._overrides = Overrides(settings)
+        self._ids = Ids()
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
 
     async def check(self) -> None:
@@ -87,7 +88,7 @@ class ChatService:
         deadline = self._deadline(ask.options.timeout, started)
         routed = await self._routed(ask, deadline)
         outcome = Outcome(
-            decision_id=_new_id("chatcmpl-"),
+            decision_id=f"chatcmpl-{self._ids.fresh()}",
             routed=routed,
             certificate=routed.certificate,
             overhead_ms=(time.monotonic() - started) * 1e3,
@@ -142,7 +143,7 @@ class ChatService:
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._routed(request, deadline)
-        decision_id = _new_id(request.surface.id_prefix)
+        decision_id = request.surface.id_prefix + self._ids.fresh()
         kind = equality.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -183,7 +184,7 @@ class ChatService:
         """Route, and see what the watcher knows: of the calibration, and of this query."""
         routed = (await self._routing.route(ask, deadline)).because(*self._watcher.stale)
         repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
-        return replace(routed, repeated=repeated)
+        return replace(routed, repeated=True) if repeated else routed
 
     def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
         most = self._settings.limits.deadline_s
@@ -414,12 +415,10 @@ def _voters(turn: Turn, got: Collected) -> list[str]:
 def _failed(turn: Turn, got: Collected) -> list[str]:
     """A reason for every candidate of the set that gave nothing."""
     failed = [name for name in got.failures if name in turn.selected]
+    if not failed:
+        return []
     reason = Reason.OUTVOTED_FAILED if turn.ballot.settled(got) else Reason.CANDIDATE_FAILED
     return [reason.of(name) for name in failed]
-
-
-def _new_id(prefix: str) -> str:
-    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:

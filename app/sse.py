@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from app.jsons import dumped
 from racer_core.errors import InputError
 
 DONE = b"data: [DONE]\n\n"
@@ -14,7 +14,7 @@ MAX_EVENT_BYTES = 2**20
 
 def event(value: Mapping[str, Any]) -> bytes:
     """One data event. JSON escapes line ends, so no text can forge another event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: %b\n\n" % dumped(value)
 
 
 def comment(text: str) -> bytes:

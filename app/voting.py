@@ -69,26 +69,29 @@ async def collect(
     left = list(names)
     out: dict[asyncio.Task[Reply], str] = {}
     try:
-        while True:
+        while out or left:
             if not out:
-                now = left[: ballot.wave(got, left)]
-                left = left[len(now) :]
-                out = {asyncio.ensure_future(_awaited(call(name))): name for name in now}
-            if not out:
-                break
-            done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                await _note(got, out.pop(task), task, ballot)
+                wave = left[: ballot.wave(got, left)]
+                left = left[len(wave) :]
+                if len(wave) > 1:
+                    out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
+                else:  # a call with nothing beside it needs no task
+                    await _note(got, wave[0], call(wave[0]), ballot)
+            if out:
+                done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await _note(got, out.pop(task), task, ballot)
             if any(task.done() for task in out):  # paid for and here: it votes too
                 continue
             if ballot.decided(got, [*out.values(), *left]):
                 got.unasked += left
                 break
     finally:
-        got.cancelled += out.values()
-        for task in out:
-            task.cancel()
-        await asyncio.gather(*out, return_exceptions=True)
+        if out:
+            got.cancelled += out.values()
+            for task in out:
+                task.cancel()
+            await asyncio.gather(*out, return_exceptions=True)
     return got
 
 
@@ -96,9 +99,12 @@ async def _awaited(call: Awaitable[Reply]) -> Reply:
     return await call
 
 
-async def _note(got: Collected, name: str, task: asyncio.Task[Reply], ballot: Rule) -> None:
+async def _note(got: Collected, name: str, call: Awaitable[Reply], ballot: Rule) -> None:
     try:
-        reply = task.result()
+        reply = await call
+    except asyncio.CancelledError:
+        got.cancelled.append(name)
+        raise
     except UpstreamError as exc:
         got.failures[name] = exc
     except Exception:  # ours, but no reason to fail the others

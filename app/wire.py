@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
@@ -21,6 +20,7 @@ from app.errors import (
     UnsupportedBody,
     UpstreamRejected,
 )
+from app.jsons import dumped
 from app.offload import SMALL_BYTES, off_loop
 from app.validation import problems
 from racer_core import strict_json
@@ -126,9 +126,8 @@ def json_response(
     value: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Render JSON; NaN can never go out."""
-    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(
-        data.encode(), status_code=status, headers=headers, media_type="application/json"
+        dumped(value), status_code=status, headers=headers, media_type="application/json"
     )
 
 

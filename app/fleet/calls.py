@@ -21,7 +21,7 @@ import aiohttp
 
 from app.buffers import Buffers
 from app.errors import UpstreamError, UpstreamOverloaded
-from app.fleet.failures import check_head, not_http, translated
+from app.fleet.failures import RAISED, check_head, not_http, translated
 from app.fleet.replicas import Callee, Replica
 from app.fleet.resolver import LastingResolver
 from app.fleet.response import Response
@@ -132,11 +132,13 @@ class Calls:
         """
         until = time.monotonic() + limit_s
         headers = callee.headers if trace is None else {**callee.headers, **trace}
-        with translated(callee.name):
+        try:
             async with asyncio.timeout(limit_s):
                 response = await self._sent(
                     callee, f"{replica.base_url}/{path}", data, headers, may_reconnect
                 )
+        except RAISED as exc:
+            raise translated(callee.name, exc) from exc
         try:
             check_head(callee.name, response)
         except UpstreamError:
@@ -260,7 +262,7 @@ class Answer:
 
     async def _next(self, patience_s: float) -> bytes:
         content = self._response.content
-        with translated(self._name):
+        try:
             if patience_s <= 0:  # however much is there already
                 raise TimeoutError
             if content.at_eof():
@@ -268,6 +270,8 @@ class Answer:
             if part := content.read_nowait():
                 return part
             return await self._awaited(content, patience_s)
+        except RAISED as exc:
+            raise translated(self._name, exc) from exc
 
     async def _awaited(self, content: aiohttp.StreamReader, patience_s: float) -> bytes:
         until = time.monotonic() + patience_s

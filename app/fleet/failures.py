@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -19,6 +18,7 @@ from app.errors import (
     UpstreamUnavailable,
 )
 
+RAISED: Final = (aiohttp.ClientError, OSError)  # a TimeoutError is one
 HEAD_BYTES: Final = 64 * 2**10
 
 # The replica's own fault; with what a client sent, anybody could provoke the other kinds.
@@ -52,21 +52,19 @@ def is_unreachable(exc: UpstreamError) -> bool:
     return exc.kind in ("upstream_unavailable", "upstream_tls_error")
 
 
-@contextmanager
-def translated(name: str) -> Generator[None]:
-    """Turn what the client library raises into UpstreamError."""
-    try:
-        yield
-    except (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch) as exc:
-        raise UpstreamError(f"{name} has no valid TLS", kind="upstream_tls_error") from exc
-    except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as exc:
-        raise UpstreamUnavailable(f"{name} cannot be reached") from exc
-    except TimeoutError as exc:
-        raise UpstreamTimeout(f"{name} did not answer in time") from exc
-    except aiohttp.ClientResponseError as exc:
-        raise not_http(name) from exc
-    except (aiohttp.ClientError, OSError) as exc:
-        raise UpstreamError(f"{name} broke off", kind="upstream_disconnected") from exc
+def translated(name: str, exc: Exception) -> UpstreamError:
+    """What the client library raised, as an UpstreamError."""
+    match exc:
+        case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
+            return UpstreamError(f"{name} has no valid TLS", kind="upstream_tls_error")
+        case aiohttp.ConnectionTimeoutError() | aiohttp.ClientConnectorError():
+            return UpstreamUnavailable(f"{name} cannot be reached")
+        case TimeoutError():
+            return UpstreamTimeout(f"{name} did not answer in time")
+        case aiohttp.ClientResponseError():
+            return not_http(name)
+        case _:
+            return UpstreamError(f"{name} broke off", kind="upstream_disconnected")
 
 
 def check_head(name: str, response: aiohttp.ClientResponse) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,12 +22,12 @@ from app.fleet.callees import open_callees
 from app.fleet.calls import Answer, Calls, Reply
 from app.fleet.circuit import STATES
 from app.fleet.completions import Completion, Endpoint, completion
-from app.fleet.encoding import encoded
 from app.fleet.failures import is_fault, is_unreachable
 from app.fleet.probes import Probes
 from app.fleet.replicas import Callee, Replica
 from app.fleet.retries import Retries
 from app.fleet.stream import pieces_of
+from app.jsons import dumped
 from app.offload import off_loop
 from app.settings import Secrets, Settings
 from app.surfaces import reading
@@ -115,7 +115,7 @@ class Fleet:
         """
         started = time.monotonic()
         callee = self._callees[candidate]
-        async with self._errand(callee, surface.path, payload, deadline) as errand:
+        with self._errand(callee, surface.path, payload, deadline) as errand:
             body = await self._whole(
                 errand,
                 partial(surface.body, candidate),
@@ -138,7 +138,7 @@ class Fleet:
         the stream ends before the answer: a cut is not an end. Arguments and errors as above.
         """
         callee = self._callees[candidate]
-        async with self._errand(callee, surface.path, payload, deadline) as errand:
+        with self._errand(callee, surface.path, payload, deadline) as errand:
 
             async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
                 async with AsyncExitStack() as call:
@@ -158,7 +158,7 @@ class Fleet:
     ) -> Completion:
         """Have a prompt continued. Raises as :meth:`ask`."""
         callee = self._callees[endpoint.callee]
-        async with self._errand(callee, "completions", payload, deadline, endpoint) as errand:
+        with self._errand(callee, "completions", payload, deadline, endpoint) as errand:
             return await self._whole(
                 errand, partial(completion, endpoint.name), told=lambda done: (None, done.usage)
             )
@@ -167,7 +167,7 @@ class Fleet:
         self, candidate: str, path: str, payload: Mapping[str, Any], *, deadline: float
     ) -> dict[str, Any]:
         """Send a document and return the object that is answered. Raises as :meth:`ask`."""
-        async with self._errand(self._callees[candidate], path, payload, deadline) as errand:
+        with self._errand(self._callees[candidate], path, payload, deadline) as errand:
             return await self._whole(
                 errand, partial(reading.json_object, candidate), told=_told_of_document
             )
@@ -196,17 +196,17 @@ class Fleet:
     def _count(self, name: str, state: str) -> float:
         return sum(each.circuit.state == state for each in self._callees[name].replicas.all)
 
-    @asynccontextmanager
-    async def _errand(
+    @contextlib.contextmanager
+    def _errand(
         self,
         callee: Callee,
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
         endpoint: Endpoint | None = None,
-    ) -> AsyncGenerator[_Errand]:
+    ) -> Generator[_Errand]:
         """What is to be asked, as bytes that count until it is answered."""
-        data = await encoded(payload)
+        data = dumped(payload)
         with self._calls.holding(data):
             yield _Errand(
                 name=endpoint.name if endpoint else callee.name,

@@ -89,9 +89,18 @@ class DoorPlan:
             for each in iter_route_contexts(routes)
             if each.path is not None and each.methods
         )
+        # Most paths are templates without a part to be filled in: found once, they are looked up.
+        self._found = {
+            (method, each.path): self._first(method, each.path)
+            for each in self._routes
+            for method in each.methods
+        }
 
     def match(self, method: str, path: str) -> Match:
         """The first route with this path and method, else what is known of the path."""
+        return self._found.get((method, path)) or self._first(method, path)
+
+    def _first(self, method: str, path: str) -> Match:
         asked = "GET" if method == "HEAD" else method
         template: str | None = None
         methods: frozenset[str] = frozenset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import time
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import logs, sse, wire
 from app.front.drain import Drain
+from app.ids import Ids
 from app.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Outermost:
         self._app = app
         self._telemetry = telemetry
         self._drain = drain
+        self._ids = Ids()
         self._noted = (*_NOTED, *_PROMPTS) if log_prompts else _NOTED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +50,9 @@ class Outermost:
             await self._app(scope, receive, send)
             return
         state: dict[str, Any] = scope.setdefault("state", {})
-        answer = _Answer(send, _request_id(scope), state, self._telemetry)
+        answer = _Answer(
+            send, _request_id(scope) or self._ids.fresh().encode(), state, self._telemetry
+        )
         state["request_id"] = answer.request_id
         begun = time.monotonic()
         with logs.request(answer.request_id):
@@ -130,12 +133,12 @@ class _Answer:
         await self._send(message)
 
 
-def _request_id(scope: Scope) -> bytes:
-    """The client's, if it is harmless in a log and in a header; else a new one."""
+def _request_id(scope: Scope) -> bytes | None:
+    """The client's, if it is harmless in a log and in a header."""
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(given) == 1 and _REQUEST_ID.match(given[0]):
         return given[0]
-    return secrets.token_hex(16).encode()
+    return None
 
 
 def _safe(name: bytes, value: bytes) -> bytes:

@@ -13,7 +13,7 @@ import fcntl
 import math
 import struct
 import termios
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 import uvicorn
@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from app import wire
+from app.front.cork import Cork
 from app.front.doors import UPLOADS
 from app.front.refusals import Refusals
 from app.front.strangers import Strangers
@@ -108,7 +109,7 @@ class Receipt(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock, unless there are too many connections already."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return

@@ -126,17 +126,25 @@ async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientLeft: It was cancelled.
     """
-    task = asyncio.create_task(work)
+    patience = asyncio.timeout(None)
+    at_work = True
+
+    def leave(_: asyncio.Task[None]) -> None:
+        if at_work:
+            patience.reschedule(0.0)  # it is over
+
     gone = asyncio.create_task(_left(http.receive))
+    gone.add_done_callback(leave)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientLeft
+        async with patience:
+            return await work
+    except TimeoutError:
+        if patience.expired():
+            raise ClientLeft from None
+        raise
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        at_work = False
+        gone.cancel()
 
 
 async def _left(receive: Receive) -> None:

@@ -36,6 +36,7 @@ class Limits(Frozen):
     in_flight: _Count = 256  # requests
     queue: _Count = 256  # queries that wait for the router
     batch: _Count = 32
+    decisions_kept: Annotated[int, Field(ge=0)] = 4096  # so that a query seen again is not scored
     # How long.
     deadline_s: _Seconds = 120.0  # a request; `racer.timeout` may be shorter
     header_s: _Seconds = 10.0

@@ -14,6 +14,7 @@ from sqlalchemy import CursorResult, delete, false, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
+from app.jsons import dumped
 from app.store import DecisionRow, Store, VerdictRow, WatchRow, now
 from app.watching.decisions import DecisionNote
 
@@ -255,7 +256,7 @@ def _row(note: DecisionNote, ordinary: bool) -> dict[str, Any]:
         "created_at": note.created_at,
         "calibration_id": note.calibration_id,
         "key": note.key,
-        "selected": json.dumps(note.selected),
+        "selected": dumped(note.selected).decode(),
         "null_selected": note.null_selected,
         "ordinary": ordinary,
         "shadow": note.shadow_rate is not None,

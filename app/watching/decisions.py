@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from app.jsons import dumped
 from app.reasons import Reason
 
 # Queries that were never said to be like the rows of first turns: nothing is concluded from them.
@@ -118,12 +119,12 @@ class DecisionNote:
 
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""
-        shown = asdict(self)
+        shown = {name: getattr(self, name) for name in _FIELDS}
         return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
 
     def document(self) -> str:
         """Everything but the neighbours, which have a column of their own."""
-        return json.dumps(self.as_json() | {"neighbours": None})
+        return dumped(self.as_json() | {"neighbours": None}).decode()
 
     @classmethod
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionNote:
@@ -136,3 +137,6 @@ class DecisionNote:
         said["outcome"] = Ended(said.get("outcome", Ended.ANSWERED))
         said["neighbours"] = neighbours
         return cls(**said)
+
+
+_FIELDS: Final = tuple(each.name for each in fields(DecisionNote))

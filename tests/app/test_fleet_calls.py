@@ -24,7 +24,6 @@ from app.errors import (
     UpstreamUnavailable,
 )
 from app.fleet.completions import Endpoint
-from app.fleet.encoding import encoded, is_small
 from app.fleet.fleet import Fleet
 from app.settings import Secrets
 from app.telemetry import Telemetry
@@ -671,12 +670,3 @@ def test_large_payloads_are_of_that_budget_until_they_are_answered() -> None:
 
     go_on = asyncio.Event()
     run(test())
-
-
-def test_large_payloads_are_written_on_a_thread() -> None:
-    """A megabyte of images must not hold everybody up; a long conversation is looked at in part."""
-    assert is_small(asking("?" * 10_000))
-    assert not is_small(asking("?" * 100_000))
-    assert not is_small({"messages": [{"role": "user"}] * 10_000})
-    payload = asking("grün" * 20_000, temperature=0.5)
-    assert json.loads(uvloop.run(encoded(payload))) == payload

@@ -1,0 +1,134 @@
+"""A query that comes again: the same decision, without a forward pass, and only for its caller."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.decided import MOST_CHARS, Conditions, Decided
+from app.front.keys import LOCAL, Caller
+from app.query import Query
+
+from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
+
+BARE = Conditions(
+    query=Query(text=ONE),
+    names=POOL,
+    reasons=(),
+    alpha=None,
+    score=None,
+    group=None,
+    asked_alpha=None,
+    caller=LOCAL,
+)
+
+
+def of(text: str) -> Conditions:
+    """Another query."""
+    return replace(BARE, query=Query(text=text))
+
+
+def scored(gateway: Gateway) -> int:
+    """How many batches the router scored."""
+    name = "racer_router_batch_size_count"
+    lines = gateway.get("/metrics").text.splitlines()
+    return int(float(next(line for line in lines if line.startswith(name)).split()[1]))
+
+
+@pytest.fixture
+def pair(serve: Serve, tmp_path: Path, noisy_artifact: Path) -> Iterator[tuple[Gateway, Gateway]]:
+    """A gateway, and one with the same calibration that remembers nothing."""
+    folder = tmp_path / "both"
+    kept = serve(folder=folder, artifact=noisy_artifact, calibrated=False)
+    kept.calibrate(rows=noisy(10_000, 400))
+    forgetful = serve(
+        folder=folder, artifact=noisy_artifact, calibrated=False, limits={"decisions_kept": 0}
+    )
+    return kept, forgetful
+
+
+def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, Gateway]) -> None:
+    """Random requests of few kinds, so that most come again: certificate, scores and set alike."""
+    kept, forgetful = pair
+    rng = random.Random(5)
+    queries = (ONE, TWO, NOBODY, "What is 5 plus 6?", ONE + " ")
+    for _ in range(120):
+        options = {
+            "alpha": rng.choice((None, 0.05, 0.1, 0.3)),
+            "score": rng.choice((None, None, "prob")),
+            "candidates": rng.choice((None, None, ["adder", "poet"], ["poet"])),
+        }
+        said = {name: value for name, value in options.items() if value is not None}
+        query = rng.choice(queries)
+        assert kept.decided(query, **said) == forgetful.decided(query, **said)
+    assert scored(kept) < 100 < scored(forgetful)
+
+
+def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Serve) -> None:
+    """Neither is one that differs in what candidates are sent, and not in what the router reads."""
+    gateway = serve()
+    gateway.route(ONE)
+    before = scored(gateway)
+    first = gateway.chat(ONE, seed=1)["racer"]
+    again = gateway.chat(ONE, seed=2)["racer"]
+    assert scored(gateway) == before
+    assert first["decision_id"] != again["decision_id"]
+    new = gateway.calibrate(80)["id"]
+    after = gateway.route(ONE)
+    assert after["certificate"]["calibration_id"] == new
+    assert scored(gateway) > before
+    assert decided(first)["selected"] == after["selected"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        of(ONE + " "),
+        replace(BARE, query=Query(text=ONE, later=True)),
+        replace(BARE, query=Query(text=ONE, whole_pool=True)),
+        replace(BARE, query=Query(text=ONE, reasons=("x",))),
+        replace(BARE, names=POOL[:2]),
+        replace(BARE, reasons=("x",)),
+        replace(BARE, alpha=0.2),
+        replace(BARE, asked_alpha=0.2),
+        replace(BARE, group="g"),
+        replace(BARE, caller=Caller(name="another")),
+        replace(BARE, caller=Caller(name="local", group="g")),
+    ],
+)
+def test_whatever_may_decide_otherwise_is_another_entry(other: Conditions) -> None:
+    """Every part of the conditions counts, and so does the record."""
+    known = Decided[str](10)
+    known.keep("a", BARE, "made")
+    assert known.find("a", BARE) == "made"
+    assert known.find("a", other) is None
+    assert known.find("b", BARE) is None
+
+
+@given(st.lists(st.integers(0, 8), max_size=60), st.integers(0, 5))
+def test_those_least_lately_asked_for_go(asked: list[int], most: int) -> None:
+    """As a plain list of the last ones says."""
+    known, last = Decided[int](most), list[int]()
+    for number in asked:
+        found = known.find("a", of(str(number)))
+        assert found == (number if number in last else None)
+        known.keep("a", of(str(number)), number)
+        last = [*(each for each in last if each != number), number][-most:] if most else []
+
+
+def test_long_queries_are_bounded_together() -> None:
+    """However few they are."""
+    known = Decided[int](10)
+    long = [of(str(number) * (MOST_CHARS // 3)) for number in range(4)]
+    for number, each in enumerate(long):
+        known.keep("a", each, number)
+    assert [known.find("a", each) for each in long] == [None, 1, 2, 3]
+    known.keep("b", long[0], 0)
+    known.keep("b", long[1], 1)
+    assert [known.find("b", each) for each in long] == [0, 1, None, None]
