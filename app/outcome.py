@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,13 +71,6 @@ class Outcome:
             | served
             | {"x-racer-overhead-ms": f"{self.overhead_ms:.2f}"}
         )
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens of all calls together."""
-        counted = [answer.usage for answer in self.answers]
-        total = summed(counted)
-        return {name: count + self.ratings.usage.get(name, 0) for name, count in total.items()}
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
@@ -151,6 +144,11 @@ class Outcome:
         cancelled = [{"candidate": name, "cancelled": "vote_decided"} for name in self.cancelled]
         unasked = [{"candidate": name, "skipped": "vote_decided"} for name in self.unasked]
         return [*answered, *failed, *cancelled, *unasked]
+
+
+def used(answers: Sequence[Answer], ratings: Ratings) -> dict[str, int]:
+    """Tokens of all calls together."""
+    return summed([*(answer.usage for answer in answers), ratings.usage])
 
 
 def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:

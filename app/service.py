@@ -14,11 +14,11 @@ from app.ballot import Ballot
 from app.certificates import Certificate
 from app.equality import AnswerReader
 from app.errors import Abstained, NoAnswerError, UpstreamError
-from app.evaluator import Evaluator
+from app.evaluator import Evaluator, Ratings
 from app.fleet.fleet import Fleet, Reply
 from app.ids import Ids
 from app.meter import Meter, answer_tokens, prompt_tokens
-from app.outcome import Answer, Outcome, routing_headers
+from app.outcome import Answer, Outcome, routing_headers, used
 from app.overrides import Overrides
 from app.payload import candidate_payload
 from app.pump import Pump
@@ -211,22 +211,43 @@ class ChatService:
         _charge(turn, got, outcome)
         self._watcher.note(outcome.note(turn.request.caller.name))
 
-    def _outcome(self, turn: Turn, got: Collected, **more: Any) -> Outcome:
-        """What the candidates came to."""
+    def _outcome(
+        self,
+        turn: Turn,
+        got: Collected,
+        answer: Mapping[str, Any] | None = None,
+        ratings: Ratings | None = None,
+        **more: Any,
+    ) -> Outcome:
+        """What the candidates came to; ``answer`` is what is returned, before it is stamped."""
+        surface, options = turn.request.surface, turn.request.options
+        answers = tuple(
+            Answer.of(got.replies[name], surface)
+            for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
+            if name in got.replies
+        )
+        ratings = ratings or Ratings()
+        body: dict[str, Any] = {}
+        if answer is not None:
+            merged: Aggregate | None = more.get("merged")
+            body = surface.stamped(
+                answer,
+                decision_id=turn.decision_id,
+                model=answer["model"] if merged is None else merged.winner,
+                usage=None if options.usage == "winner" else used(answers, ratings),
+            )
         return Outcome(
             decision_id=turn.decision_id,
             routed=turn.routed,
             certificate=turn.routed.certificate.because(*_failed(turn, got)),
-            answers=tuple(
-                Answer.of(got.replies[name], turn.request.surface)
-                for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
-                if name in got.replies
-            ),
+            body=body,
+            answers=answers,
+            ratings=ratings,
             failures={name: exc.kind for name, exc in got.failures.items()},
             cancelled=tuple(got.cancelled),
             unasked=tuple(got.unasked),
             shadow_rate=turn.shadow_rate,
-            explain=turn.request.options.explain,
+            explain=options.explain,
             **more,
         )
 
@@ -251,15 +272,9 @@ class ChatService:
 
     def _refusal(self, turn: Turn, got: Collected, waited: float) -> Outcome:
         """Nobody was selected. Whoever was called for a sample is counted, and says nothing."""
-        surface = turn.request.surface
+        refusal = turn.request.surface.refusal(turn.decision_id, REFUSAL)
         overhead_ms = (time.monotonic() - turn.started - waited) * 1e3
-        outcome = self._outcome(turn, got, overhead_ms=overhead_ms)
-        refusal = surface.refusal(turn.decision_id, REFUSAL)
-        usage = None if turn.request.options.usage == "winner" else outcome.usage
-        body = surface.stamped(
-            refusal, decision_id=turn.decision_id, model=refusal["model"], usage=usage
-        )
-        return replace(outcome, body=body)
+        return self._outcome(turn, got, refusal, overhead_ms=overhead_ms)
 
     async def _instead_of(self, turn: Turn, got: Collected) -> list[str]:
         """Whom the surviving pool's set adds, as far as the limit on calls goes."""
@@ -280,7 +295,7 @@ class ChatService:
         await voting.collect(names, call=call, ballot=turn.ballot, into=got)
 
     async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
-        request, surface, ballot = turn.request, turn.request.surface, turn.ballot
+        request, ballot = turn.request, turn.ballot
         voters = _voters(turn, got)
         medoids = await ballot.cluster(got, voters)
         ratings = await self._evaluator.rate(
@@ -291,21 +306,14 @@ class ChatService:
             deadline=turn.deadline,
         )
         merged = ballot.elect(got, voters, ratings, medoids)
-        outcome = self._outcome(
+        return self._outcome(
             turn,
             got,
+            got.replies[merged.winner].body,
+            ratings,
             merged=merged,
-            ratings=ratings,
             overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
         )
-        usage = None if request.options.usage == "winner" else outcome.usage
-        body = surface.stamped(
-            got.replies[merged.winner].body,
-            decision_id=turn.decision_id,
-            model=merged.winner,
-            usage=usage,
-        )
-        return replace(outcome, body=body)
 
     async def _live(self, turn: Turn, name: str) -> AsyncGenerator[bytes]:
         """One candidate's events as they come; the ``racer`` object rides on the last one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Never, cast
+from typing import Any, Final, Never, cast
 
 from racer_core.errors import InputError
 
@@ -25,12 +25,7 @@ def loads(data: bytes | str) -> Any:
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         text.encode("utf-8")
-        value = json.loads(
-            text,
-            object_pairs_hook=_object_without_duplicates,
-            parse_constant=_reject_constant,
-            parse_float=_finite_float,
-        )
+        value = _DECODER.decode(text)
     except UnicodeEncodeError as exc:
         raise InputError("the text holds a lone surrogate, which is not text") from exc
     except UnicodeDecodeError as exc:
@@ -72,6 +67,13 @@ def _finite_float(literal: str) -> float:
     if math.isinf(number):
         raise InputError("a number in the JSON is too large")
     return number
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_object_without_duplicates,
+    parse_constant=_reject_constant,
+    parse_float=_finite_float,
+)
 
 
 def _check_tree(root: Any) -> None:

@@ -123,14 +123,19 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._telemetry.requests.labels(self.route, message["status"]).inc()
-            headers = [(name, _safe(name, value)) for name, value in message["headers"]]
-            for name, value in headers:
-                if name == b"content-type":
-                    self.is_event_stream = value.startswith(b"text/event-stream")
-                elif name in _NOTED_HEADERS:
-                    self._state.setdefault(_NOTED_HEADERS[name], value.decode())
-            message["headers"] = [*headers, (b"x-request-id", self._id)]
+            message["headers"] = [*map(self._seen, message["headers"]), (b"x-request-id", self._id)]
         await self._send(message)
+
+    def _seen(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """A header as it goes out. Names are in lower case, as the interface demands."""
+        name, value = header
+        if name.startswith(b"x-racer-"):
+            value = _safe(value)
+            if name in _NOTED_HEADERS:
+                self._state.setdefault(_NOTED_HEADERS[name], value.decode())
+        elif name == b"content-type":
+            self.is_event_stream = value.startswith(b"text/event-stream")
+        return name, value
 
 
 def _request_id(scope: Scope) -> bytes | None:
@@ -141,8 +146,6 @@ def _request_id(scope: Scope) -> bytes | None:
     return None
 
 
-def _safe(name: bytes, value: bytes) -> bytes:
+def _safe(value: bytes) -> bytes:
     """A value of ours without what could end it; names and reasons may come from elsewhere."""
-    if not name.lower().startswith(b"x-racer-"):
-        return value
     return _UNSAFE.sub(b"_", value[:_MOST_VALUE_BYTES])
