@@ -182,6 +182,7 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             max_tokens=spec.max_tokens,
             backend=spec.backend,
             dtype=spec.dtype,
+            forward=spec.forward,
         )
         if spec.lexical:
             encoder = HybridEncoder(encoder)

@@ -13,14 +13,15 @@ from racer_core.types import BoolArray
 
 Kind = Literal["huggingface", "char-ngrams"]
 Pooling = Literal["mean", "cls"]
+Forward = Literal["transformers", "lean"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
     """Everything that must be the same when calibrating and when serving.
 
-    ``backend`` is the device type and ``dtype`` the number format that embedded the training
-    rows: another one moves scores, so the rows would have to be scored again.
+    ``backend`` is the device type, ``dtype`` the number format and ``forward`` the code that
+    embedded the training rows: another one moves scores, so the rows would have to be scored again.
     """
 
     kind: Kind
@@ -30,6 +31,7 @@ class EncoderSpec:
     max_tokens: int
     backend: str
     dtype: str
+    forward: Forward = "transformers"  # `lean` is our own, for the models that it knows
     lexical: bool = False  # hashed character n-grams stand beside the embedding
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from racer_core.encoder.base import Encoded, EncoderSpec, Pooling, unit_rows
+from racer_core.encoder.base import Encoded, EncoderSpec, Forward, Pooling, unit_rows
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
 _BATCH = 32
+# A batch is padded to its longest text, and ends where a text is shorter than this share of it. A
+# CPU pays for every padded token; a GPU pays for every batch.
+_SHORTEST = {"cpu": 0.75, "cuda": 0.0}
 
 
 class HuggingFaceEncoder:
@@ -32,8 +35,10 @@ class HuggingFaceEncoder:
         pooling: ``mean`` over the tokens that are not padding, or the first token (``cls``).
         max_tokens: Longer texts are cut, and reported as truncated.
         backend: ``cuda`` or ``cpu``; None takes the GPU when there is one.
-        dtype: ``bfloat16`` or ``float32``; None takes bfloat16 on a GPU and on a CPU that
-            multiplies it natively, else float32.
+        dtype: ``bfloat16`` or ``float32``; None takes bfloat16 on a GPU and on a CPU with matrix
+            units for it, else float32.
+        forward: ``lean`` computes the model by our own code, ``transformers`` by theirs; None takes
+            ``lean`` on a CPU where it knows the model.
 
     Raises:
         ArtifactError: The model cannot be loaded, or the device is not there.
@@ -47,12 +52,15 @@ class HuggingFaceEncoder:
         max_tokens: int = 512,
         backend: str | None = None,
         dtype: str | None = None,
+        forward: Forward | None = None,
     ) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
-        _check_options(pooling, backend, dtype)
+        from racer_core.encoder import deberta
+
+        _check_options(pooling, backend, dtype, forward)
         transformers_logging.disable_progress_bar()  # ours is shown by whoever wants one
         backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
         if backend == "cuda" and not torch.cuda.is_available():
@@ -72,6 +80,12 @@ class HuggingFaceEncoder:
             raise ArtifactError(f"encoder {name!r} has no fast tokenizer (tokenizer.json)")
         digest = _digest(model, self._tokenizer)
         self._model: Any = model.to(backend).eval()
+        if forward is None:
+            forward = "lean" if backend == "cpu" and deberta.fits(model) else "transformers"
+        elif forward == "lean" and not deberta.fits(model):
+            raise ArtifactError(
+                f"encoder {name!r} is of a kind that the lean forward does not know"
+            )
         # Some models number positions from 2 on, so that the tokenizer's limit is the smaller one.
         limit = min(
             getattr(model.config, "max_position_embeddings", max_tokens),
@@ -85,41 +99,54 @@ class HuggingFaceEncoder:
             max_tokens=min(max_tokens, limit),
             backend=backend,
             dtype=dtype,
+            forward=forward,
         )
+        if forward == "lean":
+            self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed texts, longest first so that a batch pads little."""
-        lengths = [len(text) for text in texts]
-        order = sorted(range(len(texts)), key=lengths.__getitem__, reverse=True)
-        truncated = np.zeros(len(texts), dtype=bool)
-        parts: list[NDArray[np.float32]] = []
-        for start in range(0, len(order), _BATCH):
-            rows = order[start : start + _BATCH]
-            vectors, truncated[rows] = self._forward([texts[i] for i in rows])
-            parts.append(vectors)
-        if not parts:
-            width = int(self._model.config.hidden_size)
-            return Encoded(np.zeros((0, width), np.float32), truncated)
-        embeddings = np.empty((len(texts), parts[0].shape[1]), dtype=np.float32)
-        embeddings[order] = np.concatenate(parts)
+        """Embed texts, longest first and of like length together, so that little is padded."""
+        embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
+        if not texts:
+            return Encoded(embeddings, np.zeros(0, dtype=bool))
+        encoding: Any = self._tokenizer(
+            list(texts), truncation=True, max_length=self.spec.max_tokens
+        )
+        lengths = [len(ids) for ids in encoding["input_ids"]]
+        for rows in batches(lengths, _BATCH, _SHORTEST[self.spec.backend]):
+            embeddings[rows] = self._forward(
+                {name: [values[i] for i in rows] for name, values in encoding.items()}
+            )
+        truncated = np.array([bool(each.overflowing) for each in encoding.encodings], dtype=bool)
         return Encoded(unit_rows(embeddings), truncated)
 
-    def _forward(self, texts: list[str]) -> tuple[NDArray[np.float32], list[bool]]:
+    def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
         import torch
 
-        encoding: Any = self._tokenizer(
-            texts,
-            padding=True,
-            truncation=True,
-            max_length=self.spec.max_tokens,
-            return_tensors="pt",
-        )
-        truncated = [bool(each.overflowing) for each in encoding.encodings]
-        inputs = encoding.to(self.spec.backend)
+        inputs = self._tokenizer.pad(tokens, return_tensors="pt").to(self.spec.backend)
         with torch.inference_mode():
-            hidden: torch.Tensor = self._model(**inputs).last_hidden_state
-            pooled = pool(hidden.float(), inputs["attention_mask"], self.spec.pooling)
-        return pooled.cpu().numpy(), truncated
+            hidden: Any = self._model(**inputs)
+            if self.spec.forward == "transformers":
+                hidden = hidden.last_hidden_state
+            return pool(hidden.float(), inputs["attention_mask"], self.spec.pooling).cpu().numpy()
+
+
+def batches(lengths: Sequence[int], most: int, shortest: float) -> Iterator[list[int]]:
+    """Rows in batches of at most ``most``, longest first.
+
+    Args:
+        lengths: Of each text, in tokens.
+        most: Texts in a batch.
+        shortest: No text of a batch is shorter than this share of its longest.
+    """
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if batch and (len(batch) == most or lengths[row] < shortest * lengths[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
@@ -130,11 +157,14 @@ def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Te
     return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1.0)
 
 
-def _check_options(pooling: str, backend: str | None, dtype: str | None) -> None:
+def _check_options(
+    pooling: str, backend: str | None, dtype: str | None, forward: str | None
+) -> None:
     choices = (
         ("pooling", pooling, ("mean", "cls")),
         ("backend", backend, (None, "cpu", "cuda")),
         ("dtype", dtype, (None, "float32", "bfloat16")),
+        ("forward", forward, (None, "transformers", "lean")),
     )
     for name, value, allowed in choices:
         if value not in allowed:
@@ -143,10 +173,13 @@ def _check_options(pooling: str, backend: str | None, dtype: str | None) -> None
 
 
 def _native_dtype(backend: str) -> str:
-    """bfloat16 where the hardware multiplies it natively; elsewhere it is slower than float32."""
+    """bfloat16 where the hardware has matrix units for it; elsewhere float32 is exact and faster.
+
+    ``avx512_bf16`` alone is no such unit: there, bfloat16 ran at half of float32's rate.
+    """
     import torch
 
-    native = backend == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
+    native = backend == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
     return "bfloat16" if native else "float32"
 
 

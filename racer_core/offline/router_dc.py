@@ -179,6 +179,7 @@ def fine_tune(
             max_tokens=spec.max_tokens,
             backend=spec.backend,
             dtype=spec.dtype,
+            forward=spec.forward,
         ),
         losses=losses,
     )

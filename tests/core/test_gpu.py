@@ -19,3 +19,12 @@ def test_a_gpu_is_taken_in_bfloat16_and_agrees_with_the_cpu(tiny_encoder):
     assert (gpu.spec.backend, gpu.spec.dtype) == ("cuda", "bfloat16")
     cosines = np.sum(gpu.encode(texts).embeddings * cpu.encode(texts).embeddings, axis=1)
     assert (cosines > 0.99).all()
+
+
+def test_the_lean_forward_agrees_with_transformers_on_a_gpu(tiny_encoder):
+    """In float32, with padding; on a GPU it is taken only by whoever asks for it."""
+    texts = ["a", "a b c d e f g h", "h g"]
+    options = {"backend": "cuda", "dtype": "float32"}
+    lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean").encode(texts).embeddings
+    theirs = HuggingFaceEncoder(tiny_encoder, **options).encode(texts).embeddings
+    np.testing.assert_allclose(lean, theirs, atol=1e-3)  # products may be rounded to TF32

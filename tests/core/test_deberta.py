@@ -1,0 +1,173 @@
+"""The lean forward of DeBERTa-v2 computes what transformers does, on random weights."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+
+from racer_core.artifacts import open_encoder
+from racer_core.encoder.base import EncoderSpec
+from racer_core.encoder.deberta import LeanDeberta, fits
+from racer_core.encoder.huggingface import HuggingFaceEncoder, batches
+from racer_core.errors import ArtifactError
+
+WORDS = 100
+MOST = 64
+
+
+def model(dtype=torch.float32, **changed):
+    """Random, and with biases and norms that are none of 0 and 1, so that leaving one out shows."""
+    config = {
+        "vocab_size": WORDS,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": MOST,
+        "relative_attention": True,
+        "position_buckets": 8,  # distances beyond 4 share rows
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "initializer_range": 0.2,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = DebertaV2Model(DebertaV2Config(**(config | changed))).eval()
+        with torch.no_grad():
+            for parameter in made.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+    return made.to(dtype)
+
+
+def texts(*lengths):
+    """Random ids (B, T) and their mask; each row as long as it is told, the rest is padding."""
+    rng = np.random.default_rng(sum(lengths))
+    ids, mask = np.zeros((2, len(lengths), max(lengths)), dtype=np.int64)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = rng.integers(5, WORDS, length)
+        mask[row, :length] = 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def both(made, ids, mask):
+    """Hidden states of all real tokens (N, D): transformers', and the lean forward's."""
+    with torch.inference_mode():
+        eager = made(input_ids=ids, attention_mask=mask).last_hidden_state
+        lean = LeanDeberta(made, MOST)(ids, mask)
+    return eager[mask.bool()].float().numpy(), lean[mask.bool()].float().numpy()
+
+
+KINDS = {
+    "mDeBERTa-v3's": {},
+    "positions of their own": {"share_att_key": False},
+    "no buckets": {"position_buckets": -1},
+    "few distances": {"position_buckets": -1, "max_relative_positions": 6},
+    "positions as they are": {"norm_rel_ebd": "none"},
+    "absolute positions too": {"position_biased_input": True},
+    "narrow words": {"embedding_size": 16},
+    "types": {"type_vocab_size": 2},
+    "another activation": {"hidden_act": "relu"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [(1,), (2,), (7, 7), (MOST,), (MOST, 1, 33, 5)], ids=str)
+def test_hidden_states_are_those_of_transformers(kind, lengths):
+    """To 1e-5 of values around 1, in float32, with padding and without, at the longest too."""
+    eager, lean = both(model(**KINDS[kind]), *texts(*lengths))
+    assert np.abs(eager).max() > 1.0
+    np.testing.assert_allclose(lean, eager, atol=1e-5)
+
+
+def test_positions_count():
+    """Else the comparison above would say nothing about them: an order reversed changes a state."""
+    ids, mask = texts(9)
+    made = model()
+    there, _ = both(made, ids, mask)
+    back, _ = both(made, ids.flip(1), mask)
+    assert np.abs(there - back[::-1]).max() > 0.1
+
+
+def test_bfloat16_errs_no_more_than_transformers_does():
+    """Both against float32; rounding alone explains the difference between the two."""
+    ids, mask = texts(MOST, 20, 3)
+    exact, _ = both(model(), ids, mask)
+    eager, lean = both(model(torch.bfloat16), ids, mask)
+    errors = [np.sqrt(np.mean((each - exact) ** 2)) for each in (eager, lean)]
+    assert errors[1] < 1.5 * errors[0]
+    assert errors[0] < 0.1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"pos_att_type": ["c2p"]},
+        {"pos_att_type": ["p2c"]},
+        {"relative_attention": False, "position_biased_input": True},
+        {"conv_kernel_size": 3},
+    ],
+    ids=str,
+)
+def test_what_it_does_not_compute_it_does_not_take(other):
+    """Those models stay with transformers."""
+    assert fits(model())
+    assert not fits(model(**other))
+
+
+def test_another_kind_of_model_does_not_fit():
+    """Whatever it is called."""
+    config = BertConfig(
+        vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    assert not fits(BertModel(config))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
+    """And says which one it is: an artifact keeps to the one that it was made with."""
+    options = {"backend": "cpu", "dtype": "float32", "pooling": pooling}
+    asked = ["a b", "a b c d e f g h", "h", " ".join("abcdefgh" * 20)]
+    lean = HuggingFaceEncoder(str(tiny_encoder), **options)
+    theirs = HuggingFaceEncoder(str(tiny_encoder), **options, forward="transformers")
+    assert (lean.spec.forward, theirs.spec.forward) == ("lean", "transformers")
+    found, expected = lean.encode(asked), theirs.encode(asked)
+    np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=1e-6)
+    assert found.truncated.tolist() == expected.truncated.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("forward", ["transformers", "lean"])
+def test_an_artifact_is_opened_by_the_forward_that_it_was_made_with(tiny_encoder, forward):
+    """Whatever would be taken for a new one; a manifest that says nothing was transformers'."""
+    made = HuggingFaceEncoder(str(tiny_encoder), backend="cpu", forward=forward).spec
+    assert open_encoder(made).spec == made
+    silent = {name: value for name, value in asdict(made).items() if name != "forward"}
+    assert open_encoder(EncoderSpec(**silent)).spec.forward == "transformers"
+
+
+def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encoder, tmp_path):
+    """At the start: an artifact says `lean`, and the folder holds another kind of model now."""
+    HuggingFaceEncoder(str(tiny_encoder), backend="cpu")._tokenizer.save_pretrained(tmp_path)
+    model(conv_kernel_size=3).save_pretrained(tmp_path)
+    assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
+    with pytest.raises(ArtifactError, match="lean"):
+        HuggingFaceEncoder(str(tmp_path), backend="cpu", forward="lean")
+
+
+@pytest.mark.parametrize("shortest", [0.0, 0.75, 1.0])
+def test_batches_hold_every_row_once_and_texts_of_like_length(shortest):
+    """Of at most so many, the longest first, none shorter than its share of the longest."""
+    lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
+    made = list(batches(lengths, 16, shortest))
+    assert sorted(row for batch in made for row in batch) == list(range(300))
+    for batch in made:
+        of = [lengths[row] for row in batch]
+        assert len(batch) <= 16
+        assert of == sorted(of, reverse=True)
+        assert of[-1] >= shortest * of[0]
+    assert len(made) == 19 if shortest == 0.0 else len(made) > 19
