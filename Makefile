@@ -8,7 +8,8 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm fmt check test test-quick test-vllm fuzz demo serve clean
+.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-vllm fuzz bench bench-quick \
+	demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
 READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
@@ -33,6 +34,17 @@ setup-vllm: $(VLLM_READY)
 
 $(VLLM_READY): tests/vllm/requirements.txt tests/vllm/install.sh
 	tests/vllm/install.sh $(VLLM) $(PYTHON) $(TORCH_INDEX)
+	touch $@
+
+# LiteLLM's proxy, which `make bench` compares with, in an environment of its own.
+LITELLM       := .venv-litellm
+LITELLM_READY := $(LITELLM)/.ready
+
+setup-litellm: $(LITELLM_READY)
+
+$(LITELLM_READY): benchmarks/litellm-requirements.txt
+	$(PYTHON) -m venv --clear $(LITELLM)
+	$(LITELLM)/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
 fmt: setup
@@ -64,6 +76,16 @@ test-vllm: setup setup-vllm
 fuzz: setup
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout 0 tests/fuzz
 
+# Beside a bare proxy, and beside LiteLLM's where `make setup-litellm` was run. About half an hour,
+# on a machine that does nothing else; `bench-quick` takes three minutes and keeps nothing.
+bench: setup
+	$(BIN)/python benchmarks/compare.py
+	$(BIN)/python benchmarks/document.py
+
+bench-quick: setup
+	$(BIN)/python benchmarks/compare.py \
+		--rounds 2 --seconds 0.8 --requests 500 --starts 1 --out $$(mktemp -d)
+
 demo: setup
 	$(BIN)/racer demo
 
@@ -71,4 +93,4 @@ serve: setup
 	$(BIN)/racer serve --config deploy/demo/racer.yaml
 
 clean:
-	rm -rf $(VENV) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LITELLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,17 +7,20 @@ that is not small, the figures are the generator's and not the gateway's.
 
 import asyncio
 import json
+import math
 import random
+import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
+from typing import Any, cast
 
 import queries
+from httptools import HttpParserError, HttpResponseParser
 
 TIMEOUT_S = 30.0
-_IDLE_S = 30.0  # a connection idle for longer may be closed by the gateway at any moment
+_IDLE_S = 4.0  # uvicorn closes a connection that is idle for five
 
 
 class Kind(StrEnum):
@@ -55,75 +58,109 @@ class Outcome:
     ask: Ask
     said: str = ""  # of an error
     decision: str = ""  # its id, of an answer
+    first_s: float = math.nan  # from the intended instant to the first piece of text
 
 
 class Client:
-    """Keeps connections to one gateway and reuses them."""
+    """Keeps connections to one gateway and reuses them.
 
-    def __init__(self, port: int, key: str) -> None:
+    Args:
+        path: Where the requests go.
+        model: What they name; None asks for a decision, and names none.
+        judge: What came of an answer, and what to say of it if it was not right.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        key: str,
+        *,
+        path: str = "/v1/chat/completions",
+        model: str | None = "auto",
+        judge: "Judge | None" = None,
+    ) -> None:
         self._port = port
-        self._key = key
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {key}\r\ncontent-length: "
+        ).encode()
+        self._model = model
+        self._judge = judge or judged
         self._idle: list[tuple[float, _Connection]] = []
 
     async def send(self, ask: Ask, due: float) -> Outcome:
         """One request; never raises but for cancellation."""
         sent = time.perf_counter()
-        kind, said, decision = Kind.ERROR, "", ""
+        kind, said, decision, first_s = Kind.ERROR, "", "", math.nan
         try:
             async with asyncio.timeout(ask.stay_s or TIMEOUT_S):
-                status, headers, body = await self._exchange(ask)
-            decision = headers.get(b"x-racer-decision-id", b"").decode()
-            kind, said = _judged(ask, status, headers, body)
+                answer = await self._exchange(ask)
+            decision = answer.headers.get(b"x-racer-decision-id", b"").decode()
+            first_s = answer.first - due
+            kind, said = self._judge(ask, answer)
         except TimeoutError:
             kind, said = (Kind.ERROR if ask.stay_s is None else Kind.LEFT), "no answer in time"
-        except (OSError, EOFError, ValueError, LookupError) as exc:
+        except (OSError, EOFError, ValueError, LookupError, HttpParserError) as exc:
             said = f"{type(exc).__name__} while reading"
         if kind is Kind.ERROR and said in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
-        return Outcome(kind, due, sent - due, time.perf_counter() - due, ask, said, decision)
+        took_s = time.perf_counter() - due
+        return Outcome(kind, due, sent - due, took_s, ask, said, decision, first_s)
 
-    async def _exchange(self, ask: Ask) -> tuple[int, dict[bytes, bytes], bytes]:
-        async with self._connection() as connection:
-            connection.writer.write(self._request(ask))
-            return await connection.read()
+    async def _exchange(self, ask: Ask) -> "Answer":
+        connection = await self._connection()
+        try:
+            answer = await connection.ask(self._request(ask))
+        except BaseException:
+            connection.close()
+            raise
+        if connection.usable:
+            self._idle.append((time.monotonic(), connection))
+        else:
+            connection.close()
+        return answer
 
     def _request(self, ask: Ask) -> bytes:
         message = {"role": "user", "content": ask.query}
-        body = json.dumps({"model": "auto", "messages": [message], "stream": ask.stream}).encode()
-        return (
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-            b"content-type: application/json\r\nauthorization: Bearer %b\r\n"
-            b"content-length: %d\r\n\r\n%b" % (self._key.encode(), len(body), body)
-        )
+        asked: dict[str, Any] = {"messages": [message]}
+        if self._model is not None:
+            asked |= {"model": self._model, "stream": ask.stream}
+        body = json.dumps(asked).encode()
+        return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncGenerator["_Connection"]:
-        """One that is idle, or a new one; closed unless its answer was read to the end."""
-        connection = None
-        while self._idle and connection is None:
+    async def _connection(self) -> "_Connection":
+        """One that is idle, or a new one."""
+        while self._idle:
             since, idle = self._idle.pop()
             if idle.usable and time.monotonic() - since < _IDLE_S:
-                connection = idle
-            else:
-                idle.writer.close()
-        if connection is None:
-            connection = _Connection(*await asyncio.open_connection("127.0.0.1", self._port))
-        whole = False
-        try:
-            yield connection
-            whole = True
-        finally:
-            if whole and connection.usable:
-                self._idle.append((time.monotonic(), connection))
-            else:
-                connection.writer.close()
+                return idle
+            idle.close()
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(_Connection, "127.0.0.1", self._port)
+        return made
 
     def close(self) -> None:
         """Close what is idle."""
         for _, connection in self._idle:
-            connection.writer.close()
+            connection.close()
         self._idle.clear()
 
+
+@dataclass(slots=True)
+class Answer:
+    """What came back.
+
+    Attributes:
+        first: The instant of the first piece that has text of an answer in it.
+    """
+
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    body: bytes = b""
+    first: float = math.nan
+
+
+Judge = Callable[[Ask, Answer], tuple[Kind, str]]
 
 _REFUSALS = ("rate_limited", "overloaded")  # the gateway's own; candidates' have other codes
 # What the gateway may say where a candidate answers 500, cuts, hangs or sends garbage.
@@ -136,46 +173,82 @@ _CANDIDATES = (
 )
 
 
-def _judged(ask: Ask, status: int, headers: dict[bytes, bytes], body: bytes) -> tuple[Kind, str]:
-    if status != 200:
-        code = json.loads(body)["error"]["code"]
-        refused = code in _REFUSALS and b"retry-after" in headers
-        return (Kind.REFUSED if refused else Kind.ERROR), code
-    text, broke = _streamed(body) if ask.stream else _whole(body)
+def judged(ask: Ask, answer: Answer) -> tuple[Kind, str]:
+    """Of a completion: whether its text is the right one."""
+    if answer.status != 200:
+        return refused(answer)
+    text, broke = _streamed(answer.body) if ask.stream else _whole(answer.body)
     if broke is not None:
         return Kind.ERROR, broke
     return (Kind.RIGHT, "") if text == queries.answer(ask.query) else (Kind.WRONG, text)
 
 
-class _Connection:
-    """As much of HTTP as one gateway's answers need."""
+def refused(answer: Answer) -> tuple[Kind, str]:
+    """Of an error: a refusal says when to come back."""
+    code = json.loads(answer.body)["error"]["code"]
+    polite = code in _REFUSALS and b"retry-after" in answer.headers
+    return (Kind.REFUSED if polite else Kind.ERROR), code
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self.writer = writer
+
+class _Connection(asyncio.Protocol):
+    """One connection, one request at a time. No streams: half of a request's cost was theirs."""
+
+    def __init__(self) -> None:
+        self._parser = HttpResponseParser(self)
         self._kept = True
+        self._answer = Answer()
+        self._pieces: list[bytes] = []
+        self._waits: asyncio.Future[Answer] | None = None
 
     @property
     def usable(self) -> bool:
-        return self._kept and not self._reader.at_eof() and not self.writer.is_closing()
+        return self._kept and not self._transport.is_closing()
 
-    async def read(self) -> tuple[int, dict[bytes, bytes], bytes]:
-        """Status, headers and body."""
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        first, *lines = head[:-4].split(b"\r\n")
-        pairs = (line.partition(b":") for line in lines)
-        headers = {name.lower(): value.strip() for name, _, value in pairs}
-        self._kept = headers.get(b"connection") != b"close"
-        if b"content-length" in headers:
-            body = await self._reader.readexactly(int(headers[b"content-length"]))
-        else:
-            body = b"".join([piece async for piece in self._chunks()])
-        return int(first.split(b" ", 2)[1]), headers, body
+    async def ask(self, request: bytes) -> Answer:
+        """Send a request and return its answer."""
+        self._answer, self._pieces = Answer(), []
+        self._waits = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._waits
 
-    async def _chunks(self) -> AsyncGenerator[bytes]:
-        while size := int(await self._reader.readuntil(b"\r\n"), 16):
-            yield (await self._reader.readexactly(size + 2))[:-2]
-        await self._reader.readexactly(2)
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not one by name
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._kept = False
+        self._fail(exc or EOFError())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except HttpParserError as exc:
+            self._kept = False
+            self._fail(exc)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._answer.headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        if math.isnan(self._answer.first) and _TEXT.search(body):
+            self._answer.first = time.perf_counter()
+
+    def on_message_complete(self) -> None:
+        answer = self._answer
+        answer.status, answer.body = self._parser.get_status_code(), b"".join(self._pieces)
+        self._kept = self._parser.should_keep_alive()
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(answer)
+
+    def _fail(self, exc: Exception) -> None:
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_exception(exc)
+
+
+_TEXT = re.compile(rb'"content": ?"[^"]')
 
 
 def _whole(body: bytes) -> tuple[str, str | None]:
@@ -194,15 +267,15 @@ def _streamed(body: bytes) -> tuple[str, str | None]:
 
 
 async def closed(
-    client: Client, asks: Iterator[Ask], clients: int, seconds: float
+    client: Client, asks: Iterator[Ask], clients: int, seconds: float = math.inf
 ) -> list[Outcome]:
-    """So many clients, each with its next request as soon as it has its answer."""
+    """So many clients, each with its next request as soon as it has its answer; until the last."""
     end = time.perf_counter() + seconds
     outcomes: list[Outcome] = []
 
     async def one() -> None:
-        while (now := time.perf_counter()) < end:
-            outcomes.append(await client.send(next(asks), now))
+        while (now := time.perf_counter()) < end and (ask := next(asks, None)) is not None:
+            outcomes.append(await client.send(ask, now))
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return outcomes

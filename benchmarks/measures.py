@@ -1,5 +1,6 @@
 """What is computed from samples: quantiles, a robust slope, and what a process holds."""
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -57,15 +58,44 @@ class Held:
     cpu_s: float  # used since its start
 
 
+def family(pid: int) -> Held:
+    """What a process and its descendants hold together; processor time of those that ended too."""
+    members: list[Held] = []
+    todo = [pid]
+    children: dict[int, list[int]] = {}
+    for each in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(_stat(each)[1]), []).append(each)
+    while todo:
+        todo += children.get(each := todo.pop(), [])
+        with contextlib.suppress(OSError, KeyError):  # gone, or dead and not yet waited for
+            members.append(held(each))
+    ended = _seconds(_stat(pid)[13:15])
+    return Held(
+        rss_kib=sum(each.rss_kib for each in members),
+        descriptors=sum(each.descriptors for each in members),
+        threads=sum(each.threads for each in members),
+        cpu_s=sum(each.cpu_s for each in members) + ended,
+    )
+
+
 def held(pid: int) -> Held:
     """Read from Linux's /proc."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Held(
         rss_kib=int(status["VmRSS"].split()[0]),
         descriptors=len(os.listdir(f"/proc/{pid}/fd")),
         threads=int(status["Threads"]),
-        cpu_s=(int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK"),
+        cpu_s=_seconds(_stat(pid)[11:13]),
     )
+
+
+def _stat(pid: int) -> list[str]:
+    """From the third field on: the second, the name, may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def _seconds(ticks: list[str]) -> float:
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")

@@ -20,6 +20,7 @@ KINDS = {
 }
 TEMPLATES = tuple(KINDS)
 FAULTS = ("status", "cut", "hang", "garbage")
+REPEATED = 300  # different queries, where they come again and again
 _NUMBERS = re.compile(r"\d+")
 _FAULT_SHARE = 0.05  # of calls, once a query may break at all
 _BREAKABLE = 10**9  # numbers from here on mark queries whose candidates may break
@@ -31,6 +32,21 @@ def endless(seed: int, *, breakable: bool = False) -> Iterator[str]:
     start = seed % 1000 * 10**6 + (_BREAKABLE if breakable else 0)
     for number in itertools.count(start):
         yield rng.choice(TEMPLATES).format(number, number + rng.randrange(100))
+
+
+def repeated(size: int, digits: int) -> Iterator[str]:
+    """The same queries again and again, with so many right candidates and letters in the answers.
+
+    Nobody breaks on them, and no seed of :func:`endless` below 900 makes one of them.
+    """
+    rng = random.Random(digits)
+    template = TEMPLATES[size - 1]
+    first = range(900 * 10**6, 900 * 10**6 + REPEATED)
+    few = [
+        template.format(number, rng.randrange(10 ** (digits - 1), 10**digits // 2))
+        for number in first
+    ]
+    return itertools.cycle(few)
 
 
 def labelled(seed: int, count: int) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,6 +1,6 @@
-"""What a load benchmark runs against: candidates and a gateway, each a process, on known cores.
+"""What a load benchmark runs against: candidates and gateways, each a process, on known cores.
 
-The gateway has core 0 to itself; candidates and the generator share core 1. On a machine with one
+Gateways have core 0 to themselves; candidates and the generator share core 1. On a machine with one
 core they all share it, and the manifest says so.
 """
 
@@ -8,11 +8,11 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -36,13 +36,22 @@ _START_S = 60.0
 
 
 @dataclass(frozen=True)
-class Gateway:
-    """A running gateway."""
+class Server:
+    """A process that listens."""
 
-    url: str
     port: int
     pid: int
-    folder: Path  # its log is here
+    ready_s: float  # from its start to its first answer
+
+    @property
+    def url(self) -> str:
+        """Where."""
+        return f"http://127.0.0.1:{self.port}"
+
+
+@dataclass(frozen=True)
+class Gateway(Server):
+    """A running gateway."""
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask as an admin; blocks."""
@@ -85,45 +94,79 @@ class Gateway:
 @contextlib.contextmanager
 def running(folder: Path, latency_ms: float, **changes: Any) -> Generator[Gateway]:
     """Candidates and a calibrated gateway; ``changes`` go into its configuration."""
+    with (
+        candidates(latency_ms) as upstream,
+        gateway(configure(folder, upstream.url + "/v1", **changes)) as started,
+    ):
+        started.calibrate(3)
+        yield started
+
+
+@contextlib.contextmanager
+def candidates(latency_ms: float, gap_ms: float = 0.0) -> Generator[Server]:
+    """All of the pool in one process; from here on this process has their core too."""
     os.sched_setaffinity(0, OTHER_CORES)
+    command = [sys.executable, str(HERE / "upstream.py")]
+    command += ["--latency-ms", str(latency_ms), "--gap-ms", str(gap_ms)]
+    begun = time.perf_counter()
+    with process(command, stdout=subprocess.PIPE, text=True) as upstream:
+        assert upstream.stdout is not None
+        port = int(upstream.stdout.readline())
+        yield Server(port, upstream.pid, time.perf_counter() - begun)
+
+
+def configure(folder: Path, base_url: str, **changes: Any) -> Path:
+    """A router for the pool, and the configuration of a gateway that has it."""
     artifact = folder / "artifact"
     train(_rows(1, 600), _rows(2, 300), artifact, encoder=CharNgramEncoder(), kind="knn")
-    command = [sys.executable, str(HERE / "upstream.py"), "--latency-ms", str(latency_ms)]
-    with _process(command, stdout=subprocess.PIPE, text=True) as upstream:
-        assert upstream.stdout is not None
-        base = f"http://127.0.0.1:{int(upstream.stdout.readline())}/v1"
-        candidate = {"base_url": base, "timeout_s": 2}
-        values = {
-            "schema_version": 1,
-            "port": _free_port(),
-            "artifact": str(artifact),
-            "candidates": [{"name": name, **candidate} for name in queries.POOL],
-            "routing": {"score": "gap"},  # `cover` calls one of those who are right together
-            **changes,
-        }
-        config = folder / "racer.yaml"
-        config.write_text(yaml.safe_dump(values), encoding="utf-8")
-        with _gateway(config, values["port"]) as gateway:
-            gateway.calibrate(3)
-            yield gateway
+    candidate = {"base_url": base_url, "timeout_s": 2}
+    values = {
+        "schema_version": 1,
+        "artifact": str(artifact),
+        "candidates": [{"name": name, **candidate} for name in queries.POOL],
+        "routing": {"score": "gap"},  # `cover` calls one of those who are right together
+        **changes,
+    }
+    return written(folder, values)
+
+
+def written(folder: Path, values: dict[str, Any]) -> Path:
+    """A configuration as a file, on a port that is free."""
+    config = folder / "racer.yaml"
+    config.write_text(yaml.safe_dump({**values, "port": free_port()}), encoding="utf-8")
+    return config
 
 
 @contextlib.contextmanager
-def _gateway(config: Path, port: int) -> Generator[Gateway]:
-    environment = os.environ | {"RACER_DATA_KEY": KEY, "RACER_ADMIN_KEY": ADMIN_KEY}
+def gateway(config: Path) -> Generator[Gateway]:
+    """Not yet calibrated, unless its store is; its log is beside its configuration."""
+    port = yaml.safe_load(config.read_text(encoding="utf-8"))["port"]
+    keys = {"RACER_DATA_KEY": KEY, "RACER_ADMIN_KEY": ADMIN_KEY}
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
-    with (
-        (config.parent / "gateway.log").open("wb") as log,
-        _process(command, stderr=log, env=environment, cwd=HERE.parent) as process,
-    ):
-        os.sched_setaffinity(process.pid, GATEWAY_CORES)
-        gateway = Gateway(f"http://127.0.0.1:{port}", port, process.pid, config.parent)
-        _wait_for(gateway.url + "/healthz", process)
-        yield gateway
+    with listening(command, port, "/healthz", config.with_name("gateway.log"), keys) as started:
+        yield Gateway(started.port, started.pid, started.ready_s)
 
 
 @contextlib.contextmanager
-def _process(command: list[str], **options: Any) -> Generator[subprocess.Popen[Any]]:
+def listening(
+    command: list[str], port: int, healthy: str, log: Path, environment: dict[str, str]
+) -> Generator[Server]:
+    """A process on the gateways' core, once it answers at ``healthy``."""
+    begun = time.perf_counter()
+    with (
+        log.open("wb") as file,
+        process(
+            command, stdout=file, stderr=file, env=os.environ | environment, cwd=HERE.parent
+        ) as started,
+    ):
+        os.sched_setaffinity(started.pid, GATEWAY_CORES)
+        _wait_for(f"http://127.0.0.1:{port}{healthy}", started, log)
+        yield Server(port, started.pid, time.perf_counter() - begun)
+
+
+@contextlib.contextmanager
+def process(command: list[str], **options: Any) -> Generator[subprocess.Popen[Any]]:
+    """Ends with the block."""
     process = subprocess.Popen(command, **options)
     try:
         yield process
@@ -135,13 +178,14 @@ def _process(command: list[str], **options: Any) -> Generator[subprocess.Popen[A
             process.kill()
 
 
-def _wait_for(url: str, process: subprocess.Popen[Any]) -> None:
+def _wait_for(url: str, process: subprocess.Popen[Any], log: Path) -> None:
     end = time.monotonic() + _START_S
     while time.monotonic() < end and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(url, timeout=5):
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return
-        time.sleep(0.1)
-    raise SystemExit("the gateway did not start: see gateway.log")
+        time.sleep(0.02)
+    said = log.read_text(encoding="utf-8", errors="replace")
+    raise SystemExit(f"{url} does not answer:\n{said[-2000:]}")
 
 
 def _rows(seed: int, count: int) -> LabelledRows:
@@ -150,22 +194,37 @@ def _rows(seed: int, count: int) -> LabelledRows:
     return LabelledRows(pool=queries.POOL, rows=tuple(rows))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One on which nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 
 
 def manifest(**settings: Any) -> dict[str, Any]:
-    """Where and with what figures were taken."""
+    """Where, how and with what figures were taken."""
     git = ["git", "-C", str(HERE.parent), "describe", "--always", "--dirty"]
     packages = ("aiohttp", "fastapi", "httptools", "numpy", "starlette", "uvicorn", "uvloop")
     return {
         "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": platform.processor() or platform.machine(),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "processor": _processor(),
         "cores": len(CORES),
+        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
         "load_average": os.getloadavg(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
         "settings": settings,
     }
+
+
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def _processor() -> str:
+    """The model by Linux's word, or by Python's, which seldom knows more than the architecture."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -2,13 +2,15 @@
 
     python benchmarks/upstream.py --latency-ms 20
 
-Prints its port once it listens. Nothing is remembered of a request.
+Prints its port once it listens. Nothing is remembered of a request. With `--gap-ms` a stream's
+letters come one by one, so long apart, as models write; without it all at once.
 """
 
 import argparse
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 
 import httptools
 import queries
@@ -18,14 +20,16 @@ _HEAD = b"HTTP/1.1 %d X\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
 _STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+_MODELS = {"object": "list", "data": [{"id": name, "object": "model"} for name in queries.POOL]}
 _USAGE = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
 
 
 class Candidates(asyncio.Protocol):
     """One connection of the gateway; requests on it come one after the other."""
 
-    def __init__(self, latency_s: float) -> None:
+    def __init__(self, latency_s: float, gap_s: float) -> None:
         self._latency_s = latency_s
+        self._gap_s = gap_s
         self._parser = httptools.HttpRequestParser(self)
         self._body = b""
         self._pending: asyncio.TimerHandle | None = None
@@ -52,7 +56,10 @@ class Candidates(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Think for a while, then answer or break."""
+        """Think for a while, then answer or break; tell at once which models there are."""
+        if self._parser.get_method() == b"GET":
+            self._transport.write(_whole(json.dumps(_MODELS).encode()))
+            return
         asked = json.loads(self._body)
         query = asked["messages"][-1]["content"]
         fault = queries.fault(asked["model"], query)
@@ -68,13 +75,23 @@ class Candidates(asyncio.Protocol):
         elif fault == "garbage":
             self._transport.write(_whole(b"\x00 no json"))
         elif asked.get("stream"):
-            pieces = _events(asked["model"], queries.answer(query))
-            self._transport.write(_STREAM + b"".join(pieces[: 2 if fault else None]))
+            pieces = _events(asked["model"], queries.answer(query))[: 2 if fault else None]
+            if self._gap_s and not fault:
+                self._transport.write(_STREAM + pieces[0])
+                self._write_slowly(iter(pieces[1:]))
+            else:
+                self._transport.write(_STREAM + b"".join(pieces))
         else:
             data = _whole(json.dumps(_completion(asked["model"], queries.answer(query))).encode())
             self._transport.write(data[: -20 if fault else None])
         if fault == "cut":
             self._transport.close()
+
+    def _write_slowly(self, pieces: Iterator[bytes]) -> None:
+        if (piece := next(pieces, None)) is not None:
+            self._transport.write(piece)
+            loop = asyncio.get_running_loop()
+            self._pending = loop.call_later(self._gap_s, self._write_slowly, pieces)
 
 
 def _whole(body: bytes, *, status: int = 200) -> bytes:
@@ -106,10 +123,12 @@ def _document(model: str, kind: str, choices: list[dict]) -> dict:
     return {"id": "x", "object": kind, "created": 0, "model": model, "choices": choices}
 
 
-async def serve(latency_s: float) -> None:
+async def serve(latency_s: float, gap_s: float) -> None:
     """Listen on a free port until killed."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Candidates(latency_s), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(
+        lambda: Candidates(latency_s, gap_s), "127.0.0.1", 0, backlog=4096
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -117,4 +136,6 @@ async def serve(latency_s: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--latency-ms", type=float, default=20)
-    uvloop.run(serve(parser.parse_args().latency_ms / 1e3))
+    parser.add_argument("--gap-ms", type=float, default=0, help="between a stream's letters")
+    given = parser.parse_args()
+    uvloop.run(serve(given.latency_ms / 1e3, given.gap_ms / 1e3))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.measures import held, quantile, theil_sen
+from benchmarks.measures import family, held, quantile, theil_sen
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(5, 60))
@@ -54,3 +56,25 @@ def test_a_process_holds_what_it_opened() -> None:
     assert after.descriptors == before.descriptors + 1
     assert after.cpu_s >= before.cpu_s > 0
     assert after.rss_kib > 0 < after.threads
+
+
+def test_a_family_holds_what_its_children_hold_and_remembers_what_they_used() -> None:
+    """Grandchildren too; the time of those that ended counts on, their memory does not."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass\n"
+    rests = f"{busy}print(flush=True)\ninput()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rests!r}])"
+    before = family(os.getpid())
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        during = family(os.getpid())
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        child.wait()
+    after = family(os.getpid())
+    assert during.rss_kib > before.rss_kib + 2 * 4_000  # two interpreters
+    assert during.cpu_s > before.cpu_s + 0.3
+    assert after.rss_kib < during.rss_kib - 2 * 4_000
+    assert after.cpu_s > before.cpu_s + 0.3

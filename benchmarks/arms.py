@@ -1,0 +1,90 @@
+"""What is compared: each way of being answered, asked by the same generator for the same answers.
+
+An answer of the gateway is right only if the set has the size that the arm is named after.
+"""
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import load
+import peers
+import queries
+import rig
+from load import Answer, Ask, Client, Judge, Kind
+from verdict import Arm
+
+SHORT, LONG = 9, 100  # digits of the numbers that are added, and so letters of the answers
+_PINNED = queries.POOL[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One arm: who answers, whom to ask, and what."""
+
+    arm: Arm
+    server: rig.Server
+    client: Client
+    size: int = 1  # candidates that are right, and so the gateway's set
+
+    def asks(self, *, stream: bool = False, digits: int = SHORT) -> Iterator[Ask]:
+        """The arm's queries, from the first on."""
+        return (Ask(each, stream) for each in queries.repeated(self.size, digits=digits))
+
+
+@contextlib.contextmanager
+def running(folder: Path, upstream: rig.Server) -> Generator[list[Way]]:
+    """All arms that can be had here, each process started and the gateway calibrated."""
+    base_url = upstream.url + "/v1"
+    with contextlib.ExitStack() as stack:
+        bare = stack.enter_context(peers.bare(folder, base_url))
+        # An arm asks queries of one kind alone, which would be a drift from the rows, and alarm.
+        config = rig.configure(folder, base_url, watching={"false_alarm": None})
+        gateway = stack.enter_context(rig.gateway(config))
+        gateway.calibrate(3)
+        ways = [
+            Way(Arm.DIRECT, upstream, Client(upstream.port, "", model=_PINNED)),
+            *(_bare(arm, bare, calls) for arm, calls in ((Arm.BARE_1, 1), (Arm.BARE_3, 3))),
+        ]
+        if peers.litellm_version() is not None:
+            litellm = stack.enter_context(peers.litellm(folder, base_url))
+            client = Client(litellm.port, peers.LITELLM_KEY, model=_PINNED)
+            ways.append(Way(Arm.LITELLM, litellm, client))
+        ours = partial(Client, gateway.port, rig.KEY)
+        pinned = ours(model=_PINNED, judge=_chosen(load.judged, _by_the_pinned))
+        route = ours(path="/route", model=None, judge=_chosen(_decided, _by(1)))
+        ways += [Way(Arm.PINNED, gateway, pinned), Way(Arm.ROUTE, gateway, route)]
+        for size, arm in enumerate((Arm.SET_1, Arm.SET_2, Arm.SET_3), 1):
+            ways.append(Way(arm, gateway, ours(judge=_chosen(load.judged, _by(size))), size))
+        yield ways
+        for way in ways:
+            way.client.close()
+
+
+def _bare(arm: Arm, server: rig.Server, calls: int) -> Way:
+    path = f"/{calls}/v1/chat/completions"
+    return Way(arm, server, Client(server.port, "", path=path, model=_PINNED))
+
+
+def _chosen(judge: Judge, right: Callable[[Answer], bool]) -> Judge:
+    """Right by ``judge`` and of whom it should be."""
+
+    def both(ask: Ask, answer: Answer) -> tuple[Kind, str]:
+        kind, said = judge(ask, answer)
+        return (kind, said) if kind is not Kind.RIGHT or right(answer) else (Kind.WRONG, "by whom?")
+
+    return both
+
+
+def _decided(ask: Ask, answer: Answer) -> tuple[Kind, str]:
+    return (Kind.RIGHT, "") if answer.status == 200 else load.refused(answer)
+
+
+def _by_the_pinned(answer: Answer) -> bool:
+    return answer.headers[b"x-racer-served-by"].decode() == _PINNED
+
+
+def _by(size: int) -> Callable[[Answer], bool]:
+    return lambda answer: len(answer.headers[b"x-racer-selected"].split(b",")) == size

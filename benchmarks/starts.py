@@ -1,0 +1,54 @@
+"""How long until a process answers, and what it holds then, before anybody asks it."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import peers
+import rig
+import yaml
+from measures import family
+
+_DEMO = rig.HERE.parent / "deploy" / "demo"
+Start = Callable[[], AbstractContextManager[rig.Server]]
+
+
+def measured(folder: Path, upstream: rig.Server, times: int) -> dict[str, dict[str, float]]:
+    """Medians of so many starts of each."""
+    return {name: _started(start, times) for name, start in _kinds(folder, upstream).items()}
+
+
+def _kinds(folder: Path, upstream: rig.Server) -> dict[str, Start]:
+    base_url = upstream.url + "/v1"
+    config = rig.configure(folder, base_url)
+    with rig.gateway(config) as gateway:
+        gateway.calibrate(3)  # its store remembers it, so that the others start calibrated
+    kinds: dict[str, Start] = {"bare": partial(peers.bare, folder, base_url)}
+    if peers.litellm_version() is not None:
+        kinds["LiteLLM"] = partial(peers.litellm, folder, base_url)
+    kinds["racer, character n-grams"] = partial(rig.gateway, config)
+    if (_DEMO / "router").exists():
+        kinds["racer, the demo's encoder (torch)"] = partial(rig.gateway, _demo(folder, base_url))
+    return kinds
+
+
+def _demo(folder: Path, base_url: str) -> Path:
+    values: dict[str, Any] = yaml.safe_load((_DEMO / "racer.yaml").read_text(encoding="utf-8"))
+    for candidate in values["candidates"]:
+        candidate["base_url"] = base_url
+    (own := folder / "demo").mkdir()
+    store = f"sqlite:///{own}/racer.db"
+    return rig.written(own, {**values, "artifact": str(_DEMO / "router"), "store": store})
+
+
+def _started(start: Start, times: int) -> dict[str, float]:
+    seconds: list[float] = []
+    mib: list[float] = []
+    for _ in range(times):
+        with start() as server:
+            seconds.append(server.ready_s)
+            mib.append(family(server.pid).rss_kib / 1024)
+    return {"ready_s": median(seconds), "rest_mib": median(mib)}

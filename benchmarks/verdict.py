@@ -1,0 +1,288 @@
+"""What the figures of a comparison come to: medians, ratios, goals, and the tables that say so.
+
+Pure functions of the document that `compare.py` writes. Every difference and ratio is taken within
+a round, where both arms ran side by side, and the median is that of the rounds.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+class Arm(StrEnum):
+    """What is compared."""
+
+    DIRECT = "direct"
+    BARE_1 = "bare x1"
+    BARE_3 = "bare x3"
+    LITELLM = "LiteLLM"
+    PINNED = "racer, pinned model"
+    ROUTE = "racer, route only"
+    SET_1 = "racer, set of 1"
+    SET_2 = "racer, set of 2"
+    SET_3 = "racer, set of 3"
+
+
+OURS = (Arm.PINNED, Arm.ROUTE, Arm.SET_1, Arm.SET_2, Arm.SET_3)
+# The bare proxy that makes as many calls.
+FLOOR = {Arm.PINNED: Arm.BARE_1, Arm.SET_1: Arm.BARE_1, Arm.SET_3: Arm.BARE_3}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is aimed at, and what was seen; NaN: not measured."""
+
+    name: str
+    seen: float
+    bound: float
+    least: bool = False  # the bound is the least that it should be, else the most
+    unit: str = ""
+
+    @property
+    def said(self) -> str:
+        """In a word."""
+        if math.isnan(self.seen):
+            return "not measured"
+        return (
+            "met"
+            if (self.seen >= self.bound if self.least else self.seen <= self.bound)
+            else "MISSED"
+        )
+
+
+def typical(document: Document, arm: Arm, cell: str, figure: str) -> float:
+    """The median over the rounds; NaN where it was not measured."""
+    return _median(_rounds(document, arm, cell, figure))
+
+
+def added(document: Document, arm: Arm, cell: str, figure: str) -> float:
+    """What an arm has more than the candidates have when they are asked directly."""
+    pairs = _pairs(document, arm, Arm.DIRECT, cell, figure)
+    return _median([one - other for one, other in pairs])
+
+
+def ratio(document: Document, arm: Arm, other: Arm) -> float:
+    """Of the throughputs."""
+    pairs = _pairs(document, arm, other, "closed", "rate")
+    return _median([one / other for one, other in pairs])
+
+
+def per_letter(document: Document, arm: Arm) -> float:
+    """Microseconds of processor for one letter of a stream: from a long answer less a short one."""
+    long, short = (
+        list(
+            zip(
+                *(_rounds(document, arm, cell, each) for each in ("cpu_ms", "letters")), strict=True
+            )
+        )
+        for cell in ("long", "short")
+    )
+    return _median(
+        [
+            1e3 * (cpu - less) / (letters - fewer)
+            for (cpu, letters), (less, fewer) in zip(long, short, strict=True)
+        ]
+    )
+
+
+def goals(document: Document) -> list[Goal]:
+    """All that is aimed at."""
+    times = [
+        Goal(
+            f"throughput of `{arm}`, of `{other}`'s", ratio(document, arm, other), bound, True, " x"
+        )
+        for arm, other, bound in (
+            (Arm.SET_1, Arm.LITELLM, 20),
+            (Arm.SET_1, Arm.BARE_1, 0.5),
+            (Arm.SET_3, Arm.LITELLM, 10),
+            (Arm.SET_3, Arm.BARE_3, 0.55),
+        )
+    ]
+    delays = [
+        Goal(
+            f"added {figure} of `{arm}` at 60/s",
+            added(document, arm, "open", f"{figure}_ms"),
+            most,
+            unit=" ms",
+        )
+        for arm in (Arm.SET_1, Arm.SET_3)
+        for figure, most in (("p50", 1), ("p99", 4))
+    ]
+    first = added(document, Arm.SET_1, "short", "first_p50_ms")
+    again = added(document, Arm.ROUTE, "open", "p50_ms")
+    return [
+        *times,
+        *delays,
+        Goal(
+            f"`{Arm.SET_1}` streaming at 25/s: added p50 of the first token", first, 0.5, unit=" ms"
+        ),
+        Goal(
+            f"`{Arm.SET_1}` streaming: processor per chunk",
+            per_letter(document, Arm.SET_1),
+            40,
+            unit=" µs",
+        ),
+        Goal(
+            f"a decision seen before: `{Arm.ROUTE}` at 60/s, p50 over `direct`",
+            again,
+            0.3,
+            unit=" ms",
+        ),
+    ]
+
+
+def markdown(document: Document) -> str:
+    """Where the figures are from, all tables, and the place of the picture."""
+    parts = [
+        _provenance(document),
+        _goals(goals(document)),
+        _throughput(document),
+        "![Throughput, and what is added](../benchmarks/results/gateway.png)\n",
+        _streams(document),
+        _load(document),
+        _starts(document),
+    ]
+    return "\n".join(parts)
+
+
+def _provenance(document: Document) -> str:
+    manifest = document["manifest"]
+    litellm = manifest["settings"]["litellm"]
+    peer = f"LiteLLM {litellm}" if litellm else "no LiteLLM, which was not installed"
+    day = manifest["taken_at"].partition("T")[0]
+    return (
+        f"`{manifest['command']}` at {manifest['commit']}, {day}: {manifest['processor']}, "
+        f"{manifest['cores']} cores, load {manifest['load_average'][0]:.1f} before it began; "
+        f"Python {manifest['python']}, {peer}.\n"
+    )
+
+
+def _throughput(document: Document) -> str:
+    def row(arm: Arm) -> list[str]:
+        figures = ("p50_ms", "p95_ms", "p99_ms")
+        of = typical if arm is Arm.DIRECT else added
+        floor, litellm = FLOOR.get(arm), arm in OURS or arm in (Arm.BARE_1, Arm.BARE_3)
+        return [
+            arm,
+            _number(typical(document, arm, "closed", "rate"), 0),
+            f"{typical(document, arm, 'closed', 'of_core'):.0%}",
+            _number(typical(document, arm, "closed", "cpu_ms"), 3),
+            _number(ratio(document, arm, floor), 2) if floor else "",
+            _number(ratio(document, arm, Arm.LITELLM), 1) if litellm else "",
+            ", ".join(_number(of(document, arm, "open", each), 2) for each in figures),
+        ]
+
+    head = (
+        "requests/s, 16 connections",
+        "of its core",
+        "processor, ms a request",
+        "x bare",
+        "x LiteLLM",
+        "added p50, p95, p99 at 60/s, ms",
+    )
+    return _table(("plain answers", *head), map(row, _measured(document, "closed")))
+
+
+def _streams(document: Document) -> str:
+    def row(arm: Arm) -> list[str]:
+        of = typical if arm is Arm.DIRECT else added
+        first = [of(document, arm, "short", f"first_{each}_ms") for each in ("p50", "p99")]
+        return [
+            arm,
+            ", ".join(_number(each, 2) for each in first),
+            _number(typical(document, arm, "short", "cpu_ms"), 2),
+            _number(typical(document, arm, "long", "cpu_ms"), 2),
+            _number(per_letter(document, arm), 0),
+        ]
+
+    direct = document["arms"][Arm.DIRECT]["rounds"][0]
+    short, long = (
+        f"processor, ms a stream of {direct[each]['letters']:.0f} letters"
+        for each in ("short", "long")
+    )
+    head = ("streams at 25/s", "first token: added p50, p99, ms", short, long, "µs a letter")
+    return _table(head, map(row, _measured(document, "short")))
+
+
+def _load(document: Document) -> str:
+    def row(arm: Arm) -> list[str]:
+        found = document["arms"][arm]
+        peak, beyond, slope = found["capacity"], found["beyond"], found["slope_kib"]
+        busiest = max(found["knee"], key=lambda each: each["goodput"])
+        late = " (generator late)" if beyond["late_p99_ms"] > LATE_MS else ""
+        return [
+            arm,
+            f"{peak:.0f} ({busiest['clients']})",
+            f"{beyond['goodput'] / peak:.0%}{late}",
+            f"{beyond['refused'] / max(1, beyond['sent']):.1%}",
+            f"{beyond['errors']}",
+            f"{_number(beyond['p99_ms'], 0)}; {_number(beyond['refused_p99_ms'], 0)}",
+            f"{slope[0]:.0f} ({slope[1]:.0f} to {slope[2]:.0f})",
+        ]
+
+    head = (
+        "under load",
+        "knee, requests/s (connections)",
+        f"at {document['beyond']} x the knee: answered, of the knee",
+        "refused with `retry-after`",
+        "errors",
+        "p99 of answers; of refusals, ms",
+        f"memory over {document['requests']:,} requests, KiB per 1,000 (95 %)",
+    )
+    arms = [arm for arm in Arm if "beyond" in document["arms"].get(arm, {})]
+    return _table(head, map(row, arms))
+
+
+LATE_MS = 10.0  # the generator's own p99, past which the figures are not the gateway's
+
+
+def _starts(document: Document) -> str:
+    rows = (
+        [name, _number(each["ready_s"], 1), _number(each["rest_mib"], 0)]
+        for name, each in document["starts"].items()
+    )
+    return _table(("process", "from its start to its first answer, s", "memory at rest, MiB"), rows)
+
+
+def _goals(found: Sequence[Goal]) -> str:
+    def row(goal: Goal) -> list[str]:
+        sign = "≥" if goal.least else "≤"
+        seen = f"{_number(goal.seen, 2)}{goal.unit}"
+        return [goal.name, seen, f"{sign} {goal.bound:g}{goal.unit}", goal.said]
+
+    return _table(("aim", "seen", "aimed at", ""), map(row, found))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _measured(document: Document, cell: str) -> list[Arm]:
+    arms = document["arms"]
+    return [arm for arm in Arm if arm in arms and cell in arms[arm]["rounds"][0]]
+
+
+def _rounds(document: Document, arm: Arm, cell: str, figure: str) -> list[float]:
+    rounds = document["arms"].get(arm, {}).get("rounds", ())
+    return [each[cell][figure] for each in rounds if cell in each]
+
+
+def _pairs(
+    document: Document, arm: Arm, other: Arm, cell: str, figure: str
+) -> list[tuple[float, float]]:
+    one, two = (_rounds(document, each, cell, figure) for each in (arm, other))
+    return list(zip(one, two, strict=True)) if one and two else []
+
+
+def _median(values: Sequence[float]) -> float:
+    return median(values) if values else math.nan
+
+
+def _number(value: float, digits: int) -> str:
+    return "–" if math.isnan(value) else f"{value:,.{digits}f}"
