@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import sse
+from app import service, sse
 from racer_core.errors import InputError
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
@@ -239,9 +239,15 @@ def test_a_broken_stream_ends_with_an_error_event(
     ],
 )
 def test_a_failure_before_the_first_byte_keeps_its_status(
-    gateway: Gateway, pool: FakePool, text: str, fault: str, status: int
+    gateway: Gateway,
+    pool: FakePool,
+    text: str,
+    fault: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream that cannot begin is an ordinary error for the client, not a broken 200."""
+    monkeypatch.setattr(service, "FIRST_BYTE_WAIT_S", 30.0)  # however late the candidates fail
     for name in POOL:
         pool.fail(name, fault)
     with pytest.raises(openai.APIStatusError) as caught:

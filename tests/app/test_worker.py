@@ -424,7 +424,7 @@ def test_a_router_that_comes_back_is_used_again(serve: Serve, stub: StubEncoder)
 
 def test_batches_form_under_load(serve: Serve, stub: StubEncoder) -> None:
     """Sixteen queries on a slow encoder need far fewer than sixteen batches."""
-    gateway = serve()
+    gateway = serve(limits={"decisions_kept": 0})
     stub.sleep_s = 0.1
     before = _batches(gateway)
     with ThreadPoolExecutor(16) as threads:
@@ -466,7 +466,7 @@ def longest_gap(gateway: Gateway, busy: Callable[[], object]) -> float:
 
 def test_a_slow_encoder_does_not_block_the_loop(serve: Serve, stub: StubEncoder) -> None:
     """While the encoder takes half a second, others are answered as ever."""
-    gateway = serve()
+    gateway = serve(limits={"decisions_kept": 0})  # every query is scored
     stub.sleep_s = 0.5
     assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) < GAP_S
 
@@ -475,7 +475,7 @@ def test_a_blocked_loop_would_be_noticed(
     serve: Serve, stub: StubEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: the same encoder on the event loop is seen."""
-    gateway = serve()
+    gateway = serve(limits={"decisions_kept": 0})  # every query is scored
     stub.sleep_s = 0.5
 
     async def on_the_loop(self: RoutingWorker, texts: Sequence[str]) -> Scored:
