@@ -118,7 +118,19 @@ def test_torch_has_one_version_everywhere():
 def test_make_setup_takes_everything_from_the_pins():
     """Red when a `pip install` in the Makefile leaves the pins out (torch names its own)."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
-    installs = [line for line in text.splitlines() if "pip install" in line]
+    installs = [line for line in text.splitlines() if "$(BIN)/python -m pip install" in line]
     assert len(installs) == 3
     unpinned = [line for line in installs if "--constraint constraints.txt" not in line]
     assert all("torch==" in line for line in unpinned)
+
+
+def test_every_other_environment_of_the_makefile_is_pinned_whole():
+    """LiteLLM's has a file of its own. Red when a `pip install` there takes whatever is newest."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    others = [line for line in text.splitlines() if "pip install" in line and "$(BIN)" not in line]
+    assert [line.split("--quiet ")[1] for line in others] == ["--requirement $<"]
+    assert re.search(r"^\$\(LITELLM_READY\): benchmarks/litellm-requirements.txt$", text, re.M)
+    lines = (ROOT / "benchmarks/litellm-requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[\w.-]+(\[\w,]+)?==[\w.+!]+", line) for line in pins)

@@ -88,7 +88,7 @@ def drawn(rng: random.Random, number: int) -> Asked:
         body=body | ({"racer": racer} if racer else {}),
         modes={candidate: _mode(rng) for candidate in POOL},
         unlike_rows=bool(twist),
-        leaves_after_s=rng.uniform(0.0, 0.1) if rng.random() < 0.1 else None,
+        leaves_after_s=rng.uniform(0.0, 0.02) if rng.random() < 0.1 else None,
     )
 
 
