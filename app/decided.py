@@ -32,7 +32,7 @@ class Conditions:
         alpha: The risk level in force; None: the calibration's.
         score: The nonconformity score; None: the calibration's.
         group: Which the request says that it belongs to.
-        asked_alpha: Whether the client asked for a risk level.
+        asked_alpha: The risk level that the client asked for, which leaves a remark; None: none.
         caller: Whose key it is.
     """
 

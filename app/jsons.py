@@ -1,6 +1,6 @@
 """JSON that goes out, as bytes.
 
-orjson takes a tenth of the standard library's time. Where it refuses, an integer of more than 64
+orjson takes a fraction of the standard library's time. Where it refuses, an integer of more than 64
 bits or a lone surrogate, the standard library writes, the latter as an escape. NaN goes out as
 null.
 """

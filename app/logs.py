@@ -61,7 +61,7 @@ def written(form: Literal["json", "text"], to: TextIO) -> Generator[None]:
 
 @contextlib.contextmanager
 def _without_origin() -> Generator[None]:
-    """Do not look for what no line says: a third of the time that a line takes."""
+    """Do not look for what no line says: thread, process and the caller's place."""
     names = ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile")
     before = {name: getattr(logging, name) for name in names}
     try:

@@ -152,7 +152,7 @@ def _config(services: Services) -> ReceiptConfig:
 def _collect_seldom() -> None:
     """What is here now stays: to look through it again and again stops everybody for 0.1 s.
 
-    And look for garbage every few requests instead of twice in each, a tenth of a request's time.
+    And look for garbage every few requests instead of in each.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """What is written in one pass of the event loop goes out together.
 
-A server writes the head of an answer and then its body, each a call of the operating system, which
-costs more than everything else that is done to send them.
+A server writes the head of an answer and then its body: one call of the operating system does for
+both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The short way from the gate to the handlers that are asked all day.
 
 FastAPI puts five layers between a request and its handler: they find the route that the gate has
-found already, open stacks that no handler of ours uses, and look for dependencies. That costs more
-than half of what a whole bare proxy does. Handlers stay FastAPI's for the description and for every
-other method; they take the request and the services, and raise our own errors.
+found already, open stacks that no handler of ours uses, and look for dependencies. Handlers stay
+FastAPI's for the description and for every other method; they take the request and the services,
+and raise our own errors.
 """
 
 from __future__ import annotations
