@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 
 from app import cli
@@ -27,11 +28,15 @@ PORT = Settings.model_fields["port"].default
 
 
 def serve_arguments():
-    """CMD as click reads it; ENTRYPOINT must be the console script in front of it."""
+    """CMD as click reads it; ENTRYPOINT must be the console script in front of it.
+
+    Below the group, as `racer` reads it: click keeps a command's help option from its first
+    parse, so one made without the group's settings would lose `-h` for the whole process.
+    """
     assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
     name, *words = RUNTIME.one("CMD").words
-    command = cli.cli.commands[name]
-    return command.make_context(name, words).params
+    group = click.Context(cli.cli, **cli.cli.context_settings)
+    return cli.cli.commands[name].make_context(name, words, parent=group).params
 
 
 def test_hadolint_has_no_complaint():
