@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from app.equality import AnswerReader
 from app.evaluator import Ratings
-from app.fleet.fleet import Reply
+from app.fleet.reply import Reply
 from app.settings import Aggregation
-from app.surfaces.base import Surface
 from app.voting import Collected
 from racer_core.aggregation import early
 from racer_core.aggregation.answers import Equality
@@ -30,7 +29,6 @@ class Ballot:
     Attributes:
         rule: What the configuration says.
         kind: When two answers of this request are the same.
-        surface: How answers are read.
         reader: Reads what they count as.
         stacked: The fitted weights, for the method of that name.
         scores: Router score of every candidate that may be called.
@@ -41,7 +39,6 @@ class Ballot:
 
     rule: Aggregation
     kind: Equality
-    surface: Surface
     reader: AnswerReader
     stacked: StackedVote | None
     scores: Mapping[str, float]
@@ -59,8 +56,9 @@ class Ballot:
 
     async def read(self, reply: Reply) -> str | None:
         """What a reply counts as."""
-        form = self.reader.form(self.kind, self.surface.choices(reply.body))
-        return await self._in_time(form)
+        if not self.reader.waits(self.kind, reply.said):
+            return self.reader.form_at_once(self.kind, reply.said)
+        return await self._in_time(self.reader.form(self.kind, reply.said))
 
     def decided(self, got: Collected, out: Sequence[str]) -> bool:
         """Whether the calls still out can be spared.
@@ -97,7 +95,7 @@ class Ballot:
         return [
             CandidateAnswer(
                 candidate=name,
-                text=self.text(reply),
+                text=reply.text,
                 form=got.forms.get(name),
                 score=self.scores.get(name, 0.0),
                 weight=(weights or {}).get(name),
@@ -106,18 +104,14 @@ class Ballot:
             if among is None or name in among
         ]
 
-    def text(self, reply: Reply) -> str:
-        """The first choice's text; empty where it holds none (a tool call, say)."""
-        return self.surface.choices(reply.body)[0].text or ""
-
     async def cluster(self, got: Collected, among: Collection[str]) -> frozenset[str]:
         """Give open texts the clusters that they belong to; who speaks for each is returned."""
         if self.kind is not Equality.SEMANTIC:
             return frozenset()
         texts = {
-            name: self.text(got.replies[name])
+            name: got.replies[name].text
             for name in among
-            if got.forms.get(name) is None and self._says_something(got.replies[name])
+            if got.forms.get(name) is None and _says_something(got.replies[name])
         }
         if not texts:
             return frozenset()
@@ -136,16 +130,12 @@ class Ballot:
         return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
 
     async def _in_time(self, reading: Awaitable[T]) -> T | None:
-        """What is read by the deadline. What needs no waiting is read even after it."""
+        """What is read by the deadline; None where it is not."""
         try:
             async with asyncio.timeout(self.deadline - time.monotonic()):
                 return await reading
         except TimeoutError:
             return None
-
-    def _says_something(self, reply: Reply) -> bool:
-        first = self.surface.choices(reply.body)[0]
-        return not first.refused and bool((first.text or "").strip())
 
     def _scores_of(self, names: Collection[str]) -> dict[str, float]:
         return {name: self.scores.get(name, 0.0) for name in names}
@@ -157,3 +147,7 @@ class Ballot:
             "options": self.rule.options,
             "stacked": self.stacked,
         }
+
+
+def _says_something(reply: Reply) -> bool:
+    return not reply.said[0].refused and bool(reply.text.strip())

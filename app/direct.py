@@ -45,7 +45,7 @@ class Direct:
             reply = await self._fleet.ask(
                 name, surface, payload, deadline=self._deadline(asked.timeout_s)
             )
-        asked.spend(answer_tokens(surface, asked.fields, reply.body))
+        asked.spend(answer_tokens(asked.fields, reply))
         return surface.named(reply.body, name)
 
     async def stream(self, asked: Named) -> Pump:

@@ -11,13 +11,12 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.offload import off_loop
+from app.offload import SMALL_BYTES
 from app.query import answer_format
 from app.surfaces.base import Said
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
@@ -66,9 +65,19 @@ class AnswerReader:
 
         Of ``semantic`` only tool calls have a form before all answers are there.
         """
-        forms = [await self._form(kind, said) for said in choices]
-        counted = Counter(form for form in forms if form is not None)
-        return max(counted, key=counted.__getitem__) if counted else None  # the first among equals
+        return _most_common([await self._form(kind, said) for said in choices])
+
+    @staticmethod
+    def form_at_once(kind: Equality, choices: Sequence[Said]) -> str | None:
+        """The same, of an answer that :meth:`waits` for nothing."""
+        return _most_common([_text_form(kind, said) for said in choices])
+
+    @staticmethod
+    def waits(kind: Equality, choices: Sequence[Said]) -> bool:
+        """Whether it takes a thread or another process to read such an answer."""
+        return kind is Equality.MATH or any(
+            said.tool_calls or len(said.text or "") > SMALL_BYTES for said in choices
+        )
 
     async def semantic(
         self, texts: Mapping[str, str], scores: Mapping[str, float]
@@ -85,15 +94,27 @@ class AnswerReader:
     async def _form(self, kind: Equality, said: Said) -> str | None:
         if said.tool_calls:
             return await asyncio.to_thread(_calls_form, said.tool_calls)
-        if said.refused or said.text is None or len(said.text) > VOTE_CHARS:
-            return None
-        match kind:
-            case Equality.MATH:
-                return await self._math_form(said.text)
-            case Equality.SEMANTIC | Equality.TOOL_CALL:
-                return None
-            case _:
-                return await off_loop(partial(normalise, kind), said.text)
+        if kind is Equality.MATH and _is_votable(said):
+            return await self._math_form(said.text or "")
+        if len(said.text or "") > SMALL_BYTES:
+            return await asyncio.to_thread(_text_form, kind, said)
+        return _text_form(kind, said)
+
+
+def _text_form(kind: Equality, said: Said) -> str | None:
+    if not _is_votable(said) or kind in (Equality.SEMANTIC, Equality.TOOL_CALL, Equality.MATH):
+        return None
+    return normalise(kind, said.text or "")
+
+
+def _is_votable(said: Said) -> bool:
+    return not said.refused and said.text is not None and len(said.text) <= VOTE_CHARS
+
+
+def _most_common(forms: Sequence[str | None]) -> str | None:
+    """The first among equals."""
+    counted = Counter(form for form in forms if form is not None)
+    return max(counted, key=counted.__getitem__) if counted else None
 
 
 def _calls_form(calls: Sequence[Mapping[str, Any]]) -> str | None:

@@ -217,7 +217,7 @@ class _Labelling:
             self._in_a_row[name] += 1
             return False
         self._in_a_row[name] = 0
-        self._files.add_answer(question, name, self._surface.choices(reply.body)[0].text)
+        self._files.add_answer(question, name, reply.said[0].text)
         return True
 
     async def _grade(self, question: Question, answer: str) -> bool | None:

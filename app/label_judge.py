@@ -66,7 +66,7 @@ class Judge:
         except UpstreamError as exc:
             self.failures[exc.kind] += 1
             return None
-        verdict = _VERDICT.fullmatch(self._surface.choices(reply.body)[0].text or "")
+        verdict = _VERDICT.fullmatch(reply.text)
         if verdict is None:
             self.failures["unreadable_verdict"] += 1
             return None

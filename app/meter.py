@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
 from app.errors import UpstreamError
+from app.fleet.reply import Reply
 from app.surfaces import reading
 from app.surfaces.base import Surface
 
@@ -24,14 +25,14 @@ def prompt_tokens(fields: Mapping[str, Any]) -> int:
     return math.ceil(chars / CHARS_PER_TOKEN)
 
 
-def answer_tokens(surface: Surface, fields: Mapping[str, Any], body: Mapping[str, Any]) -> int:
+def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
     """Tokens of a whole answer: as the candidate counted them, else as they would be estimated."""
-    counted = surface.usage(body).get("total_tokens")
+    counted = reply.usage.get("total_tokens")
     if counted is not None:
         return counted
     chars = sum(
         reading.text_length(said.text) + reading.text_length(list(said.tool_calls))
-        for said in surface.choices(body)
+        for said in reply.said
     )
     return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)
 

@@ -8,39 +8,11 @@ from typing import Any
 
 from app.certificates import Certificate
 from app.evaluator import Ratings
-from app.fleet.fleet import Reply
+from app.fleet.reply import Reply
 from app.routing import Routed
 from app.store import now
-from app.surfaces.base import Said, Surface
 from app.watching.decisions import DecisionNote, Ended
 from racer_core.types import Aggregate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One candidate's answer, as the gateway accounts for it."""
-
-    candidate: str
-    said: tuple[Said, ...]
-    usage: Mapping[str, int]  # tokens as the candidate counted them; empty when it did not
-    seconds: float
-    attempts: int = 1
-
-    @classmethod
-    def of(cls, reply: Reply, surface: Surface) -> Answer:
-        """What a reply says."""
-        return cls(
-            candidate=reply.candidate,
-            said=tuple(surface.choices(reply.body)),
-            usage=surface.usage(reply.body),
-            seconds=reply.seconds,
-            attempts=reply.attempts,
-        )
-
-    def shown(self) -> Any:
-        """Its first choice, for those who want every answer: a text or tool calls."""
-        first = self.said[0] if self.said else Said()
-        return [dict(call) for call in first.tool_calls] or first.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +23,7 @@ class Outcome:
     routed: Routed
     certificate: Certificate  # the routed one, with what happened since
     body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[Reply, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
     cancelled: tuple[str, ...] = ()  # asked, but not waited for: the vote was decided
     unasked: tuple[str, ...] = ()  # the vote was decided before their turn
@@ -146,7 +118,7 @@ class Outcome:
         return [*answered, *failed, *cancelled, *unasked]
 
 
-def used(answers: Sequence[Answer], ratings: Ratings) -> dict[str, int]:
+def used(answers: Sequence[Reply], ratings: Ratings) -> dict[str, int]:
     """Tokens of all calls together."""
     return summed([*(answer.usage for answer in answers), ratings.usage])
 

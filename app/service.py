@@ -15,10 +15,11 @@ from app.certificates import Certificate
 from app.equality import AnswerReader
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.evaluator import Evaluator, Ratings
-from app.fleet.fleet import Fleet, Reply
+from app.fleet.fleet import Fleet
+from app.fleet.reply import Reply
 from app.ids import Ids
 from app.meter import Meter, answer_tokens, prompt_tokens
-from app.outcome import Answer, Outcome, routing_headers, used
+from app.outcome import Outcome, routing_headers, used
 from app.overrides import Overrides
 from app.payload import candidate_payload
 from app.pump import Pump
@@ -167,7 +168,6 @@ class ChatService:
             ballot=Ballot(
                 rule=self._settings.aggregation,
                 kind=kind,
-                surface=request.surface,
                 reader=self._reader,
                 stacked=self._stacked,
                 scores=routed.vote_scores,
@@ -222,7 +222,7 @@ class ChatService:
         """What the candidates came to; ``answer`` is what is returned, before it is stamped."""
         surface, options = turn.request.surface, turn.request.options
         answers = tuple(
-            Answer.of(got.replies[name], surface)
+            got.replies[name]
             for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
             if name in got.replies
         )
@@ -300,7 +300,7 @@ class ChatService:
         medoids = await ballot.cluster(got, voters)
         ratings = await self._evaluator.rate(
             request.query.text,
-            {name: ballot.text(got.replies[name]) for name in voters},
+            {name: got.replies[name].text for name in voters},
             turn.routed.group,
             got.forms,
             deadline=turn.deadline,
@@ -357,7 +357,7 @@ class ChatService:
             decision_id=turn.decision_id,
             routed=turn.routed,
             certificate=turn.routed.certificate,
-            answers=(Answer(candidate=name, said=(), usage=usage, seconds=seconds),),
+            answers=(Reply(candidate=name, body={}, said=(), usage=usage, seconds=seconds),),
             merged=Aggregate(winner=name, text="", votes={}),
             overhead_ms=overhead_ms,
         )
@@ -402,8 +402,8 @@ class ChatService:
 
 def _charge(turn: Turn, got: Collected, outcome: Outcome) -> None:
     """Tell the tokens of the answers that are there, and of who weighed them."""
-    surface, fields = turn.request.surface, turn.request.fields
-    answers = [answer_tokens(surface, fields, reply.body) for reply in got.replies.values()]
+    fields = turn.request.fields
+    answers = [answer_tokens(fields, reply) for reply in got.replies.values()]
     turn.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
 
 

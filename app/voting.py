@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.errors import UpstreamError
-from app.fleet.fleet import Reply
+from app.fleet.reply import Reply
 
 log = logging.getLogger(__name__)
 

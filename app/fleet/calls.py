@@ -15,7 +15,7 @@ import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import aiohttp
 
@@ -35,16 +35,6 @@ LARGE_BYTES: Final = 2**20  # is written in parts, for aiohttp would copy it in 
 PROBE_S: Final = 5.0
 LOOK_S: Final = 0.5  # between two looks at whether a silent connection still exists
 DRAIN_S: Final = 0.02  # for what follows the end of a stream, so that its connection can stay
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """A candidate's whole answer, as it sent it."""
-
-    candidate: str
-    body: dict[str, Any]
-    seconds: float
-    attempts: int = 1
 
 
 @dataclass(slots=True)

@@ -19,12 +19,13 @@ from typing import Any, Self, TypeVar
 
 from app.errors import UpstreamError, UpstreamTimeout
 from app.fleet.callees import open_callees
-from app.fleet.calls import Answer, Calls, Reply
+from app.fleet.calls import Answer, Calls
 from app.fleet.circuit import STATES
 from app.fleet.completions import Completion, Endpoint, completion
 from app.fleet.failures import is_fault, is_unreachable
 from app.fleet.probes import Probes
 from app.fleet.replicas import Callee, Replica
+from app.fleet.reply import Reply
 from app.fleet.retries import Retries
 from app.fleet.stream import pieces_of
 from app.jsons import dumped
@@ -121,9 +122,10 @@ class Fleet:
                 partial(surface.body, candidate),
                 told=lambda body: (body.get("model"), surface.usage(body)),
             )
-        return Reply(
-            candidate=candidate,
-            body=body,
+        return Reply.of(
+            candidate,
+            body,
+            surface,
             seconds=time.monotonic() - started,
             attempts=len(errand.tried),
         )

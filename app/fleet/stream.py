@@ -13,6 +13,7 @@ from app.offload import off_loop
 from app.sse import EventReader
 from app.surfaces import reading
 from app.surfaces.base import Surface
+from app.surfaces.mould import Mould
 from racer_core.errors import InputError
 
 _DONE: Final = "[DONE]"
@@ -32,13 +33,17 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
         return
     seen, finished = set[int](), set[int]()
     said_so = False
+    mould: Mould | None = None
     events = _events(name, answer)
     try:
         async with contextlib.aclosing(events):
             async for data in events:
                 if said_so := data.strip() == _DONE:
                     break
-                piece = surface.piece(name, data)
+                piece = None if mould is None else mould.piece(data)
+                if piece is None:
+                    piece = surface.piece(name, data)
+                    mould = surface.mould(data, piece)
                 for choice, ends in surface.ends(piece).items():
                     seen.add(choice)
                     if ends:

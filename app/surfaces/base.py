@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from app.surfaces.mould import Mould
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
@@ -55,6 +57,10 @@ class Surface(Protocol):
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """Parse one event of its stream. Raises UpstreamError, also when the event is an error."""
+        ...
+
+    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+        """What events that say as little as this one look like; None where that is not known."""
         ...
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:

@@ -21,6 +21,7 @@ class Chat(ChunkedSurface):
 
     path: ClassVar[str] = "chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
+    text_key: ClassVar[str] = "content"
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         message = _readable(name, choice.get("message"))
@@ -31,6 +32,12 @@ class Chat(ChunkedSurface):
 
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         return {**choice, "delta": _readable(name, choice.get("delta") or {})}
+
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        return choice["delta"].get(self.text_key)
+
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        return {**choice, "delta": {**choice["delta"], self.text_key: text}}
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages, then the finish."""

@@ -11,6 +11,7 @@ from app import sse
 from app.errors import UpstreamError
 from app.surfaces import reading
 from app.surfaces.base import Live
+from app.surfaces.mould import Mould
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class ChunkedSurface(ABC):
     n: int = 1
     include_usage: bool = False
     end: ClassVar[bytes] = sse.DONE
+    text_key: ClassVar[str]  # under which a chunk has its text
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.surfaces.base.Surface`."""
@@ -48,6 +50,20 @@ class ChunkedSurface(ABC):
             "choices": [self._checked_part(name, reading.sound(choice)) for choice in asked],
         }
 
+    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+        """See :class:`app.surfaces.base.Surface`."""
+        if len(piece["choices"]) != 1:
+            return None
+        choice = piece["choices"][0]
+        text = self._text_of(choice)
+        if not isinstance(text, str):
+            return None
+
+        def saying(other: str) -> dict[str, Any]:
+            return {**piece, "choices": [self._saying(choice, other)]}
+
+        return Mould.of(data, self.text_key, text, saying)
+
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         """The choice, as clients can read it. Raises UpstreamError unless it says something."""
@@ -55,6 +71,14 @@ class ChunkedSurface(ABC):
     @abstractmethod
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         """A choice of a chunk, likewise; it need not say anything."""
+
+    @abstractmethod
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        """What a checked choice of a chunk has under ``text_key``."""
+
+    @abstractmethod
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """The choice with another text there."""
 
     @abstractmethod
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ class Completions(ChunkedSurface):
 
     path: ClassVar[str] = "completions"
     id_prefix: ClassVar[str] = "cmpl-"
+    text_key: ClassVar[str] = "text"
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(choice.get("text"), str):
@@ -26,6 +27,12 @@ class Completions(ChunkedSurface):
 
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         return self._checked(name, choice)
+
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        return choice["text"]
+
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        return {**choice, self.text_key: text}
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The texts, then the finish."""

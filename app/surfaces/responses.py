@@ -12,6 +12,7 @@ from app import sse
 from app.errors import UpstreamError
 from app.surfaces import reading
 from app.surfaces.base import Live, Said
+from app.surfaces.mould import Mould
 
 _USAGE: Final = {
     "input_tokens": "prompt_tokens",
@@ -50,6 +51,10 @@ class Responses:
         if kind in _WHOLE:
             _checked(name, reading.as_object(name, piece.get("response")))
         return piece
+
+    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+        """None: every event has a number of its own."""
+        return None
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.surfaces.base.Surface`."""

@@ -91,15 +91,16 @@ class Journal:
     async def _run(self) -> None:
         while not self._closing or self._waiting:
             await self._arrived.wait()
-            await _happens(self._hurry, self._gather_s)
+            # A transaction costs much more than a row: under load, too, each one gathers.
+            if len(self._waiting) < BATCH:
+                await _happens(self._hurry, self._gather_s)
             self._hurry.clear()
-            while self._waiting:
-                await self._write_batch()
-                if self._failing and self._closing:
-                    self._give_up()
-                elif self._failing:
-                    await asyncio.sleep(RETRY_S)
-            if not self._closing:
+            await self._write_batch()
+            if self._failing and self._closing:
+                self._give_up()
+            elif self._failing:
+                await asyncio.sleep(RETRY_S)
+            if not self._waiting and not self._closing:
                 self._arrived.clear()
 
     async def _write_batch(self) -> None:

@@ -233,12 +233,14 @@ class Desk:
         self.batches: list[int] = []
         self.dropped = 0
         self.fault: Exception | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
         self.open = threading.Event()
         self.open.set()
 
     def write(self, batch: Sequence[DecisionNote]) -> None:
         """As a store would, on a thread."""
         assert threading.current_thread() is not threading.main_thread()
+        self.meanwhile()
         assert self.open.wait(20)
         if self.fault is not None:
             raise self.fault
@@ -280,6 +282,26 @@ def test_notes_are_written_together_and_in_order() -> None:
     assert desk.written == made
     assert desk.batches == [500, 500, 200]
     assert desk.dropped == 0
+
+
+def test_notes_that_come_while_others_are_written_gather_too() -> None:
+    """Under load a transaction for every few notes would cost more than the requests do."""
+    made = several(60)
+
+    async def story(journal: Journal, desk: Desk) -> None:
+        loop = asyncio.get_running_loop()
+        desk.meanwhile = lambda: loop.call_soon_threadsafe(journal.add, made[1])
+        journal.add(made[0])
+        async with asyncio.timeout(60):
+            await journal.written(made[0].decision_id)
+        desk.meanwhile = lambda: None
+        for each in made[2:]:
+            journal.add(each)
+            await asyncio.sleep(0.001)
+
+    desk = with_journal(story, gather_s=3_600.0)
+    assert desk.written == made
+    assert desk.batches == [1, 59]
 
 
 def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:

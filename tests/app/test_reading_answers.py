@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from app import equality, lifespan
 from app.ballot import Ballot
 from app.equality import VOTE_CHARS, AnswerReader
-from app.fleet.fleet import Reply
+from app.fleet.reply import Reply
 from app.offload import SMALL_BYTES
 from app.settings import Aggregation
 from app.surfaces.base import Said
@@ -124,7 +124,6 @@ def ballot(kind: Equality, deadline: float) -> Ballot:
     return Ballot(
         rule=Aggregation(),
         kind=kind,
-        surface=Chat(n=1),
         reader=AnswerReader(never, never, similarity=0.75, embed_chars=10),  # type: ignore[arg-type]
         stacked=None,
         scores={"adder": 0.5},
@@ -136,7 +135,7 @@ def ballot(kind: Equality, deadline: float) -> Ballot:
 def replied(text: str) -> Reply:
     """A candidate's whole answer."""
     body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
-    return Reply(candidate="adder", body=body, seconds=0.0)
+    return Reply.of("adder", body, Chat())
 
 
 def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from app.ballot import Ballot
 from app.equality import AnswerReader
-from app.fleet.calls import Reply
+from app.fleet.reply import Reply
 from app.settings.aggregation import Aggregation
 from app.surfaces.chat import Chat
 from app.voting import Collected, collect
@@ -205,7 +205,7 @@ def reply(answer: CandidateAnswer) -> Reply:
     """The answer as a candidate sends it."""
     message = {"role": "assistant", "content": answer.text}
     body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
-    return Reply(candidate=answer.candidate, body=body, seconds=0.0)
+    return Reply.of(answer.candidate, body, Chat())
 
 
 def ballot(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Ballot:
@@ -222,7 +222,6 @@ def ballot(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Ballot
             waves="frugal" if mode is Mode.FRUGAL else "all",
         ),
         kind=Equality.CHOICE,
-        surface=Chat(),
         reader=AnswerReader(nobody, nobody, similarity=0.9, embed_chars=1),
         stacked=rule.get("stacked"),
         scores=scores,

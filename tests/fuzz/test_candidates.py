@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.errors import UpstreamError
 from app.fleet.completions import completion
 from app.fleet.failures import retry_after_s
-from app.outcome import Answer
+from app.fleet.reply import Reply
 from app.sse import EventReader
 from app.surfaces.base import Surface
 from app.surfaces.chat import Chat
@@ -161,13 +161,11 @@ def test_any_body_is_an_answer_or_an_error(name: str) -> None:
 
 
 def _check_answer(surface: Surface, body: dict[str, Any]) -> None:
-    said = surface.choices(body)
-    assert said
-    usage = surface.usage(body)
-    assert all(count >= 0 for count in usage.values())
-    answer = Answer(candidate="qwen", said=tuple(said), usage=usage, seconds=0.0)
-    json.dumps(answer.shown(), allow_nan=False)
-    whole = surface.stamped(body, decision_id="d", model="qwen", usage=usage)
+    reply = Reply.of("qwen", body, surface)
+    assert reply.said
+    assert all(count >= 0 for count in reply.usage.values())
+    json.dumps(reply.shown(), allow_nan=False)
+    whole = surface.stamped(body, decision_id="d", model="qwen", usage=reply.usage)
     assert surface.named(whole, "llama")["model"] == "llama"
     events = _read_back(surface.whole_stream(whole, RACER))
     assert RACER in _racers(events[-1])

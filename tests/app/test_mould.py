@@ -1,0 +1,131 @@
+"""Events that are alike but for their text: read as every event is, in a fraction of the time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from app.surfaces.base import Surface
+from app.surfaces.chat import Chat
+from app.surfaces.completions import Completions
+from app.surfaces.mould import Mould
+from app.surfaces.responses import Responses
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
+# Names and values that might be taken for a key, or for the text itself.
+WORDS = st.sampled_from(["content", '"content"', "text", 'x","content":"y', "\\", "a", "", "é"])
+
+
+def chat(text: object, **fields: Any) -> dict[str, Any]:
+    """A chunk as servers send it."""
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+    return {"id": "a", "object": "chat.completion.chunk", "choices": [choice]} | fields
+
+
+def completion(text: object, **fields: Any) -> dict[str, Any]:
+    """The like of a continued prompt."""
+    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
+    return {"id": "a", "object": "text_completion", "choices": [choice]} | fields
+
+
+SHAPES = [(Chat(), chat), (Completions(), completion)]
+FORMS: list[dict[str, Any]] = [
+    {"separators": (",", ":")},
+    {"separators": (", ", ": "), "ensure_ascii": False},
+    {"separators": (",", " :  ")},
+]
+
+
+def mould_of(surface: Surface, data: str) -> Mould | None:
+    """What is learnt from one event."""
+    return surface.mould(data, surface.piece("adder", data))
+
+
+@pytest.mark.parametrize(("surface", "chunk"), SHAPES, ids=["chat", "completions"])
+@pytest.mark.parametrize("form", FORMS, ids=["compact", "spaced", "odd"])
+@given(first=TEXTS, second=TEXTS)
+def test_an_alike_event_is_read_as_it_would_be(
+    surface: Surface, chunk: Any, form: dict[str, Any], first: str, second: str
+) -> None:
+    """Whatever the texts are, and however the server writes JSON."""
+    mould = mould_of(surface, json.dumps(chunk(first), **form))
+    assert mould is not None
+    data = json.dumps(chunk(second), **form)
+    assert mould.piece(data) == surface.piece("adder", data)
+
+
+@given(
+    learnt=st.fixed_dictionaries({"name": WORDS, "value": WORDS, "text": TEXTS | WORDS}),
+    read=st.fixed_dictionaries({"name": WORDS, "value": WORDS, "text": TEXTS | WORDS}),
+    escaped=st.booleans(),
+    deeper=st.booleans(),
+)
+@example(
+    learnt={"name": "content", "value": "a", "text": "a"},
+    read={"name": "content", "value": "b", "text": "a"},
+    escaped=True,
+    deeper=True,
+)
+def test_a_mould_never_says_what_the_event_does_not(
+    learnt: dict[str, str], read: dict[str, str], escaped: bool, deeper: bool
+) -> None:
+    """Fields around the text that look like it, with its key spelled in escapes or not."""
+
+    def event(said: dict[str, str]) -> str:
+        other: Any = {said["name"]: said["value"]}
+        fields = chat(said["text"])
+        if deeper:
+            fields["choices"][0] = {"other": other, **fields["choices"][0]}
+        else:
+            fields = {**other, **fields}
+        data = json.dumps(fields)
+        return data.replace('{"content"', '{"c\\u006fntent"') if escaped else data
+
+    mould = mould_of(Chat(), event(learnt))
+    data = event(read)
+    if mould is not None and (piece := mould.piece(data)) is not None:
+        assert piece == Chat().piece("adder", data)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        chat("b", usage={"total_tokens": 3}),
+        chat("b", id="b"),
+        chat(None),
+        chat(["b"]),
+        {**chat("b"), "choices": []},
+        {**chat("b"), "choices": chat("b")["choices"] * 2},
+    ],
+    ids=["usage", "id", "null", "parts", "no choice", "two choices"],
+)
+def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
+    """It is read in full."""
+    mould = mould_of(Chat(), json.dumps(chat("a")))
+    assert mould is not None
+    assert mould.piece(json.dumps(changed)) is None
+
+
+@pytest.mark.parametrize("raw", ['"\\ud800"', '"a" ,"b":"c"', "1", '"a', "", '"\x01"'])
+def test_what_is_no_text_is_not_alike(raw: str) -> None:
+    """Half a surrogate pair, more than a text, another kind of value, a text that does not end."""
+    data = json.dumps(chat("TEXT"))
+    mould = mould_of(Chat(), data)
+    assert mould is not None
+    assert mould.piece(data.replace('"TEXT"', raw)) is None
+
+
+def test_ends_are_not_cut_out_of_each_other() -> None:
+    """An event shorter than what stands around the text."""
+    mould = Mould('{"a":"', '"a":"b"}', lambda text: {"a": text})
+    assert mould.piece('{"a":"b"}') is None
+
+
+def test_events_with_numbers_have_no_mould() -> None:
+    """Those of /v1/responses."""
+    data = json.dumps({"type": "response.output_text.delta", "delta": "a", "sequence_number": 4})
+    assert mould_of(Responses(), data) is None
