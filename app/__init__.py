@@ -1,1 +1,1 @@
-"""The gateway: HTTP around :mod:`racer_core`. Start at ``main.create_app``."""
+"""The gateway: HTTP around :mod:`racer_core`. Start at ``main.create_gateway``."""

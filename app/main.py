@@ -1,4 +1,4 @@
-"""create_app: middleware, routes, error handlers. No logic."""
+"""The application: routes and error handlers, and what stands in front of them. No logic."""
 
 from __future__ import annotations
 
@@ -35,39 +35,24 @@ from app.routes.answering import GONE, ClientLeft
 from racer_core import __version__
 from racer_core.errors import RacerError
 
+_ANSWERING: Final = (chat, completions, responses, embeddings, route, models)
 
-def create_app(services: Services) -> FastAPI:
-    """Build the gateway around opened services; tests pass other ones."""
-    app = DescribedAPI(
-        title="RACER gateway",
-        version=__version__,
-        summary="Routes each query to a calibrated set of language models and merges their answers",
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would go wherever the Host header says
-    )
-    app.state.services = services
-    answering = (chat, completions, responses, embeddings, route, models)
-    for part in (health, *answering, calibrate, feedback, watching):
-        app.include_router(part.router)
-    app.include_router(health.metrics_router)
-    for kind, handler in {**_FAILED, HTTPException: _http_error}.items():
-        app.add_exception_handler(kind, handler)
+
+def create_gateway(services: Services) -> ASGIApp:
+    """The application behind the gate, around opened services; tests pass other ones.
+
+    FastAPI's own entry is left to the requests that :class:`Straight` does not take: it looks into
+    the environment for each.
+    """
+    log_prompts = services.settings.telemetry.log_prompts
+    app = create_app(services)
     posts: dict[str, Endpoint] = {
         route.path: route.endpoint
-        for part in answering
+        for part in _ANSWERING
         for route in part.router.routes
         if isinstance(route, APIRoute) and route.methods == {"POST"}
     }
-    app.middleware_stack = _front(app, services, posts)
-    return app
-
-
-def _front(app: FastAPI, services: Services, posts: Mapping[str, Endpoint]) -> ASGIApp:
-    """What sees a request before FastAPI does; the innermost first."""
-    log_prompts = services.settings.telemetry.log_prompts
-    stack: ASGIApp = Straight(
-        app.build_middleware_stack(), endpoints=posts, services=services, failed=_FAILED
-    )
+    stack: ASGIApp = Straight(app, endpoints=posts, services=services, failed=_FAILED)
     if services.tracer is not None:
         stack = Traced(stack, tracer=services.tracer, log_prompts=log_prompts)
     stack = Gate(
@@ -80,6 +65,24 @@ def _front(app: FastAPI, services: Services, posts: Mapping[str, Endpoint]) -> A
     return Outermost(
         stack, telemetry=services.telemetry, drain=services.drain, log_prompts=log_prompts
     )
+
+
+def create_app(services: Services) -> FastAPI:
+    """Every route, without a gate."""
+    app = DescribedAPI(
+        title="RACER gateway",
+        version=__version__,
+        summary="Routes each query to a calibrated set of language models and merges their answers",
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would go wherever the Host header says
+    )
+    app.state.services = services
+    for part in (health, *_ANSWERING, calibrate, feedback, watching):
+        app.include_router(part.router)
+    app.include_router(health.metrics_router)
+    for kind, handler in {**_FAILED, HTTPException: _http_error}.items():
+        app.add_exception_handler(kind, handler)
+    return app
 
 
 async def _racer_error(_: Request, exc: Exception) -> Response:

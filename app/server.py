@@ -18,7 +18,7 @@ from app.front.receipt import Receipt, ReceiptConfig
 from app.front.refusals import Refusals
 from app.front.strangers import Strangers
 from app.lifespan import Services, open_services
-from app.main import create_app
+from app.main import create_gateway
 from app.settings import Secrets, Settings
 
 BACKLOG = 2048
@@ -71,6 +71,7 @@ class Server:
 
     async def serve_until_signalled(self) -> None:
         """Serve until SIGTERM or SIGINT."""
+        gc.disable()  # what is loaded stays: until all is there, there is nothing to look for
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -146,7 +147,7 @@ def _config(services: Services) -> ReceiptConfig:
     # Without a data key nobody could show one, and only this machine is served.
     most = limits.connections_per_address if services.keys.has("data") else None
     refusals = Refusals(services.telemetry.connection_refusals)
-    return ReceiptConfig(create_app(services), limits, Strangers(most), refusals)
+    return ReceiptConfig(create_gateway(services), limits, Strangers(most), refusals)
 
 
 def _collect_seldom() -> None:
@@ -157,6 +158,7 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+    gc.enable()
 
 
 def _listen(host: str, port: int, cure: str) -> socket.socket:

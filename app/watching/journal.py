@@ -95,7 +95,8 @@ class Journal:
             if len(self._waiting) < BATCH:
                 await _happens(self._hurry, self._gather_s)
             self._hurry.clear()
-            await self._write_batch()
+            if self._waiting:  # else it is closed, unused
+                await self._write_batch()
             if self._failing and self._closing:
                 self._give_up()
             elif self._failing:

@@ -304,6 +304,15 @@ def test_notes_that_come_while_others_are_written_gather_too() -> None:
     assert desk.batches == [1, 59]
 
 
+def test_a_journal_that_nobody_used_writes_nothing() -> None:
+    """Not even an empty batch."""
+
+    async def story(_journal: Journal, _desk: Desk) -> None:
+        await asyncio.sleep(0)
+
+    assert with_journal(story).batches == []
+
+
 def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
     """``written`` returns once it is there, and at once for one that never waited."""
 

@@ -69,11 +69,13 @@ def routes(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> tuple[Gateway, set[
     """A gateway, and every (method, path) that its application really has."""
     built: list[FastAPI] = []
 
+    create = main.create_app
+
     def create_app(services: Services) -> FastAPI:
-        built.append(main.create_app(services))
+        built.append(create(services))
         return built[0]
 
-    monkeypatch.setattr("app.server.create_app", create_app)
+    monkeypatch.setattr("app.main.create_app", create_app)
     gateway = serve(calibrated=False)
     return gateway, {
         (method, str(route.path))
