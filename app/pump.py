@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
 _QUEUE: Final = 64  # events that may wait for a slow reader before the source waits too
 
+_Item = bytes | Exception | None  # None is the end
+
 
 class Pump:
-    """Iterates ``source`` in a task and hands its items on."""
+    """Iterates ``source`` in a task and hands its items on to one reader."""
 
     def __init__(self, source: AsyncGenerator[bytes]) -> None:
-        self._items: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_QUEUE)
+        self._items: deque[_Item] = deque()
+        self._some = asyncio.Event()
+        self._room = asyncio.Event()
         self._head: bytes | None = None
         self._task = asyncio.create_task(self._drain(source))
 
@@ -27,16 +32,30 @@ class Pump:
         try:
             async with contextlib.aclosing(source):
                 async for item in source:
-                    await self._items.put(item)
+                    self._put(item)
+                    while len(self._items) >= _QUEUE:
+                        self._room.clear()
+                        await self._room.wait()
         except Exception as exc:  # noqa: BLE001 - handed to whoever reads
             end = exc
-        await self._items.put(end)
+        self._put(end)
+
+    def _put(self, item: _Item) -> None:
+        self._items.append(item)
+        self._some.set()
+
+    async def _next(self) -> _Item:
+        if not self._items:
+            self._some.clear()
+            await self._some.wait()
+        self._room.set()
+        return self._items.popleft()
 
     async def started(self, timeout_s: float | None = None) -> None:
         """Wait for the first item, at most so long; an error before it is raised here."""
         try:
             async with asyncio.timeout(timeout_s):
-                head = await self._items.get()
+                head = await self._next()
         except TimeoutError:
             return
         except asyncio.CancelledError:
@@ -45,19 +64,19 @@ class Pump:
         if isinstance(head, Exception):
             raise head
         if head is None:  # an empty source: its end is still to be read
-            self._items.put_nowait(None)
+            self._put(None)
         self._head = head
 
     async def items(self, on_error: Callable[[Exception], bytes]) -> AsyncIterator[bytes]:
         """The items; an error after the first becomes the last item, never a silent end."""
         try:
-            item = self._head or await self._items.get()
+            item = self._head or await self._next()
             while item is not None:
                 if isinstance(item, Exception):
                     yield on_error(item)
                     return
                 yield item
-                item = await self._items.get()
+                item = await self._next()
         finally:
             await self.stop()
 

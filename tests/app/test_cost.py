@@ -1,0 +1,184 @@
+"""What a request costs, in calls of functions: a guard against becoming slower unseen.
+
+Counted and not timed, so that a busy machine changes nothing. The candidates answer inside the
+process; aiohttp and the server's sockets are not counted. A bound is what was counted when it was
+last looked at, and a twentieth more; whoever needs more raises it, and says for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import cProfile
+import json
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from app import settings
+from app.fleet.calls import Calls
+from app.lifespan import open_services
+from app.main import create_gateway
+
+from .conftest import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="the bounds were counted on Python 3.11"
+)
+
+REQUESTS = 40
+SHORT, LONG = 10, 60  # letters of an answer
+BOUNDS = {
+    "a named candidate": 675,
+    "a decision": 620,
+    "a set of one": 1130,
+    "a set of two": 1550,
+    "a letter of a stream": 122,
+}
+App = Callable[..., Awaitable[None]]
+
+
+class Instant:
+    """A candidate's answer that is there at once: whole, or a letter at a time."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        letters = SHORT if "short" in asked["messages"][0]["content"] else LONG
+        self.streams = bool(asked.get("stream"))
+        self.is_whole = False
+        self._letters = iter([*[LETTER] * letters, FINISH, b"data: [DONE]"])
+
+    async def whole(self) -> bytes:
+        """A chat completion."""
+        self.is_whole = True
+        message = {"role": "assistant", "content": "7"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+        return json.dumps({"id": "a", "model": "m", "choices": [choice], "usage": usage}).encode()
+
+    async def part(self) -> bytes:
+        """The next letter."""
+        await asyncio.sleep(0)
+        return next(self._letters, b"") + b"\n\n"
+
+    async def ended(self) -> None:
+        """Nothing follows."""
+        self.is_whole = True
+
+    def close(self) -> None:
+        """There is no connection."""
+
+
+def chunk(letter: str | None) -> bytes:
+    """An event; without a letter it finishes the answer."""
+    delta = {} if letter is None else {"content": letter}
+    choice = {"index": 0, "delta": delta, "finish_reason": None if letter else "stop"}
+    return b"data: " + json.dumps({"id": "a", "model": "m", "choices": [choice]}).encode()
+
+
+LETTER, FINISH = chunk("7"), chunk(None)
+
+
+async def posted(_: Calls, *args: Any, **__: Any) -> Instant:
+    """In the place of a call over the network."""
+    data: bytes = args[3]
+    return Instant(json.loads(data))
+
+
+async def ask(app: App, path: str, body: dict[str, Any]) -> None:
+    """One request, as a server hands it over, to the end of its answer."""
+    data = json.dumps(body).encode()
+    headers = {
+        "host": "127.0.0.1",
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+        "authorization": f"Bearer {DATA_KEY}",
+    }
+    arriving: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    arriving.put_nowait({"type": "http.request", "body": data, "more_body": False})
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(
+        {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+        },
+        arriving.get,
+        send,
+    )
+    assert sent[0]["status"] == 200
+
+
+@contextlib.asynccontextmanager
+async def application(path: Path) -> AsyncGenerator[App]:
+    """What a server would be given."""
+    configured, secrets = settings.load(path, ENVIRONMENT)
+    async with open_services(configured, secrets) as services:
+        yield create_gateway(services)
+
+
+async def calls_of(app: App, path: str, body: dict[str, Any]) -> float:
+    """Calls of functions a request, once everything was asked before."""
+    for _ in range(3):
+        await ask(app, path, body)
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(REQUESTS):
+        await ask(app, path, body)
+    profile.disable()
+    return sum(entry.callcount for entry in profile.getstats()) / REQUESTS
+
+
+def chat(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    """A question to the chat endpoint."""
+    messages = [{"role": "user", "content": text}]
+    return "/v1/chat/completions", {"model": "auto", "messages": messages, **fields}
+
+
+@pytest.fixture
+def calibrated(serve: Serve, tmp_path: Path, artifact: Path) -> Path:
+    """The configuration of a gateway that was calibrated, and is gone."""
+    gateway: Gateway = serve(folder=tmp_path / "cost")
+    assert gateway.ready()["calibration"]
+    return configure(tmp_path / "cost", artifact, "http://127.0.0.1:9/v1")
+
+
+def test_requests_cost_no_more_calls_than_they_did(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind; the bound of a letter is of those that a longer stream has more."""
+    monkeypatch.setattr(Calls, "post", posted)
+
+    async def count() -> dict[str, float]:
+        async with application(calibrated) as app:
+            streams = [
+                await calls_of(app, *chat(f"{ONE} {length}", model=POOL[0], stream=True))
+                for length in ("short", "long")
+            ]
+            return {
+                "a named candidate": await calls_of(app, *chat(ONE, model=POOL[0])),
+                "a decision": await calls_of(app, "/route", {"query": ONE}),
+                "a set of one": await calls_of(app, *chat(ONE)),
+                "a set of two": await calls_of(app, *chat(TWO)),
+                "a letter of a stream": (streams[1] - streams[0]) / (LONG - SHORT),
+            }
+
+    counted = uvloop.run(count())
+    assert {kind: calls for kind, calls in counted.items() if calls > BOUNDS[kind]} == {}
+    # A bound that nothing comes near would guard nothing.
+    assert {kind: calls for kind, calls in counted.items() if calls < 0.8 * BOUNDS[kind]} == {}
