@@ -71,6 +71,7 @@ def _router_options(
 @click.option("--max-tokens", type=click.IntRange(8), default=512, show_default=True)
 @click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="A GPU if there is one.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="What runs natively.")
+@click.option("--forward", type=click.Choice(["transformers", "lean"]), help="`lean` is our own.")
 @click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
 @click.option(
     "--false-abstain-budget",
@@ -96,6 +97,7 @@ def train(
     max_tokens: int,
     backend: str | None,
     dtype: str | None,
+    forward: Any,
     lexical: bool,
     budget: str,
     config: Path | None,
@@ -116,6 +118,7 @@ def train(
         max_tokens=max_tokens,
         backend=backend,
         dtype=dtype,
+        forward=forward,
         lexical=lexical,
     )
     with progress_bars(as_json) as progress:

@@ -34,7 +34,7 @@ class _Layer:
     """Weights of one layer; (out, in) as everywhere in torch."""
 
     qkv: nn.Linear
-    position_keys: Tensor  # (H, d, 2 max_tokens - 1), of falling distance i - j
+    position_keys: Tensor  # (H, d, 2 max_tokens), of falling distance i - j
     position_queries: Tensor  # likewise, of rising distance
     attended: nn.Linear
     attended_norm: nn.LayerNorm
@@ -60,10 +60,15 @@ class LeanDeberta:
         self._max_tokens = max_tokens
         with torch.no_grad():
             positions: Tensor = encoder.get_rel_embedding()
-            buckets = _buckets(encoder, max_tokens).to(positions.device)
-            self._layers = [self._layer(each, positions, buckets) for each in encoder.layer]
+            # One distance more than there is: then a product with them has an even width, and on a
+            # GPU its rows are aligned.
+            distances = torch.arange(1 - max_tokens, max_tokens + 1)
+            rising, falling = (
+                _buckets(encoder, each).to(positions.device) for each in (distances, -distances)
+            )
+            self._layers = [self._layer(each, positions, rising, falling) for each in encoder.layer]
 
-    def _layer(self, layer: Any, positions: Tensor, buckets: Tensor) -> _Layer:
+    def _layer(self, layer: Any, positions: Tensor, rising: Tensor, falling: Tensor) -> _Layer:
         attention, output = layer.attention.self, layer.attention.output
         parts: list[nn.Linear] = [
             attention.query_proj,
@@ -82,8 +87,8 @@ class LeanDeberta:
             qkv=_columns(
                 torch.cat([each.weight for each in parts]), torch.cat([each.bias for each in parts])
             ),
-            position_keys=table(keys, buckets.flip(0)),
-            position_queries=table(queries, buckets),
+            position_keys=table(keys, falling),
+            position_queries=table(queries, rising),
             attended=_columns(output.dense.weight, output.dense.bias),
             attended_norm=output.LayerNorm,
             widened=_columns(layer.intermediate.dense.weight, layer.intermediate.dense.bias),
@@ -97,7 +102,12 @@ class LeanDeberta:
         return 1.0 / math.sqrt(3 * (width // self._heads))
 
     def __call__(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+        *,
+        padded: bool | None = None,
     ) -> Tensor:
         """Hidden states (B, T, D); those of padding mean nothing.
 
@@ -105,13 +115,16 @@ class LeanDeberta:
             input_ids: Shape (B, T).
             attention_mask: Shape (B, T), 0 where ``input_ids`` is padding.
             token_type_ids: Shape (B, T); None is all of type 0.
+            padded: Whether something is padding; None looks, and a GPU must then be waited for.
         """
         batch, tokens = input_ids.shape
         embedded: Tensor = self._embeddings(
             input_ids=input_ids, token_type_ids=token_type_ids, mask=attention_mask
         )
         hidden = embedded.flatten(0, 1)
-        padding = None if bool(attention_mask.all()) else attention_mask[:, None, None, :] == 0
+        if padded is None:
+            padded = not bool(attention_mask.all())
+        padding = attention_mask[:, None, None, :] == 0 if padded else None
         for layer in self._layers:
             hidden = self._attend(layer, hidden, padding, batch, tokens)
             wide = layer.activation(layer.widened(hidden))
@@ -140,12 +153,12 @@ class LeanDeberta:
     def _shifted(self, content: Tensor, positions: Tensor, batch: int, tokens: int) -> Tensor:
         """Content on position, (B, H, T, T), as a view.
 
-        With distances -(T-1) to T-1 in 2T - 1 columns, row i needs columns T-1-i to 2T-2-i: each
+        With distances -(T-1) to T in 2T columns, row i needs columns T-1-i to 2T-2-i: each
         row begins one column before the row above it.
         """
         first = self._max_tokens - tokens
         product = torch.bmm(content, positions[:, :, first : positions.shape[-1] - first])
-        width = 2 * tokens - 1
+        width = 2 * tokens
         return product.as_strided(
             (batch, self._heads, tokens, tokens),
             (tokens * width, batch * tokens * width, width - 1, 1),
@@ -162,11 +175,10 @@ def _columns(weight: Tensor, bias: Tensor) -> nn.Linear:
     return linear
 
 
-def _buckets(encoder: Any, max_tokens: int) -> Tensor:
-    """The row of the position embeddings for each distance i - j from -(T-1) to T-1."""
+def _buckets(encoder: Any, distances: Tensor) -> Tensor:
+    """The row of the position embeddings for each distance i - j."""
     from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 
-    distances = torch.arange(1 - max_tokens, max_tokens)
     span = encoder.max_relative_positions
     if encoder.position_buckets > 0:
         bucket = cast("Callable[[Tensor, int, int], Tensor]", theirs.make_log_bucket_position)

@@ -37,8 +37,8 @@ class HuggingFaceEncoder:
         backend: ``cuda`` or ``cpu``; None takes the GPU when there is one.
         dtype: ``bfloat16`` or ``float32``; None takes bfloat16 on a GPU and on a CPU with matrix
             units for it, else float32.
-        forward: ``lean`` computes the model by our own code, ``transformers`` by theirs; None takes
-            ``lean`` on a CPU where it knows the model.
+        forward: ``lean`` computes the model by our own code, on a GPU by recorded graphs, and
+            ``transformers`` by theirs; None takes ``lean`` on a CPU where it knows the model.
 
     Raises:
         ArtifactError: The model cannot be loaded, or the device is not there.
@@ -58,7 +58,7 @@ class HuggingFaceEncoder:
         from transformers import AutoModel, AutoTokenizer
         from transformers.utils import logging as transformers_logging
 
-        from racer_core.encoder import deberta
+        from racer_core.encoder import deberta, graphs
 
         _check_options(pooling, backend, dtype, forward)
         transformers_logging.disable_progress_bar()  # ours is shown by whoever wants one
@@ -101,8 +101,13 @@ class HuggingFaceEncoder:
             dtype=dtype,
             forward=forward,
         )
+        self._graphs: graphs.Graphs | None = None
         if forward == "lean":
             self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
+            if backend == "cuda":
+                embed = graphs.embedder(self._model, pooling)
+                recorded = graphs.shapes(_BATCH, self.spec.max_tokens)
+                self._graphs = graphs.Graphs(embed, recorded, backend)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Embed texts, longest first and of like length together, so that little is padded."""
@@ -123,7 +128,10 @@ class HuggingFaceEncoder:
     def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
         import torch
 
-        inputs = self._tokenizer.pad(tokens, return_tensors="pt").to(self.spec.backend)
+        inputs = self._tokenizer.pad(tokens, return_tensors="pt")
+        if self._graphs is not None:
+            return self._graphs(inputs["input_ids"], inputs["attention_mask"]).numpy()
+        inputs = inputs.to(self.spec.backend)
         with torch.inference_mode():
             hidden: Any = self._model(**inputs)
             if self.spec.forward == "transformers":

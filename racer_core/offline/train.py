@@ -14,7 +14,7 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoder, Pooling
+from racer_core.encoder.base import Encoder, Forward, Pooling
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
@@ -46,6 +46,7 @@ class EncoderChoice:
     max_tokens: int = 512
     backend: str | None = None
     dtype: str | None = None
+    forward: Forward | None = None
     lexical: bool = False  # hashed character n-grams beside it
 
     def open(self) -> Encoder:
@@ -58,6 +59,7 @@ class EncoderChoice:
             max_tokens=self.max_tokens,
             backend=self.backend,
             dtype=self.dtype,
+            forward=self.forward,
         )
         return HybridEncoder(encoder) if self.lexical else encoder
 

@@ -13,6 +13,9 @@ import pytest
 
 from app.client import GatewayClient
 from racer_core import __version__, artifacts
+from racer_core.encoder.base import Encoder
+from racer_core.errors import ArtifactError
+from racer_core.offline.train import EncoderChoice
 from racer_core.types import LabelledRow, LabelledRows
 
 from .conftest import (
@@ -78,6 +81,7 @@ def test_train_makes_an_artifact_that_validates(racer: Command, tmp_path: Path) 
     assert summary["router"] == "knn"
     assert summary["pool"] == list(POOL)
     assert summary["training_rows"] == 80
+    assert summary["router_settings"]["k"] == 40
     assert artifacts.load(folder).pool == POOL
     path = configure(tmp_path, folder, "http://127.0.0.1:1/v1")
     assert parsed(racer("validate", "--config", path, "--json"))["router"] == "knn"
@@ -94,6 +98,29 @@ def test_train_prints_fields_for_people(racer: Command, tmp_path: Path) -> None:
     assert code == 0
     assert "adder, speller, poet" in out
     assert "━" not in out
+
+
+@pytest.mark.parametrize("forward", [None, "lean", "transformers"])
+def test_train_opens_the_encoder_that_it_was_told(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward: str | None
+) -> None:
+    """Device, format and code; what is not told is the machine's to choose."""
+    opened: list[EncoderChoice] = []
+
+    def stop(choice: EncoderChoice) -> Encoder:
+        opened.append(choice)
+        raise ArtifactError("enough was seen")
+
+    monkeypatch.setattr(EncoderChoice, "open", stop)
+    data = write(tmp_path / "train.jsonl", labelled(0, 40))
+    told = ["--backend", "cuda", "--dtype", "float32", "--forward", forward] if forward else []
+    command = ["train", "--data", data, "--validation", data, "--out", tmp_path / "a", *told]
+    code, _, said = racer(*command)
+    assert code == 2
+    assert "enough was seen" in said
+    (choice,) = opened
+    found = (choice.backend, choice.dtype, choice.forward)
+    assert found == (("cuda", "float32", forward) if forward else (None, None, None))
 
 
 def test_train_binds_the_candidates_of_a_configuration(racer: Command, tmp_path: Path) -> None:

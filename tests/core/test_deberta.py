@@ -12,6 +12,7 @@ from racer_core.encoder.base import EncoderSpec
 from racer_core.encoder.deberta import LeanDeberta, fits
 from racer_core.encoder.huggingface import HuggingFaceEncoder, batches
 from racer_core.errors import ArtifactError
+from racer_core.offline.train import EncoderChoice
 
 WORDS = 100
 MOST = 64
@@ -139,6 +140,13 @@ def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
     found, expected = lean.encode(asked), theirs.encode(asked)
     np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=1e-6)
     assert found.truncated.tolist() == expected.truncated.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("forward", ["transformers", "lean"])
+def test_training_opens_the_forward_that_is_asked_for(tiny_encoder, forward):
+    """Either, whatever would be taken here."""
+    choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
+    assert choice.open().spec.forward == forward
 
 
 @pytest.mark.parametrize("forward", ["transformers", "lean"])

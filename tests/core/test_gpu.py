@@ -1,15 +1,21 @@
-"""The encoder on a CUDA device: what `auto` chooses there, and that it embeds alike."""
+"""The encoder on a CUDA device: what `auto` chooses there, that it embeds alike, and its graphs."""
 
 import numpy as np
 import pytest
 import torch
 
-from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder import graphs
+from racer_core.encoder.deberta import LeanDeberta
+from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from tests.core.test_deberta import MOST, model, texts
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
+
+SHAPES = graphs.shapes(8, MOST)
+LENGTHS = [(1,), (16,), (17, 3), (MOST,), (MOST, 1, 33, 5, 9)]
 
 
 def test_a_gpu_is_taken_in_bfloat16_and_agrees_with_the_cpu(tiny_encoder):
@@ -28,3 +34,81 @@ def test_the_lean_forward_agrees_with_transformers_on_a_gpu(tiny_encoder):
     lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean").encode(texts).embeddings
     theirs = HuggingFaceEncoder(tiny_encoder, **options).encode(texts).embeddings
     np.testing.assert_allclose(lean, theirs, atol=1e-3)  # products may be rounded to TF32
+
+
+def exact(ids, mask):
+    """What transformers embeds in float32 on the CPU, each of length 1."""
+    with torch.inference_mode():
+        hidden = model()(input_ids=ids, attention_mask=mask).last_hidden_state
+        return unit(pool(hidden, mask, "mean"))
+
+
+def unit(rows):
+    """Each of length 1."""
+    return torch.nn.functional.normalize(rows, dim=1)
+
+
+def opened(dtype, shapes):
+    """The lean forward by graphs of these shapes; without any, by none."""
+    lean = LeanDeberta(model(dtype).to("cuda"), MOST)
+    return graphs.Graphs(graphs.embedder(lean, "mean"), shapes, "cuda")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """In bfloat16, of every shape."""
+    return opened(torch.bfloat16, SHAPES)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_graphs_agree_with_transformers_in_float32(recorded, lengths):
+    """In float32 to the rounding of TF32; in bfloat16 to a cosine above 0.99."""
+    ids, mask = texts(*lengths)
+    fine = opened(torch.float32, SHAPES)(ids, mask)
+    np.testing.assert_allclose(unit(fine), exact(ids, mask), atol=1e-3)
+    cosines = (unit(recorded(ids, mask)) * exact(ids, mask)).sum(1)
+    assert (cosines > 0.99).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_replay_gives_what_the_same_kernels_give_without_a_graph(recorded, shape):
+    """Batches of a recorded shape, different ones one after the other: nothing is left over."""
+    plain = opened(torch.bfloat16, ())
+    for seed in range(3):
+        rng = torch.Generator().manual_seed(seed)
+        ids = torch.randint(5, 100, shape, generator=rng)
+        mask = (
+            torch.arange(shape[1]) <= torch.randint(shape[1], (shape[0], 1), generator=rng)
+        ).long()
+        np.testing.assert_allclose(
+            unit(recorded(ids, mask)), unit(plain(ids, mask)), atol=2e-3
+        )  # a library may choose another kernel while it is recorded
+
+
+def test_a_batch_beyond_the_largest_runs_without_a_graph(recorded):
+    """Of nine texts, where eight is the most: as near to float32 as a recorded one."""
+    ids, mask = texts(MOST, *range(1, 9))
+    cosines = (unit(recorded(ids, mask)) * exact(ids, mask)).sum(1)
+    assert (cosines > 0.99).all()
+
+
+def test_a_text_embeds_alike_in_whatever_batch(recorded):
+    """As nearly as bfloat16 allows: other shapes take other kernels, which add in other orders."""
+    ids, mask = texts(20, 7, 40, 20, 3)
+    together = unit(recorded(ids, mask))
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = unit(recorded(ids[row : row + 1, :length], mask[row : row + 1, :length]))
+        assert float(alone[0] @ together[row]) > 0.999
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_encoder_is_opened_with_graphs_where_lean_is_asked_for(tiny_encoder, dtype):
+    """Its rows come back in order, from recorded shapes and from others."""
+    rng = np.random.default_rng(5)
+    asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
+    options = {"backend": "cuda", "dtype": dtype}
+    lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean")
+    fine = HuggingFaceEncoder(tiny_encoder, backend="cpu", dtype="float32")
+    cosines = np.sum(lean.encode(asked).embeddings * fine.encode(asked).embeddings, axis=1)
+    assert lean.spec.forward == "lean"
+    assert (cosines > 0.99).all()

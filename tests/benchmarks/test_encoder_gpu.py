@@ -1,0 +1,132 @@
+"""The encoder's benchmark for GPUs: it runs anywhere, and its figures are computed rightly."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import encoder_gpu
+from benchmarks.encoder_gpu import EAGER, EXACT, FULL, GRAPHS, LEAN, QUICK, named
+
+FILE = Path(encoder_gpu.__file__)
+ALLOWED = {"torch", "transformers", "numpy", "racer_core"}
+
+
+def test_it_needs_nothing_that_a_gpu_machine_may_not_have() -> None:
+    """No other file of this folder, no gateway: three packages and the core."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse(FILE.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add((node.module or "").partition(".")[0])
+    assert imported - sys.stdlib_module_names <= ALLOWED
+    assert imported > ALLOWED
+
+
+def test_a_rehearsal_on_the_cpu_gives_a_whole_document(tmp_path: Path) -> None:
+    """Every arm and shape with its figures; what it says of itself; Markdown for the page."""
+    out = tmp_path / "out.json"
+    command = [sys.executable, str(FILE), "--device", "cpu", "--quick", "--json", str(out)]
+    here = {**os.environ, "PYTHONPATH": "."}
+    done = subprocess.run(command, cwd=FILE.parents[1], env=here, capture_output=True, check=True)
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["markdown"] == done.stdout.decode().removesuffix("\n")
+    arms = [EXACT, EAGER, LEAN, GRAPHS]
+    assert [*document["figures"]] == [*document["agreement"]] == arms
+    assert document["failed"] == {}
+    for shapes in document["figures"].values():
+        assert [*shapes] == [named(each) for each in QUICK.shapes]
+        for of in shapes.values():
+            assert 0 < of["p50_ms"] <= of["p95_ms"]
+            assert of["queries_per_s"] > 0
+            assert of["share_of_matrix_rate"] > 0
+    assert document["agreement"][EXACT]["same_sets"] == 1.0
+    assert document["agreement"][EXACT]["cosine_distance_max"] == 0.0
+    for arm in (EAGER, LEAN, GRAPHS):
+        assert 0 < document["agreement"][arm]["cosine_distance_mean"] < 1e-3
+        assert document["agreement"][arm]["same_sets"] > 0.8
+    (once,) = document["rounds"]
+    assert once["flops_per_s"] > 0
+    assert {len(calls) for of in once["ms"].values() for calls in of.values()} == {QUICK.calls}
+    about = document["manifest"]
+    assert about["rehearsal"]
+    assert {*about["packages"]} == {"torch", "transformers", "numpy"}
+    assert {"commit", "taken_at", "command", "device", "driver", "cuda"} <= about.keys()
+    assert len(document["verdict"]) == 5
+    assert "A rehearsal" in document["markdown"]
+    for each in (*arms, *map(named, QUICK.shapes)):
+        assert f"| {each} |" in document["markdown"]
+
+
+def test_without_a_gpu_it_says_so_and_what_can_be_done(monkeypatch: Any, capsys: Any) -> None:
+    """Instead of figures of a CPU that are taken for a GPU's."""
+    monkeypatch.setattr(sys, "argv", ["encoder_gpu.py"])
+    monkeypatch.setattr(encoder_gpu.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        encoder_gpu.main()
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def a_round(rate: float, **ms: float) -> dict[str, Any]:
+    """One in which every call of an arm took as long, whatever the shape."""
+    names = {"exact": EXACT, "eager": EAGER, "lean": LEAN, "graphs": GRAPHS}
+    took = {names[arm]: {named(each): [of] * 3 for each in FULL.shapes} for arm, of in ms.items()}
+    return {"flops_per_s": rate, "ms": took}
+
+
+def test_figures_by_hand() -> None:
+    """Quantiles over all calls; a share is of the rate of its own round, and counts products."""
+    million = 12 * 12 * 768**2 / 1e6  # weights of the linear layers: 84.9
+    assert encoder_gpu.flops((2, 64), FULL) == pytest.approx(2 * 2 * 64 * million * 1e6)
+    work = encoder_gpu.flops((256, 64), FULL)
+    rounds = [a_round(work * 1e3, exact=2), a_round(work * 2e3, exact=1), a_round(work, exact=4)]
+    of = encoder_gpu.figures(rounds, FULL)[EXACT]["256 x 64"]
+    assert of["p50_ms"] == 2
+    assert of["p95_ms"] == 4
+    assert of["queries_per_s"] == pytest.approx(256 / 2e-3)
+    assert of["share_of_matrix_rate"] == pytest.approx(0.5)  # of 0.5, 0.5 and 0.25
+
+
+def said(ms: Mapping[str, float], rate: float, distance: float, same: float) -> list[str]:
+    """The verdict on a run of one round."""
+    speed = encoder_gpu.figures([a_round(rate, **ms)], FULL)
+    found = {GRAPHS: {"cosine_distance_max": distance, "same_sets": same}}
+    return [each["said"] for each in encoder_gpu.verdict(speed, found, FULL)]
+
+
+def test_an_aim_is_met_up_to_its_bound_and_missed_beyond() -> None:
+    """Each by itself; the latency and its ratio to eager's, and the share, move with the time."""
+    work = encoder_gpu.flops((256, 64), FULL)
+    good = {"exact": 20.0, "eager": 10.0, "lean": 5.0, "graphs": 2.0}
+    rate = work / 2e-3 / 0.35
+    assert said(good, rate * 0.999, 1e-4, 0.995) == ["met"] * 5
+    assert said(good | {"graphs": 2.1}, rate * 0.9, 1e-4, 0.995)[:3] == ["MISSED", "MISSED", "met"]
+    assert said(good | {"eager": 9.9}, rate * 0.9, 1e-4, 0.995)[:2] == ["met", "MISSED"]
+    assert said(good, rate * 1.01, 1e-4, 0.995)[2] == "MISSED"
+    assert said(good, rate * 0.9, 1.1e-4, 0.994)[3:] == ["MISSED", "MISSED"]
+
+
+def test_sets_are_the_same_where_embeddings_are_and_differ_where_they_do() -> None:
+    """Of 1,000 queries: none, few and many differ, as embeddings err by nothing, little and all."""
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((2_000, 32)).astype(np.float32)
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    noise = rng.standard_normal(exact.shape).astype(np.float32) / 32**0.5
+    arms = {EXACT: exact, "near": exact + 1e-3 * noise, "far": noise}
+    found = encoder_gpu.compared(arms, rng)
+    assert found[EXACT]["same_sets"] == 1.0
+    assert 0.95 < found["near"]["same_sets"] < 1.0
+    assert found["far"]["same_sets"] < 0.5
+    assert found["near"]["cosine_distance_mean"] == pytest.approx(5e-7, rel=0.2)
+    assert 1.0 < found[EXACT]["size"] < encoder_gpu.CANDIDATES

@@ -1,0 +1,233 @@
+"""The encoder on a GPU, as far as a CPU can tell: shapes, padding, buffers; not the recording."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from racer_core.encoder import deberta, graphs
+from racer_core.encoder.deberta import LeanDeberta
+from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from tests.core.test_deberta import MOST, model, texts
+
+SHAPES = graphs.shapes(8, MOST)
+
+
+class Repeated:
+    """Runs again what a GPU would have recorded, and counts; results stay where they are."""
+
+    def __init__(self):
+        self.shapes, self.replayed = [], []
+
+    def __call__(self, run):
+        """What a recorder gives."""
+        results = run()
+        mark = len(self.shapes)
+        self.shapes.append(tuple(results.shape))
+
+        def replay():
+            self.replayed.append(mark)
+            results.copy_(run())
+
+        return replay, results
+
+
+def exact(made, ids, mask, pooling="mean"):
+    """What transformers embeds."""
+    with torch.inference_mode():
+        return pool(made(input_ids=ids, attention_mask=mask).last_hidden_state, mask, pooling)
+
+
+# Shapes -----------------------------------------------------------------------------------------
+
+
+@given(
+    most=st.tuples(st.integers(1, 64), st.integers(1, 1_100)),
+    share=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_a_batch_gets_the_smallest_shape_that_holds_it(most, share):
+    """Neither side is more than doubled, or a text longer than 16 tokens; only many run as is."""
+    batch = tuple(max(1, round(part * size)) for part, size in zip(share, most, strict=True))
+    offered = graphs.shapes(*most)
+    found = graphs.fitting(batch, offered)
+    holding = [each for each in offered if each[0] >= batch[0] and each[1] >= batch[1]]
+    if found is None:
+        assert not holding
+        doubled = min(most[0], 2 * batch[0]) * min(most[1], max(16, 2 * batch[1]))
+        assert doubled > 8_192
+    else:
+        assert math.prod(found) == min(map(math.prod, holding)) <= 8_192
+        assert found[0] < 2 * batch[0] or found[0] == 1
+        assert found[1] < max(17, 2 * batch[1])
+
+
+def test_the_shapes_of_the_encoder_are_few():
+    """Each is recorded at the start and keeps buffers; all of them have aligned rows."""
+    offered = graphs.shapes(32, 512)
+    assert len(offered) == len(set(offered)) == 35
+    assert (1, 16) in offered
+    assert (16, 512) in offered
+    assert (32, 512) not in offered
+    assert all(tokens % 8 == 0 for _, tokens in offered)
+
+
+def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
+    """Positions end there: a longer shape would have none for its padding."""
+    assert {tokens for _, tokens in graphs.shapes(1, 40)} == {16, 32, 40}
+    assert graphs.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]
+
+
+# Padding ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("lengths", [(1,), (16,), (17, 3), (MOST,), (MOST, 1, 33, 5, 9)], ids=str)
+@pytest.mark.parametrize("kind", [{}, {"position_biased_input": True, "type_vocab_size": 2}])
+def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
+    """To 1e-5, in float32: more tokens, more texts, and what an earlier batch left behind."""
+    made = model(**kind)
+    run = graphs.Graphs(
+        graphs.embedder(LeanDeberta(made, MOST), pooling), SHAPES, "cpu", Repeated()
+    )
+    run(*texts(*[MOST] * 8))
+    for size, tokens in SHAPES:
+        run(*texts(*[tokens] * size))  # every buffer is full
+    ids, mask = texts(*lengths)
+    np.testing.assert_allclose(run(ids, mask), exact(made, ids, mask, pooling), atol=1e-5)
+
+
+def test_an_embedding_is_the_same_in_whatever_batch():
+    """Alone, among others, and in any row: to 1e-5, in float32."""
+    run = graphs.Graphs(
+        graphs.embedder(LeanDeberta(model(), MOST), "mean"), SHAPES, "cpu", Repeated()
+    )
+    ids, mask = texts(20, 7, 40, 20, 3)
+    together = run(ids, mask)
+    for row, length in enumerate(mask.sum(1).tolist()):
+        alone = run(ids[row : row + 1, :length], mask[row : row + 1, :length])
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-5)
+
+
+def test_nothing_that_is_recorded_looks_at_a_value():
+    """Tensors without values go through: a look would wait for the GPU, which no graph can."""
+    lean = LeanDeberta(model(), MOST)
+    embed = graphs.embedder(lean, "mean")
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        ids = torch.ones((2, 16), dtype=torch.int64)
+        assert embed(ids, ids).shape == (2, 32)
+        with pytest.raises(DataDependentOutputException):
+            lean(ids, ids)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_are_aligned_for_the_kernels_of_a_gpu(monkeypatch, shape):
+    """To 8 numbers, of the bias and of the products that it is made of.
+
+    Else the fused attention copies the bias, and products take slower kernels, in each layer.
+    """
+    strides, attention, product = [], torch.nn.functional.scaled_dot_product_attention, torch.bmm
+
+    def attending(*args, attn_mask, **options):
+        strides.append(attn_mask.stride())
+        return attention(*args, attn_mask=attn_mask, **options)
+
+    def multiplying(*factors):
+        strides.extend(each.stride() for each in factors)
+        strides.append((result := product(*factors)).stride())
+        return result
+
+    monkeypatch.setattr(deberta.F, "scaled_dot_product_attention", attending)
+    monkeypatch.setattr(deberta.torch, "bmm", multiplying)
+    with torch.inference_mode():
+        graphs.embedder(LeanDeberta(model(), MOST), "mean")(*texts(*[shape[1]] * shape[0]))
+    assert len(strides) == 3 * (1 + 2 * 3)  # layers: one attention, two products
+    for *outer, last in strides:
+        assert last == 1
+        assert all(stride % 8 == 0 for stride in outer)
+
+
+# Recordings -------------------------------------------------------------------------------------
+
+
+def tokens_of(shape):
+    """Ids and mask of that shape, nothing padded."""
+    return torch.full(shape, 7), torch.ones(shape, dtype=torch.int64)
+
+
+def test_every_shape_is_recorded_once_and_the_largest_first():
+    """At the start, so that no query waits for it; in this order they share the first's memory."""
+    made = []
+
+    def embed(ids, mask):
+        made.append(tuple(ids.shape))
+        return mask.sum(1, keepdim=True).float()
+
+    offered = [(1, 16), (4, 16), (4, 32), (1, 32)]
+    recorder = Repeated()
+    run = graphs.Graphs(embed, offered, "cpu", recorder)
+    assert made == [(4, 32), (4, 16), (1, 32), (1, 16)]
+    for batch in itertools.product((1, 3, 4), (9, 16, 32)):
+        assert run(*tokens_of(batch)).tolist() == [[float(batch[1])]] * batch[0]
+    assert made[4:] == [made[each] for each in recorder.replayed]
+    assert [made[each] for each in recorder.replayed[:3]] == [(1, 16), (1, 16), (1, 32)]
+    assert len(recorder.shapes) == 4
+
+
+@pytest.mark.parametrize("batch", [(5, 16), (4, 33), (5, 33)], ids=str)
+def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
+    """Without padding and without a recording."""
+    seen, recorder = [], Repeated()
+
+    def embed(ids, mask):
+        seen.append(tuple(ids.shape))
+        return mask.sum(1, keepdim=True).float()
+
+    run = graphs.Graphs(embed, [(4, 16), (4, 32)], "cpu", recorder)
+    assert run(*tokens_of(batch)).shape == (batch[0], 1)
+    assert seen[-1] == batch
+    assert recorder.replayed == []
+
+
+def test_results_are_the_callers_own():
+    """The next batch is computed where these came from."""
+    run = graphs.Graphs(lambda ids, mask: ids.float(), [(2, 16)], "cpu", Repeated())
+    first = run(*tokens_of((2, 16)))
+    run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
+    assert first.tolist() == [[7.0] * 16] * 2
+
+
+def test_rows_that_nobody_asked_for_hold_a_token():
+    """A text of padding alone would attend to nothing."""
+    seen = []
+
+    def embed(ids, mask):
+        seen.append(mask.clone())
+        return ids.float()
+
+    graphs.Graphs(embed, [(4, 16)], "cpu", Repeated())(*tokens_of((1, 2)))
+    assert seen[-1].sum(1).tolist() == [2, 16, 16, 16]
+
+
+# The encoder ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_the_encoder_embeds_alike_by_graphs(tiny_encoder, pooling):
+    """As it would on a GPU, here in float32; cut texts too, more than a batch, in their order."""
+    options = {"backend": "cpu", "dtype": "float32", "pooling": pooling}
+    rng = np.random.default_rng(5)
+    asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
+    plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(asked)
+    encoder, recorder = HuggingFaceEncoder(str(tiny_encoder), **options), Repeated()
+    encoder._graphs = graphs.Graphs(
+        graphs.embedder(encoder._model, pooling), graphs.shapes(32, 64), "cpu", recorder
+    )
+    found = encoder.encode(asked)
+    assert recorder.replayed
+    np.testing.assert_allclose(found.embeddings, plain.embeddings, atol=1e-5)
+    assert found.truncated.tolist() == plain.truncated.tolist()
