@@ -17,7 +17,7 @@ from load import Answer, Ask, Client, Judge, Kind
 from verdict import Arm
 
 SHORT, LONG = 9, 100  # digits of the numbers that are added, and so letters of the answers
-_PINNED = queries.POOL[0]
+PINNED = queries.POOL[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ def running(folder: Path, upstream: rig.Server) -> Generator[list[Way]]:
         gateway = stack.enter_context(rig.gateway(config))
         gateway.calibrate(3)
         ways = [
-            Way(Arm.DIRECT, upstream, Client(upstream.port, "", model=_PINNED)),
+            Way(Arm.DIRECT, upstream, Client(upstream.port, "", model=PINNED)),
             *(_bare(arm, bare, calls) for arm, calls in ((Arm.BARE_1, 1), (Arm.BARE_3, 3))),
         ]
         if peers.litellm_version() is not None:
             litellm = stack.enter_context(peers.litellm(folder, base_url))
-            client = Client(litellm.port, peers.LITELLM_KEY, model=_PINNED)
+            client = Client(litellm.port, peers.LITELLM_KEY, model=PINNED)
             ways.append(Way(Arm.LITELLM, litellm, client))
         ours = partial(Client, gateway.port, rig.KEY)
-        pinned = ours(model=_PINNED, judge=_chosen(load.judged, _by_the_pinned))
+        pinned = ours(model=PINNED, judge=_chosen(load.judged, _by_the_pinned))
         route = ours(path="/route", model=None, judge=_chosen(_decided, _by(1)))
         ways += [Way(Arm.PINNED, gateway, pinned), Way(Arm.ROUTE, gateway, route)]
         for size, arm in enumerate((Arm.SET_1, Arm.SET_2, Arm.SET_3), 1):
@@ -65,7 +65,7 @@ def running(folder: Path, upstream: rig.Server) -> Generator[list[Way]]:
 
 def _bare(arm: Arm, server: rig.Server, calls: int) -> Way:
     path = f"/{calls}/v1/chat/completions"
-    return Way(arm, server, Client(server.port, "", path=path, model=_PINNED))
+    return Way(arm, server, Client(server.port, "", path=path, model=PINNED))
 
 
 def _chosen(judge: Judge, right: Callable[[Answer], bool]) -> Judge:
@@ -83,7 +83,7 @@ def _decided(ask: Ask, answer: Answer) -> tuple[Kind, str]:
 
 
 def _by_the_pinned(answer: Answer) -> bool:
-    return answer.headers[b"x-racer-served-by"].decode() == _PINNED
+    return answer.headers[b"x-racer-served-by"].decode() == PINNED
 
 
 def _by(size: int) -> Callable[[Answer], bool]:
