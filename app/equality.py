@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from app.offload import SMALL_BYTES
 from app.query import answer_format
 from app.surfaces.base import Said
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
 from racer_core.aggregation.semantic import cluster
 
+_SMALL_CHARS: Final = 64 * 2**10  # read in so little time that a thread would cost more
 VOTE_CHARS: Final = 2**20  # of an answer: a thread holds the interpreter while it reads, too
 
 # Options set out line by line, as multiple choice is: "A. ...", "(B) ...", at least A and B.
@@ -69,14 +69,15 @@ class AnswerReader:
 
     @staticmethod
     def form_at_once(kind: Equality, choices: Sequence[Said]) -> str | None:
-        """The same, of an answer that :meth:`waits` for nothing."""
+        """The same, of an answer that :meth:`waits` for nothing, and so calls no tool."""
+        assert not any(said.tool_calls for said in choices)
         return _most_common([_text_form(kind, said) for said in choices])
 
     @staticmethod
     def waits(kind: Equality, choices: Sequence[Said]) -> bool:
         """Whether it takes a thread or another process to read such an answer."""
         return kind is Equality.MATH or any(
-            said.tool_calls or len(said.text or "") > SMALL_BYTES for said in choices
+            said.tool_calls or len(said.text or "") > _SMALL_CHARS for said in choices
         )
 
     async def semantic(
@@ -96,7 +97,7 @@ class AnswerReader:
             return await asyncio.to_thread(_calls_form, said.tool_calls)
         if kind is Equality.MATH and _is_votable(said):
             return await self._math_form(said.text or "")
-        if len(said.text or "") > SMALL_BYTES:
+        if len(said.text or "") > _SMALL_CHARS:
             return await asyncio.to_thread(_text_form, kind, said)
         return _text_form(kind, said)
 

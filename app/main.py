@@ -41,8 +41,8 @@ _ANSWERING: Final = (chat, completions, responses, embeddings, route, models)
 def create_gateway(services: Services) -> ASGIApp:
     """The application behind the gate, around opened services; tests pass other ones.
 
-    FastAPI's own entry is left to the requests that :class:`Straight` does not take: it looks into
-    the environment for each.
+    FastAPI's own entry is left to the requests that :class:`Straight` does not take: for each it
+    looks into the environment, whether its native telemetry is on.
     """
     log_prompts = services.settings.telemetry.log_prompts
     app = create_app(services)

@@ -17,6 +17,7 @@ from app.surfaces.mould import Mould
 from racer_core.errors import InputError
 
 _DONE: Final = "[DONE]"
+_UNLIKE: Final = 8  # events in a row after which no more are supposed to be alike
 _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
 
@@ -34,6 +35,7 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
     seen, finished = set[int](), set[int]()
     said_so = False
     mould: Mould | None = None
+    unlike = 0
     events = _events(name, answer)
     try:
         async with contextlib.aclosing(events):
@@ -41,9 +43,12 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
                 if said_so := data.strip() == _DONE:
                     break
                 piece = None if mould is None else mould.piece(data)
-                if piece is None:
+                if piece is not None:
+                    unlike = 0
+                else:
                     piece = surface.piece(name, data)
-                    mould = surface.mould(data, piece)
+                    unlike += 1
+                    mould = surface.mould(data, piece) if unlike < _UNLIKE else None
                 for choice, ends in surface.ends(piece).items():
                     seen.add(choice)
                     if ends:

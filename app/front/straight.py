@@ -50,7 +50,7 @@ class Straight:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
-        scope["app"] = self._app  # as FastAPI says it
+        scope["app"] = self._app  # what is answered to an error asks the request for it
         request = Request(scope, receive, send)
         try:
             response = await endpoint(request, self._services)

@@ -92,7 +92,7 @@ class Journal:
         while not self._closing or self._waiting:
             await self._arrived.wait()
             # A transaction costs much more than a row: under load, too, each one gathers.
-            if len(self._waiting) < BATCH:
+            if len(self._waiting) < BATCH and not self._closing:
                 await _happens(self._hurry, self._gather_s)
             self._hurry.clear()
             if self._waiting:  # else it is closed, unused

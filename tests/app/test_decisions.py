@@ -304,6 +304,17 @@ def test_notes_that_come_while_others_are_written_gather_too() -> None:
     assert desk.batches == [1, 59]
 
 
+def test_closing_waits_for_no_gathering() -> None:
+    """Whatever is left after a full batch is written at once."""
+    made = several(501)
+
+    async def story(journal: Journal, _: Desk) -> None:
+        for each in made:
+            journal.add(each)
+
+    assert with_journal(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
+
+
 def test_a_journal_that_nobody_used_writes_nothing() -> None:
     """Not even an empty batch."""
 

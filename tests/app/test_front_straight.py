@@ -28,6 +28,8 @@ async def answers(request: Request, services: Any) -> Response:
     match request.url.query:
         case "known":
             raise Kind
+        case "app":
+            return Response(str(request.app is long_way).encode())
         case "unknown":
             raise LookupError
         case _:
@@ -82,3 +84,8 @@ def test_an_error_is_answered_by_its_nearest_kind_and_others_go_out() -> None:
     assert ask("/a/{b}", query="known") == [409, b"Kind"]
     with pytest.raises(LookupError):
         ask("/a/{b}", query="unknown")
+
+
+def test_a_handler_finds_the_application_in_its_request() -> None:
+    """As on the long way."""
+    assert ask("/a/{b}", query="app") == [200, b"True"]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from app.fleet.calls import Answer
+from app.fleet.stream import pieces_of
 from app.surfaces.base import Surface
 from app.surfaces.chat import Chat
 from app.surfaces.completions import Completions
 from app.surfaces.mould import Mould
 from app.surfaces.responses import Responses
+
+from .test_stream_end import Sent
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 # Names and values that might be taken for a key, or for the text itself.
@@ -129,3 +136,60 @@ def test_events_with_numbers_have_no_mould() -> None:
     """Those of /v1/responses."""
     data = json.dumps({"type": "response.output_text.delta", "delta": "a", "sequence_number": 4})
     assert mould_of(Responses(), data) is None
+
+
+# In a stream -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InFull(Chat):
+    """Reads every event."""
+
+    def mould(self, data: str, piece: Any) -> None:
+        """None."""
+
+
+EVENTS = st.lists(
+    st.one_of(
+        TEXTS.map(chat),
+        st.builds(chat, TEXTS, id=st.sampled_from("ab")),
+        st.just({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}),
+        st.just({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0}]}}]}),
+        st.just({"choices": [], "usage": {"total_tokens": 3}}),
+        st.builds(chat, TEXTS, usage=st.fixed_dictionaries({"total_tokens": st.integers(0, 9)})),
+    ),
+    max_size=30,
+)
+
+
+def pieces(surface: Surface, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is read of a stream."""
+    finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    sent = Sent([*map(json.dumps, [*events, finish]), "[DONE]"], None)
+
+    async def read() -> list[dict[str, Any]]:
+        return [piece async for piece in pieces_of("adder", surface, cast("Answer", sent))]
+
+    return asyncio.run(read())
+
+
+@given(events=EVENTS)
+def test_a_stream_is_read_as_if_every_event_were(events: list[dict[str, Any]]) -> None:
+    """Texts among roles, tool calls and counts; also when so many differ that none is learnt."""
+    assert pieces(Chat(), events) == pieces(InFull(), events)
+
+
+def test_moulds_are_used_in_streams_and_given_up_where_none_fits() -> None:
+    """Alike events are learnt from once; where all differ, only from the first few."""
+    learnt: list[str] = []
+
+    class Counting(Chat):
+        def mould(self, data: str, piece: Any) -> Mould | None:
+            learnt.append(data)
+            return Chat.mould(self, data, piece)
+
+    pieces(Counting(), [chat(str(number)) for number in range(100)])
+    assert len(learnt) <= 2  # the first, and the one that finishes
+    learnt.clear()
+    pieces(Counting(), [chat("a", id=str(number)) for number in range(100)])
+    assert len(learnt) < 10
