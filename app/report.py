@@ -29,6 +29,7 @@ def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, A
     return {
         "artifact": str(folder),
         "router": artifact.router.kind,
+        "router_settings": dict(artifact.router.settings()),
         "pool": list(artifact.pool),
         "encoder": artifact.encoder.kind,
         "backend": artifact.encoder.backend,

@@ -156,7 +156,8 @@ def fit_embedded(
     """Train KNN or an MLP on rows that are embedded already; ``losses`` gets one an epoch."""
     settings = _checked(choice)
     if choice.kind == KnnRouter.kind:
-        return KnnRouter.fit(embeddings, labels, reach=max(NEIGHBOURS), **settings)
+        reach = max(NEIGHBOURS)
+        return KnnRouter.fit(embeddings, labels, reach=reach, seed=choice.seed, **settings)
     heard = [] if losses is None else losses
     return MlpRouter.fit(
         embeddings,

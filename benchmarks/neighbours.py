@@ -1,0 +1,327 @@
+"""The nearest of a million training rows: time, memory and recall, and what a set costs on top.
+
+    pip install faiss-cpu   # into an environment of its own; without it its arm is left out
+    python benchmarks/neighbours.py --records mmlu_pro.jsonl.gz \
+      --json benchmarks/results/neighbours.json
+
+Rows and queries are drawn alike: a centre, and around it noise of a given length in all directions.
+Centres are the embeddings of recorded queries, of files in $DATA by the encoder in $MINILM, or
+random directions where none are named. Every arm builds in one process and answers in another,
+which reads what the first one wrote; queries come one at a time. The query's own embedding is no
+part of the times. FAISS's inverted file has as many lists and probes as ours, and finds rows only,
+where the others make scores and patterns of them.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import rig
+from measures import held, quantile
+from safetensors.numpy import load_file, save_file
+from verdict import Goal, aims, number, table
+
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.patterns import PatternModel
+from racer_core.encoder.base import Encoded, EncoderSpec, unit_rows
+from racer_core.encoder.char_ngrams import SPEC
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.offline.selection import NEIGHBOURS
+from racer_core.records.reader import read_rows
+from racer_core.routers.base import Batch
+from racer_core.routers.knn import KnnRouter
+from racer_core.routers.neighbours import Lists
+from racer_core.types import Score
+
+EXACT: Final = "all rows"
+OURS: Final = "lists"
+FAISS: Final = "FAISS, inverted file"
+CANDIDATES: Final = 8
+K, REACH = 40, 200
+CALIBRATION_ROWS: Final = 10_000
+EXACT_TIMED: Final = 40  # queries; comparing with all rows is slow
+ROWS_PER_LIST: Final = 64  # that FAISS's k-means looks at, as ours; its own default is all rows
+AT_ONCE: Final = 8  # queries whose similarities to all rows are in memory together
+ENCODER: Final = Path(__file__).parent / "results" / "encoder_cpu.json"
+ENCODER_RUN, ENCODER_ARM = "2 threads", "lean, float32"
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """An encoder of queries that are embedded already: a text is a number."""
+
+    vectors: np.ndarray
+    spec: EncoderSpec = SPEC
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The rows with these numbers."""
+        rows = self.vectors[[int(text) for text in texts]]
+        return Encoded(rows, np.zeros(len(texts), dtype=bool))
+
+
+def main() -> None:
+    """Measure, and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--queries", type=int, default=1_000)
+    parser.add_argument("--records", nargs="*", default=[], help="labelled rows, files in $DATA")
+    parser.add_argument("--centres", type=int, default=6_000, help="random ones")
+    parser.add_argument("--width", type=int, default=384, help="of random centres")
+    parser.add_argument("--noise", type=float, default=0.5, help="its length; a centre's is 1")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    rng = np.random.default_rng(given.seed)
+    centres = (
+        recorded(given.records)
+        if given.records
+        else unit_rows(rng.standard_normal((given.centres, given.width), np.float32))
+    )
+    manifest = rig.manifest(
+        rows=given.rows,
+        width=centres.shape[1],
+        centres=len(centres),
+        records=given.records,
+        noise=given.noise,
+        seed=given.seed,
+        faiss=metadata.version("faiss-cpu") if find_spec("faiss") else None,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder, "rows.npy"), drawn(centres, given.rows, given.noise, rng))
+        np.save(Path(folder, "queries.npy"), drawn(centres, given.queries, given.noise, rng))
+        arms = measured(Path(folder))
+    document = {"manifest": manifest, "arms": arms, "encoder_s": encoder_s()}
+    document["markdown"] = markdown(document)
+    print(document["markdown"])
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def recorded(files: Sequence[str]) -> np.ndarray:
+    """The embeddings of recorded queries, shape (n, D)."""
+    paths = [Path(os.environ.get("DATA", ""), file) for file in files]
+    texts = [text for path in paths for text in read_rows(path).queries]
+    return HuggingFaceEncoder(os.environ["MINILM"], dtype="float32").encode(texts).embeddings
+
+
+def drawn(centres: np.ndarray, count: int, noise: float, rng: np.random.Generator) -> np.ndarray:
+    """Unit vectors around centres, shape (count, D)."""
+    rows = rng.standard_normal((count, centres.shape[1]), np.float32)
+    rows *= noise / np.sqrt(centres.shape[1])
+    rows += centres[rng.integers(0, len(centres), count)]
+    return unit_rows(rows)
+
+
+def measured(folder: Path) -> dict[str, dict[str, Any]]:
+    """Every arm that can be had here; the neighbours of the first are the true ones."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in (EXACT, OURS, *([FAISS] if find_spec("faiss") else [])):
+        with alone() as process:
+            built = process.submit(build, name, folder).result()
+        with alone() as process:
+            answered, nearest = process.submit(answer, name, folder).result()
+        if name == EXACT:
+            true = nearest
+        recall = {f"recall_{count}": recalled(nearest, true, count) for count in (K, REACH)}
+        found[name] = {**built, **answered, **recall}
+    return found
+
+
+def alone() -> ProcessPoolExecutor:
+    """A fresh process, so that its memory is its own."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def recalled(found: np.ndarray, true: np.ndarray, count: int) -> float:
+    """The share of the ``count`` nearest that are among the first ``count`` found."""
+    pairs = zip(found[:, :count], true[:, :count], strict=True)
+    return float(np.mean([np.isin(one, seen).mean() for seen, one in pairs]))
+
+
+def build(name: str, folder: Path) -> dict[str, Any]:
+    """Write an arm's index; what that took."""
+    rows = np.load(folder / "rows.npy")
+    before = held(os.getpid()).rss_kib
+    begun = time.perf_counter()
+    if name == FAISS:
+        build_faiss(rows, folder)
+    else:
+        labels = np.random.default_rng(1).random((len(rows), CANDIDATES)) < 0.5
+        limit = len(rows) + 1 if name == EXACT else 1
+        # As `racer train` does: made for the most neighbours that validation rows may choose.
+        wide = KnnRouter.fit(rows, labels, K, max(NEIGHBOURS), exact_below=limit)
+        router = wide.reaching(REACH)
+        save_file(dict(router.tensors()), folder / f"{name}.safetensors")
+        (folder / f"{name}.json").write_text(json.dumps(router.settings()), encoding="utf-8")
+    took = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"build_s": took, "build_mib": (peak - before) / 1024}
+
+
+def build_faiss(rows: np.ndarray, folder: Path) -> None:
+    """Its inverted file of whole rows, by cosine, with the lists and probes of ours."""
+    import faiss
+
+    ours = load_file(folder / f"{OURS}.safetensors")
+    lists = len(ours["list_sizes"])
+    centres = faiss.IndexFlatIP(rows.shape[1])
+    index = faiss.IndexIVFFlat(centres, rows.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+    index.cp.max_points_per_centroid = ROWS_PER_LIST
+    index.train(rows)
+    index.add(rows)
+    index.nprobe = int(ours["list_probes"][REACH - 1])
+    faiss.write_index(index, str(folder / FAISS))
+
+
+def answer(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Open an arm's index and ask it; what that took, and the nearest rows of every query."""
+    queries = np.load(folder / "queries.npy")
+    before = held(os.getpid()).rss_kib
+    begun = time.perf_counter()
+    ask, nearest, settings = (open_faiss if name == FAISS else open_router)(name, folder, queries)
+    ask(0)
+    opened = time.perf_counter() - begun
+    count = min(EXACT_TIMED, len(queries)) if name == EXACT else len(queries)
+    timed = [ask(number) for number in range(count)]
+    memory = held(os.getpid()).rss_kib - before
+    spent = {part: [each[part] for each in timed] for part in timed[0]}
+    return {"open_s": opened, "mib": memory / 1024, **settings, **spent}, nearest()
+
+
+Ask = Callable[[int], dict[str, float]]  # of a query's number: the seconds that its parts took
+Opened = tuple[Ask, Callable[[], np.ndarray], Mapping[str, Any]]
+
+
+def open_router(name: str, folder: Path, queries: np.ndarray) -> Opened:
+    """Scores and neighbours' patterns of one query, and its set by `cover`."""
+    settings = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    router = KnnRouter.load(load_file(folder / f"{name}.safetensors"), settings)
+    calibration = calibrated(router)
+    encoder = Embedded(queries)
+
+    def ask(number: int) -> dict[str, float]:
+        begun = time.perf_counter()
+        output = router.predict(Batch([str(number)], encoder))
+        found = time.perf_counter()
+        calibration.decide(b"", output.scores[0].tolist(), neighbours=output.neighbours[0])
+        return {"knn_s": found - begun, "cover_s": time.perf_counter() - found}
+
+    def nearest() -> np.ndarray:
+        parts = np.array_split(queries.astype(np.float64), -(-len(queries) // AT_ONCE))
+        return np.concatenate([router.index.nearest(part, REACH) for part in parts])
+
+    if isinstance(index := router.index, Lists):
+        settings |= {"lists": len(index.sizes), "probes": int(index.probes[REACH - 1])}
+    return ask, nearest, settings
+
+
+def calibrated(router: KnnRouter) -> Calibration:
+    """Random rows: what a set costs depends on shapes alone."""
+    rng = np.random.default_rng(2)
+    patterns = PatternModel.of(router.labels)
+    scores = rng.random((CALIBRATION_ROWS, CANDIDATES))
+    ids = rng.integers(0, len(patterns.frequencies), (CALIBRATION_ROWS, REACH))
+    return Calibration(
+        pool=tuple(f"candidate-{i}" for i in range(CANDIDATES)),
+        fingerprints=(b"",) * CALIBRATION_ROWS,
+        scores=scores,
+        labels=rng.random(scores.shape) < scores,
+        options=CalibrationOptions(score=Score.COVER),
+        neighbours=ids.astype(np.min_scalar_type(len(patterns.frequencies) - 1)),
+        patterns=patterns,
+    )
+
+
+def open_faiss(name: str, folder: Path, queries: np.ndarray) -> Opened:
+    """Rows of one query, and no more."""
+    import faiss
+
+    index = faiss.read_index(str(folder / name))
+
+    def ask(number: int) -> dict[str, float]:
+        begun = time.perf_counter()
+        index.search(queries[number : number + 1], REACH)
+        return {"knn_s": time.perf_counter() - begun}
+
+    settings = {"probes": index.nprobe}
+    return ask, lambda: index.search(queries, REACH)[1], settings
+
+
+def encoder_s() -> float:
+    """The median time of one query in our own forward, as benchmarks/encoder.py measured it."""
+    run = json.loads(ENCODER.read_text(encoding="utf-8"))["runs"][ENCODER_RUN]
+    return statistics.median(
+        each for one in run["rounds"] for each in one["seconds"][ENCODER_ARM]["1"]
+    )
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Where the figures are from, the aims, and a row for each arm."""
+    manifest, arms = document["manifest"], document["arms"]
+    given, ours = manifest["settings"], arms[OURS]
+    both = [sum(each) for each in zip(ours["knn_s"], ours["cover_s"], strict=True)]
+    goals = [
+        Goal("search in lists, p50", 1e3 * quantile(ours["knn_s"], 0.5), 5, unit=" ms"),
+        *(
+            Goal(f"recall of the {count} nearest", 100 * ours[f"recall_{count}"], 99, True, " %")
+            for count in (K, REACH)
+        ),
+        Goal("`cover`, p50", 1e6 * quantile(ours["cover_s"], 0.5), 200, unit=" µs"),
+        Goal(
+            f"both, p50, of the encoder's {1e3 * document['encoder_s']:.0f} ms",
+            100 * quantile(both, 0.5) / document["encoder_s"],
+            5,
+            unit=" %",
+        ),
+    ]
+
+    def row(name: str) -> list[str]:
+        arm = arms[name]
+        return [
+            name,
+            number(arm["build_s"], 0),
+            number(arm["build_mib"], 0),
+            number(arm["open_s"], 1),
+            number(arm["mib"], 0),
+            *(number(1e3 * quantile(arm["knn_s"], q), 2) for q in (0.5, 0.95)),
+            *(f"{arm[f'recall_{count}']:.4f}" for count in (K, REACH)),
+        ]
+
+    head = (
+        "search",
+        "build, s",
+        "memory to build, MiB",
+        "open, s",
+        "memory to answer, MiB",
+        "one query, p50 ms",
+        "p95",
+        f"recall of {K}",
+        f"of {REACH}",
+    )
+    kind = f"the queries of {', '.join(given['records'])}" if given["records"] else "random"
+    told = (
+        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
+        f"{manifest['processor']}, {manifest['cores']} cores, load "
+        f"{manifest['load_average'][0]:.1f} before it began. {given['rows']:,} rows of "
+        f"{given['width']} numbers around {given['centres']:,} centres ({kind}), noise "
+        f"{given['noise']:g}; {len(ours['knn_s']):,} queries. The lists: {ours['lists']:,}, of "
+        f"which {ours['probes']} are probed; recall when that was chosen {ours['recall']:.4f}.\n"
+    )
+    return "\n".join((told, aims(goals), table(head, map(row, arms))))
+
+
+if __name__ == "__main__":
+    main()

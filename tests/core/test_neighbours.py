@@ -1,0 +1,339 @@
+"""Approximate search: exact where it looks, the same everywhere, and refused when damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from racer_core import artifacts
+from racer_core.encoder.base import unit_rows
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.errors import InputError
+from racer_core.routers.base import Batch
+from racer_core.routers.knn import EXACT_BELOW, KnnRouter
+from racer_core.routers.lists import enough, sorted_into_lists
+from racer_core.routers.neighbours import Lists, Scan
+from tests.synthetic import POOL, synthetic_rows
+
+COUNTS = (10, 50)
+
+
+def clustered(seed, rows, centres=60, width=24, noise=0.5):
+    """Unit vectors around centres that depend on no seed."""
+    middle = unit_rows(np.random.default_rng(0).standard_normal((centres, width)))
+    rng = np.random.default_rng(seed)
+    spread = noise / np.sqrt(width) * rng.standard_normal((rows, width))
+    return unit_rows((middle[rng.integers(0, centres, rows)] + spread).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def lists():
+    """Lists of 5,000 rows."""
+    return sorted_into_lists(clustered(1, 5_000), max(COUNTS))
+
+
+def in_order(lists):
+    """The rows of lists as they came."""
+    rows = np.empty_like(lists.embeddings)
+    rows[lists.rows] = lists.embeddings
+    return rows
+
+
+def probing(lists, probes):
+    """The same lists, so many of them probed for any number of neighbours."""
+    return replace(lists, probes=np.array([probes]))
+
+
+@st.composite
+def worlds(draw):
+    """Rows on a coarse lattice, so that many are equally near, and queries among them."""
+    width = draw(st.integers(2, 4))
+    vectors = st.lists(st.integers(-2, 2), min_size=width, max_size=width).filter(any)
+    rows = draw(st.lists(vectors, min_size=4, max_size=60))
+    queries = draw(st.lists(vectors, min_size=1, max_size=4))
+    made = (unit_rows(np.array(each, np.float32)) for each in (rows, queries))
+    return next(made), next(made), draw(st.integers(1, len(rows)))
+
+
+@given(world=worlds(), seed=st.integers(0, 9))
+def test_probing_all_lists_is_exact_search(world, seed):
+    """The same rows in the same order as Scan's, ties included. Red when rows get lost in lists."""
+    rows, queries, reach = world
+    lists = sorted_into_lists(rows, reach, seed)
+    np.testing.assert_array_equal(in_order(lists), rows)
+    everywhere = probing(lists, len(lists.sizes))
+    asked = queries.astype(np.float64)
+    np.testing.assert_array_equal(
+        everywhere.nearest(asked, reach), Scan(rows).nearest(asked, reach)
+    )
+
+
+@given(world=worlds(), seed=st.integers(0, 9), data=st.data())
+def test_what_is_found_is_the_best_of_what_was_probed(world, seed, data):
+    """Whatever is probed: ``reach`` different rows, no nearer one in the lists of those found."""
+    rows, queries, reach = world
+    lists = sorted_into_lists(rows, reach, seed)
+    lists = probing(lists, data.draw(st.integers(1, len(lists.sizes))))
+    owner = np.empty(len(rows), int)
+    owner[lists.rows] = np.repeat(np.arange(len(lists.sizes)), lists.sizes)
+    for query, found in zip(queries, lists.nearest(queries.astype(float), reach), strict=True):
+        assert len(set(found.tolist())) == reach
+        exact = np.round(rows.astype(float) @ query.astype(float), 6)
+        ranked = [(-exact[row], row) for row in found]
+        assert ranked == sorted(ranked)
+        missed = np.setdiff1d(np.flatnonzero(np.isin(owner, owner[found])), found)
+        assert all((-exact[row], row) > ranked[-1] for row in missed)
+
+
+def test_rows_closer_than_the_grid_tie_whatever_single_precision_says():
+    """A thousand rows within 1e-7 of each other: the earliest ones, not the roundest ones."""
+    rng = np.random.default_rng(5)
+    rows = unit_rows((np.ones(64) + 1e-4 * rng.standard_normal((1_000, 64))).astype(np.float32))
+    lists = sorted_into_lists(rows, 5)
+    everywhere = probing(lists, len(lists.sizes))
+    query = unit_rows(np.ones((1, 64), np.float32)).astype(np.float64)
+    assert np.unique(np.round(rows @ query[0], 6)).size == 1
+    assert everywhere.nearest(query, 5).tolist() == [[0, 1, 2, 3, 4]]
+
+
+def test_recall_is_what_was_aimed_at_and_what_is_stored(lists):
+    """On queries of their own: 0.99 of those that vote, and of those that are reported."""
+    queries = clustered(2, 1_000).astype(np.float64)
+    found = lists.nearest(queries, max(COUNTS))
+    exact = Scan(in_order(lists)).nearest(queries, max(COUNTS))
+    for count in COUNTS:
+        pairs = zip(found[:, :count], exact[:, :count], strict=True)
+        recall = np.mean([np.isin(true, seen).mean() for seen, true in pairs])
+        assert recall >= 0.99
+        # 500 held-out rows chose the probes: their mean is off by a few thousandths.
+        assert recall == pytest.approx(lists.recall, abs=0.01)
+    assert lists.recall >= 0.995
+    assert lists.probes.max() < len(lists.sizes) / 4  # or it would be no search in lists
+
+
+@pytest.mark.parametrize("count", [1, 2, 15])  # each needs one more than fewer do
+def test_the_probes_are_as_few_as_find_enough(lists, count):
+    """By search itself, on the rows that were held out: one list less finds too little.
+
+    Red when places are counted from one, or when a row counts as its own neighbour.
+    """
+    held_out = np.random.default_rng(0).permutation(5_000)[:500]
+    rows = in_order(lists)
+
+    def found(index):
+        """The nearest of each without itself."""
+        near = index.nearest(rows[held_out].astype(np.float64), count + 1)
+        return [ids[ids != own][:count] for own, ids in zip(held_out, near, strict=True)]
+
+    exact = found(Scan(rows))
+
+    def recall(probes):
+        pairs = zip(found(probing(lists, probes)), exact, strict=True)
+        return np.mean([np.isin(true, seen).mean() for seen, true in pairs])
+
+    probes = int(lists.probes[count - 1])
+    assert recall(probes) >= lists.recall - 1e-4  # the grid decides a tie otherwise
+    assert recall(probes - 1) < 0.995
+
+
+def test_who_looks_for_more_neighbours_finds_no_fewer_of_the_nearest():
+    """By hand: the nearest of one query in a hundred is in the fourth list, all else in the first.
+
+    0.995 of the nearest need four lists; of the three nearest 0.9967 are in the first one.
+    """
+    places = np.zeros((1_000, 3), int)
+    places[:10, 0] = 3
+    probes, recall = enough(places)
+    assert probes.tolist() == [4, 4, 4]
+    assert recall == 1.0
+    assert enough(places[:, 1:])[0].tolist() == [1, 1]
+
+
+def test_lists_that_hold_too_few_rows_are_not_all_that_is_looked_at(lists):
+    """One list has fewer than 400 rows: more are probed until there are enough."""
+    one = probing(lists, 1)
+    query = clustered(3, 1).astype(np.float64)
+    assert lists.sizes.max() < 400
+    for reach in (400, 5_000):
+        assert len(set(one.nearest(query, reach)[0].tolist())) == reach
+
+
+def test_a_query_has_the_same_neighbours_in_whatever_batch(lists):
+    """Alone, and among 300; in another order too."""
+    queries = clustered(4, 300).astype(np.float64)
+    together = lists.nearest(queries, 50)
+    alone = np.vstack([lists.nearest(query[None], 50) for query in queries])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(lists.nearest(queries[::-1], 50), together[::-1])
+
+
+def test_the_same_rows_make_the_same_lists():
+    """A function of the rows and the seed."""
+    rows = clustered(1, 1_000)
+    first, second, other = (sorted_into_lists(rows, 50, seed) for seed in (3, 3, 4))
+    assert first.settings() == second.settings()
+    for name, tensor in first.tensors().items():
+        np.testing.assert_array_equal(tensor, second.tensors()[name])
+    assert not np.array_equal(first.rows, other.rows)
+
+
+# In a router ------------------------------------------------------------------------------------
+
+
+def router_of(rows, **options):
+    """A KNN on character n-grams of synthetic rows."""
+    embeddings = CharNgramEncoder().encode(rows.queries).embeddings
+    return KnnRouter.fit(embeddings, rows.labels(POOL), k=5, reach=20, **options)
+
+
+def test_below_the_limit_search_and_artifact_are_those_of_exact_search():
+    """Not a tensor and not a setting more; lists from the limit on, which is 100,000 rows."""
+    rows = synthetic_rows(80, seed=3)
+    exact = router_of(rows, exact_below=81)
+    assert isinstance(exact.index, Scan)
+    assert set(exact.tensors()) == {"embeddings", "labels"}
+    assert exact.settings() == {"k": 5, "reach": 20}
+    listed = router_of(rows, exact_below=80)
+    assert isinstance(listed.index, Lists)
+    assert "embeddings" not in listed.tensors()  # who does not know lists takes no rows for others
+    assert EXACT_BELOW == 100_000
+
+
+def test_another_reach_keeps_the_lists_and_their_probes():
+    """Scores on which tau was chosen are those that are served."""
+    router = router_of(synthetic_rows(80, seed=3), exact_below=1)
+    assert router.reaching(7).index is router.index
+    for wanted, got in {
+        7: 7,
+        2: 5,
+        99: 80,
+    }.items():  # never fewer than vote, or more than there are
+        assert router.reaching(wanted).reach == got
+
+
+READ_AND_PREDICT = """
+import hashlib, sys
+from racer_core import artifacts
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.routers.base import Batch
+output = artifacts.load(sys.argv[1]).router.predict(Batch(sys.argv[2:], CharNgramEncoder()))
+print(hashlib.sha256(output.scores.tobytes() + output.neighbours.tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_an_artifact_with_lists_gives_the_same_scores_in_another_process(
+    router_folder, tmp_path, threads
+):
+    """Whatever the threads: calibration and serving may not differ."""
+    artifact = artifacts.load(router_folder)
+    router = router_of(synthetic_rows(600, seed=3), exact_below=1)
+    artifacts.save(replace(artifact, router=router), tmp_path / "listed")
+    queries = synthetic_rows(40, seed=4).queries
+    output = router.predict(Batch(queries, CharNgramEncoder()))
+    again = subprocess.run(
+        [sys.executable, "-c", READ_AND_PREDICT, str(tmp_path / "listed"), *queries],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    expected = hashlib.sha256(output.scores.tobytes() + output.neighbours.tobytes())
+    assert again.stdout.strip() == expected.hexdigest()
+
+
+# Hostile artifacts ------------------------------------------------------------------------------
+
+
+def changed(tensor, place, value):
+    """A copy with one value changed."""
+    copy = tensor.copy()
+    copy[place] = value
+    return copy
+
+
+def moved(sizes, count):
+    """Rows of the first list counted in the second one: their sum stays."""
+    return changed(sizes, [0, 1], [sizes[0] - count, sizes[1] + count])
+
+
+DAMAGE = {
+    "a row twice": ("listed_rows", lambda rows: changed(rows, 0, rows[1])),
+    "a row that is not there": ("listed_rows", lambda rows: changed(rows, 0, 10**12)),
+    "a negative row": ("listed_rows", lambda rows: changed(rows, 0, -1)),
+    "rows are no whole numbers": ("listed_rows", lambda rows: rows.astype(np.float64)),
+    "rows are 2-D": ("listed_rows", lambda rows: rows[None]),
+    "a row less": ("listed_rows", lambda rows: rows[:-1]),
+    "an empty list": ("list_sizes", lambda sizes: moved(sizes, sizes[0])),
+    "a negative list": ("list_sizes", lambda sizes: moved(sizes, sizes[0] + 1)),
+    "a list too few": ("list_sizes", lambda sizes: sizes[:-1]),
+    "a list more": ("list_sizes", lambda sizes: np.append(sizes, 1)),
+    "sizes that wrap around": (
+        "list_sizes",
+        lambda sizes: changed(sizes, range(4), sizes[:4] + 2**62),
+    ),
+    "a list too long": ("list_sizes", lambda sizes: changed(sizes, 0, sizes[0] + 1)),
+    "sizes are no whole numbers": ("list_sizes", lambda sizes: sizes.astype(np.float64)),
+    "sizes are 2-D": ("list_sizes", lambda sizes: sizes[None]),
+    "a centre is no number": ("list_centres", lambda rows: changed(rows, (0, 0), np.nan)),
+    "a centre is infinite": ("list_centres", lambda rows: changed(rows, (0, 0), np.inf)),
+    "a centre too long": ("list_centres", lambda rows: changed(rows, 0, 10.0)),
+    "a centre less": ("list_centres", lambda rows: rows[:-1]),
+    "narrower centres": ("list_centres", lambda rows: rows[:, :-1].copy()),
+    "centres are 1-D": ("list_centres", lambda rows: rows[:, 0].copy()),
+    "centres in double precision": ("list_centres", lambda rows: rows.astype(np.float64)),
+    "a row is no number": ("listed_embeddings", lambda rows: changed(rows, (3, 0), np.nan)),
+    "a row too long": ("listed_embeddings", lambda rows: changed(rows, 3, 1e30)),
+    "an embedding less": ("listed_embeddings", lambda rows: rows[:-1]),
+    "no probes": ("list_probes", lambda probes: probes[:0]),
+    "probes of no list": ("list_probes", lambda probes: changed(probes, 0, 0)),
+    "probes of more lists than there are": ("list_probes", lambda probes: changed(probes, 0, 99)),
+    "probes are no whole numbers": ("list_probes", lambda probes: probes.astype(np.float64)),
+    "probes are 2-D": ("list_probes", lambda probes: probes[None]),
+    "embeddings are 1-D": ("listed_embeddings", lambda rows: rows[:, 0].copy()),
+    "labels are of fewer rows": ("labels", lambda labels: labels[:-1]),
+}
+
+
+@pytest.fixture(scope="module")
+def saved():
+    """Tensors and settings of a router with lists."""
+    router = router_of(synthetic_rows(80, seed=3), exact_below=1)
+    return dict(router.tensors()), dict(router.settings())
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_tensors_that_are_no_lists_are_refused(saved, damage):
+    """When it is loaded: at a request each of these would raise, mislead or read another's row."""
+    tensors, settings = saved
+    name, change = DAMAGE[damage]
+    with pytest.raises(InputError):
+        KnnRouter.load({**tensors, name: change(tensors[name])}, settings)
+
+
+@pytest.mark.parametrize("recall", [-0.1, 1.1, float("nan"), "high", None])
+def test_a_recall_that_is_no_share_is_refused(saved, recall):
+    """It is what people are told of the search."""
+    tensors, settings = saved
+    with pytest.raises(InputError, match="recall"):
+        KnnRouter.load(tensors, {**settings, "recall": recall})
+
+
+def test_what_is_missing_is_missed_by_name(saved):
+    """And no rows of lists are taken for rows in their order."""
+    tensors, settings = saved
+    for name in tensors:
+        missed = "embeddings" if name == "list_sizes" else name
+        with pytest.raises(KeyError, match=missed):
+            KnnRouter.load({key: tensors[key] for key in tensors if key != name}, settings)
+    with pytest.raises(KeyError, match="recall"):
+        KnnRouter.load(tensors, {"k": 5, "reach": 20})
