@@ -12,6 +12,7 @@ RacerError (racer_core.errors)
 ├── UnsupportedBody      content type or encoding that is not read
 ├── Abstained            nobody is called and the operator chose an error for it
 ├── NotReady             no calibration is active yet
+│   └── NoRouter         no artifact is configured
 ├── StoreError           the store cannot be read or written
 │   ├── StoreFull        there is no room on its disk
 │   └── StoreBusy        somebody else has it locked
@@ -84,6 +85,19 @@ class Abstained(RacerError):
 
 class NotReady(RacerError):
     """No calibration is active yet."""
+
+
+class NoRouter(NotReady):
+    """No artifact is configured: candidates are asked by name, and nothing is routed."""
+
+    code = "no_router"
+    lasting = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no artifact is configured, so nothing is routed: name a candidate as the model, or "
+            "train a router with `racer train` and set `artifact`"
+        )
 
 
 class StoreError(RacerError):

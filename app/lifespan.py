@@ -1,8 +1,9 @@
-"""Opens artifact, worker, fleet and store; yields Services; closes in reverse."""
+"""Opens artifact, fleet, store and worker; yields Services; closes in reverse."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from app.active import ActiveCalibration
 from app.calibrating.service import CalibrationService
 from app.direct import Direct
 from app.equality import AnswerReader
-from app.errors import SettingsError
+from app.errors import NoRouter, SettingsError
 from app.fleet.fleet import Fleet
 from app.front.drain import Drain
 from app.front.keys import KeyRing
@@ -33,30 +34,69 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method
 from racer_core.racer import Racer
 
+log = logging.getLogger(__name__)
+
 MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouterServices:
+    """What there is only where an artifact is configured."""
+
+    store: Store
+    active: ActiveCalibration
+    chat: ChatService
+    calibrations: CalibrationService
+    watcher: Watcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What handlers need, opened."""
+    """What handlers need, opened.
+
+    Whoever asks for a part of ``router`` where there is none raises :class:`NoRouter`.
+    """
 
     settings: Settings
     keys: KeyRing
     drain: Drain
     telemetry: Telemetry
     tracer: Tracer | None
-    store: Store
-    active: ActiveCalibration
-    routing: RoutingService
-    chat: ChatService
     direct: Direct
-    calibrations: CalibrationService
-    watcher: Watcher
+    router: RouterServices | None
+
+    @property
+    def store(self) -> Store:
+        """Calibrations and decisions."""
+        return self._routing.store
+
+    @property
+    def chat(self) -> ChatService:
+        """Answers by sets of candidates."""
+        return self._routing.chat
+
+    @property
+    def calibrations(self) -> CalibrationService:
+        """The writer of calibrations."""
+        return self._routing.calibrations
+
+    @property
+    def watcher(self) -> Watcher:
+        """Decisions as they are remembered, and the alarms."""
+        return self._routing.watcher
+
+    @property
+    def _routing(self) -> RouterServices:
+        if self.router is None:
+            raise NoRouter
+        return self.router
 
 
 @asynccontextmanager
 async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[Services]:
     """Open everything, before a socket accepts: what is wrong is one sentence and an exit code.
+
+    Without an artifact only what asks candidates by name is opened: no encoder, and no store.
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
@@ -69,9 +109,36 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         tracer = await stack.enter_async_context(
             open_tracer(settings.telemetry, telemetry.spans_dropped)
         )
-        racer = await asyncio.to_thread(open_racer, settings)
+        racer = None
+        if settings.artifact is None:
+            log.warning("%s", NoRouter())
+        else:
+            racer = await asyncio.to_thread(open_racer, settings)
+        fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
+        router = None
+        if racer is not None:
+            router = await stack.enter_async_context(
+                _open_router(settings, racer, fleet, telemetry, tracer)
+            )
+        await stack.enter_async_context(LoopLag(telemetry.loop_lag))
+        yield Services(
+            settings=settings,
+            keys=KeyRing(settings.access.keys, secrets),
+            drain=Drain(),
+            telemetry=telemetry,
+            tracer=tracer,
+            direct=Direct(settings, fleet),
+            router=router,
+        )
+
+
+@asynccontextmanager
+async def _open_router(
+    settings: Settings, racer: Racer, fleet: Fleet, telemetry: Telemetry, tracer: Tracer | None
+) -> AsyncGenerator[RouterServices]:
+    limits = settings.limits
+    async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, settings.store))
-        limits = settings.limits
         worker = await stack.enter_async_context(
             RoutingWorker(
                 racer,
@@ -81,7 +148,6 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
                 telemetry=telemetry,
             )
         )
-        fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
         active = ActiveCalibration(telemetry)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
         calibrations = await stack.enter_async_context(
@@ -111,25 +177,15 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
             tracer,
         )
         await chat.check()
-        await stack.enter_async_context(LoopLag(telemetry.loop_lag))
-        yield Services(
-            settings=settings,
-            keys=KeyRing(settings.access.keys, secrets),
-            drain=Drain(),
-            telemetry=telemetry,
-            tracer=tracer,
-            store=store,
-            active=active,
-            routing=routing,
-            chat=chat,
-            direct=Direct(settings, fleet),
-            calibrations=calibrations,
-            watcher=watcher,
+        yield RouterServices(
+            store=store, active=active, chat=chat, calibrations=calibrations, watcher=watcher
         )
 
 
 def open_racer(settings: Settings) -> Racer:
     """Load artifact and encoder, and compare them with the configuration. Raises as above."""
+    if settings.artifact is None:
+        raise SettingsError(str(NoRouter()))
     racer = Racer.load(settings.artifact, settings.pool)
     spec, wanted = racer.artifact.encoder, settings.encoder
     for field in ("backend", "dtype"):

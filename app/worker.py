@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
@@ -24,6 +25,11 @@ from racer_core.racer import Racer, Scored
 from racer_core.types import IdArray
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
+_SORTED: Final = 64  # rows of which those of like length are scored together
+# Beside live queries a calibration rests so many times as long as its rows took, so that most
+# queries find the thread free. A query counts as live for so long.
+_REST: Final = 3.0
+_LIVE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class RoutingWorker:
         self._telemetry = telemetry
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
+        self._asked = -math.inf  # when the last query came, monotonic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
         self._pump: asyncio.Task[None] | None = None
 
@@ -96,6 +103,7 @@ class RoutingWorker:
             raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
         item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
+        self._asked = item.since
         self._telemetry.queue_depth.set(len(self._waiting))
         self._arrived.set()
         try:
@@ -109,30 +117,35 @@ class RoutingWorker:
     ) -> Scored:
         """Score many rows from another thread, in slices between which live queries go first.
 
-        Blocks the calling thread, which must not be the event loop's.
+        While there are live queries it takes its time, so that few of them have to wait. Blocks the
+        calling thread, which must not be the event loop's.
 
         Args:
-            texts: Taken a slice at a time.
+            texts: Taken a few at a time.
             progress: Hears how many rows were scored, and of how many, before each slice; what it
                 raises ends the scoring.
         """
-        count = len(texts)
+        count, done = len(texts), 0
         whole: Scored | None = None
-        for start in range(0, count, _ROWS):
+        for rows in _slices(texts):
             if progress is not None:
-                progress(start, count)
-            part = self._thread.submit(self._racer.score, texts[start : start + _ROWS]).result()
+                progress(done, count)
+            some = [texts[row] for row in rows]
+            part, took_s = self._thread.submit(self._timed, some).result()
             whole = whole or _room_for(part, count)
-            rows = slice(start, start + _ROWS)
             whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
             if whole.neighbours is not None and part.neighbours is not None:
                 whole.neighbours[rows] = part.neighbours
+            done += len(rows)
+            if done < count and time.monotonic() - self._asked < _LIVE_S:
+                time.sleep(_REST * took_s)
         if whole is None:
             raise ValueError("there are no rows to score")
         return whole
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embeddings of texts, (B, D), each of length 1; on the encoder's thread."""
+        self._asked = time.monotonic()  # a request waits for it
         loop = asyncio.get_running_loop()
         encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
         return encoded.embeddings
@@ -176,9 +189,22 @@ class RoutingWorker:
         except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
             _fail(batch, exc)
 
+    def _timed(self, texts: Sequence[str]) -> tuple[Scored, float]:
+        started = time.monotonic()
+        return self._racer.score(texts), time.monotonic() - started
+
     async def _on_thread(self, texts: Sequence[str]) -> Scored:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._racer.score, texts)
+
+
+def _slices(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Every row once, a few of like length together: others are padded, or computed apart."""
+    for start in range(0, len(texts), _SORTED):
+        lengths = [len(text) for text in texts[start : start + _SORTED]]
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        for first in range(0, len(order), _ROWS):
+            yield [start + row for row in order[first : first + _ROWS]]
 
 
 def _room_for(part: Scored, count: int) -> Scored:

@@ -33,6 +33,8 @@ ADMIN_KEY = "admin-key-of-the-benchmarks"
 CORES = sorted(os.sched_getaffinity(0))
 GATEWAY_CORES, OTHER_CORES = {CORES[0]}, {CORES[-1]}
 _START_S = 60.0
+# As where the package is installed: bytecode is kept, and not made anew in every start.
+_INSTALLED = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Gateway(Server):
 
     def admin(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Ask as an admin; blocks."""
-        return json.loads(self._ask(path, ADMIN_KEY, body))
+        return json.loads(self._ask(path, ADMIN_KEY, None if body is None else json.dumps(body)))
 
     def metric(self, name: str) -> float:
         """The sum of one metric over its labels; blocks."""
@@ -76,16 +78,33 @@ class Gateway(Server):
         }
         return self.admin("/calibrate", body)["id"]
 
+    def upload(self, rows: str) -> Any:
+        """Calibrate on rows as JSON lines; the job, which has only begun. Blocks."""
+        kind = "application/x-ndjson"
+        return json.loads(self._ask("/calibrate?wait=false", ADMIN_KEY, rows, kind))["job"]
+
+    def cancel(self, job: str) -> None:
+        """Give up a calibration; blocks."""
+        self._ask(f"/calibrations/jobs/{job}", ADMIN_KEY, method="DELETE")
+
     def judge(self, decision: str, correct: dict[str, bool]) -> None:
         """Say which candidates were right, as the client that asked; blocks."""
         body = {"decision_id": decision, "correct": correct}
-        self._ask("/feedback", KEY, body)
+        self._ask("/feedback", KEY, json.dumps(body))
 
-    def _ask(self, path: str, key: str, body: dict[str, Any] | None = None) -> bytes:
+    def _ask(
+        self,
+        path: str,
+        key: str,
+        body: str | None = None,
+        kind: str = "application/json",
+        method: str | None = None,
+    ) -> bytes:
         request = urllib.request.Request(
             self.url + path,
-            None if body is None else json.dumps(body).encode(),
-            {"authorization": f"Bearer {key}", "content-type": "application/json"},
+            None if body is None else body.encode(),
+            {"authorization": f"Bearer {key}", "content-type": kind},
+            method=method,
         )
         with urllib.request.urlopen(request, timeout=120) as response:
             return response.read()
@@ -156,7 +175,7 @@ def listening(
     with (
         log.open("wb") as file,
         process(
-            command, stdout=file, stderr=file, env=os.environ | environment, cwd=HERE.parent
+            command, stdout=file, stderr=file, env=_INSTALLED | environment, cwd=HERE.parent
         ) as started,
     ):
         os.sched_setaffinity(started.pid, GATEWAY_CORES)

@@ -8,9 +8,11 @@ from statistics import median
 from typing import Any
 
 import peers
+import queries
 import rig
 import yaml
 from measures import family
+from verdict import PINNED_ONLY, WITH_TORCH
 
 _DEMO = rig.HERE.parent / "deploy" / "demo"
 Start = Callable[[], AbstractContextManager[rig.Server]]
@@ -29,22 +31,34 @@ def _kinds(folder: Path, upstream: rig.Server) -> dict[str, Start]:
     kinds: dict[str, Start] = {"bare": partial(peers.bare, folder, base_url)}
     if peers.litellm_version() is not None:
         kinds["LiteLLM"] = partial(peers.litellm, folder, base_url)
+    kinds[PINNED_ONLY] = partial(rig.gateway, _pinned(folder, base_url))
     kinds["racer, character n-grams"] = partial(rig.gateway, config)
     if (_DEMO / "router").exists():
-        kinds["racer, the demo's encoder (torch)"] = partial(rig.gateway, _demo(folder, base_url))
+        kinds[WITH_TORCH] = partial(rig.gateway, demo(folder, base_url))
     return kinds
 
 
-def _demo(folder: Path, base_url: str) -> Path:
+def demo(folder: Path, base_url: str, **changes: Any) -> Path:
+    """The configuration of a gateway with the demo's artifact, in a folder of its own."""
     values: dict[str, Any] = yaml.safe_load((_DEMO / "racer.yaml").read_text(encoding="utf-8"))
     for candidate in values["candidates"]:
         candidate["base_url"] = base_url
     (own := folder / "demo").mkdir()
     store = f"sqlite:///{own}/racer.db"
-    return rig.written(own, {**values, "artifact": str(_DEMO / "router"), "store": store})
+    given = {"artifact": str(_DEMO / "router"), "store": store, **changes}
+    return rig.written(own, {**values, **given})
+
+
+def _pinned(folder: Path, base_url: str) -> Path:
+    """Candidates without an artifact."""
+    (own := folder / "pinned").mkdir()
+    candidates = [{"name": name, "base_url": base_url} for name in queries.POOL]
+    return rig.written(own, {"schema_version": 1, "candidates": candidates})
 
 
 def _started(start: Start, times: int) -> dict[str, float]:
+    with start():  # files are in memory from here on, and bytecode is made
+        pass
     seconds: list[float] = []
     mib: list[float] = []
     for _ in range(times):

@@ -29,6 +29,7 @@ class Arm(StrEnum):
 
 
 OURS = (Arm.PINNED, Arm.ROUTE, Arm.SET_1, Arm.SET_2, Arm.SET_3)
+PINNED_ONLY, WITH_TORCH = "racer, no router", "racer, the demo's encoder (torch)"
 # The bare proxy that makes as many calls.
 FLOOR = {Arm.PINNED: Arm.BARE_1, Arm.SET_1: Arm.BARE_1, Arm.SET_3: Arm.BARE_3}
 
@@ -115,6 +116,8 @@ def goals(document: Document) -> list[Goal]:
     ]
     first = added(document, Arm.SET_1, "short", "first_p50_ms")
     again = added(document, Arm.ROUTE, "open", "p50_ms")
+    ready_s = _started(document, WITH_TORCH, "ready_s")
+    rest_mb = _started(document, PINNED_ONLY, "rest_mib") * 2**20 / 1e6
     return [
         *times,
         *delays,
@@ -133,6 +136,8 @@ def goals(document: Document) -> list[Goal]:
             0.3,
             unit=" ms",
         ),
+        Goal(f"`{WITH_TORCH}`: from its start to its first answer", ready_s, 6, unit=" s"),
+        Goal(f"`{PINNED_ONLY}`: memory at rest", rest_mb, 150, unit=" MB"),
     ]
 
 
@@ -140,7 +145,7 @@ def markdown(document: Document) -> str:
     """Where the figures are from, all tables, and the place of the picture."""
     parts = [
         _provenance(document),
-        _goals(goals(document)),
+        aims(goals(document)),
         _throughput(document),
         "![Throughput, and what is added](../benchmarks/results/gateway.png)\n",
         _streams(document),
@@ -169,12 +174,12 @@ def _throughput(document: Document) -> str:
         floor, litellm = FLOOR.get(arm), arm in OURS or arm in (Arm.BARE_1, Arm.BARE_3)
         return [
             arm,
-            _number(typical(document, arm, "closed", "rate"), 0),
+            number(typical(document, arm, "closed", "rate"), 0),
             f"{typical(document, arm, 'closed', 'of_core'):.0%}",
-            _number(typical(document, arm, "closed", "cpu_ms"), 3),
-            _number(ratio(document, arm, floor), 2) if floor else "",
-            _number(ratio(document, arm, Arm.LITELLM), 1) if litellm else "",
-            ", ".join(_number(of(document, arm, "open", each), 2) for each in figures),
+            number(typical(document, arm, "closed", "cpu_ms"), 3),
+            number(ratio(document, arm, floor), 2) if floor else "",
+            number(ratio(document, arm, Arm.LITELLM), 1) if litellm else "",
+            ", ".join(number(of(document, arm, "open", each), 2) for each in figures),
         ]
 
     head = (
@@ -185,7 +190,7 @@ def _throughput(document: Document) -> str:
         "x LiteLLM",
         "added p50, p95, p99 at 60/s, ms",
     )
-    return _table(("plain answers", *head), map(row, _measured(document, "closed")))
+    return table(("plain answers", *head), map(row, _measured(document, "closed")))
 
 
 def _streams(document: Document) -> str:
@@ -194,10 +199,10 @@ def _streams(document: Document) -> str:
         first = [of(document, arm, "short", f"first_{each}_ms") for each in ("p50", "p99")]
         return [
             arm,
-            ", ".join(_number(each, 2) for each in first),
-            _number(typical(document, arm, "short", "cpu_ms"), 2),
-            _number(typical(document, arm, "long", "cpu_ms"), 2),
-            _number(per_letter(document, arm), 0),
+            ", ".join(number(each, 2) for each in first),
+            number(typical(document, arm, "short", "cpu_ms"), 2),
+            number(typical(document, arm, "long", "cpu_ms"), 2),
+            number(per_letter(document, arm), 0),
         ]
 
     direct = document["arms"][Arm.DIRECT]["rounds"][0]
@@ -206,7 +211,7 @@ def _streams(document: Document) -> str:
         for each in ("short", "long")
     )
     head = ("streams at 25/s", "first token: added p50, p99, ms", short, long, "µs a letter")
-    return _table(head, map(row, _measured(document, "short")))
+    return table(head, map(row, _measured(document, "short")))
 
 
 def _load(document: Document) -> str:
@@ -221,7 +226,7 @@ def _load(document: Document) -> str:
             f"{beyond['goodput'] / peak:.0%}{late}",
             f"{beyond['refused'] / max(1, beyond['sent']):.1%}",
             f"{beyond['errors']}",
-            f"{_number(beyond['p99_ms'], 0)}; {_number(beyond['refused_p99_ms'], 0)}",
+            f"{number(beyond['p99_ms'], 0)}; {number(beyond['refused_p99_ms'], 0)}",
             f"{slope[0]:.0f} ({slope[1]:.0f} to {slope[2]:.0f})",
         ]
 
@@ -235,30 +240,37 @@ def _load(document: Document) -> str:
         f"memory over {document['requests']:,} requests, KiB per 1,000 (95 %)",
     )
     arms = [arm for arm in Arm if "beyond" in document["arms"].get(arm, {})]
-    return _table(head, map(row, arms))
+    return table(head, map(row, arms))
 
 
 LATE_MS = 10.0  # the generator's own p99, past which the figures are not the gateway's
 
 
+def _started(document: Document, process: str, figure: str) -> float:
+    return document["starts"].get(process, {}).get(figure, math.nan)
+
+
 def _starts(document: Document) -> str:
     rows = (
-        [name, _number(each["ready_s"], 1), _number(each["rest_mib"], 0)]
+        [name, number(each["ready_s"], 1), number(each["rest_mib"], 0)]
         for name, each in document["starts"].items()
     )
-    return _table(("process", "from its start to its first answer, s", "memory at rest, MiB"), rows)
+    return table(("process", "from its start to its first answer, s", "memory at rest, MiB"), rows)
 
 
-def _goals(found: Sequence[Goal]) -> str:
+def aims(found: Sequence[Goal]) -> str:
+    """What is aimed at, what was seen, and in a word whether it was met."""
+
     def row(goal: Goal) -> list[str]:
         sign = "≥" if goal.least else "≤"
-        seen = f"{_number(goal.seen, 2)}{goal.unit}"
+        seen = f"{number(goal.seen, 2)}{goal.unit}"
         return [goal.name, seen, f"{sign} {goal.bound:g}{goal.unit}", goal.said]
 
-    return _table(("aim", "seen", "aimed at", ""), map(row, found))
+    return table(("aim", "seen", "aimed at", ""), map(row, found))
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -284,5 +296,6 @@ def _median(values: Sequence[float]) -> float:
     return median(values) if values else math.nan
 
 
-def _number(value: float, digits: int) -> str:
+def number(value: float, digits: int) -> str:
+    """As it is written; NaN is a dash."""
     return "–" if math.isnan(value) else f"{value:,.{digits}f}"

@@ -55,14 +55,14 @@ def validate(config: Path, as_json: bool) -> None:
     from app.lifespan import open_racer
 
     configured, _ = settings.load(config)
-    with busy("loading artifact and encoder", as_json):
-        racer = open_racer(configured)
-    result = {
-        "config": str(config),
-        "pool": list(configured.pool),
-        "router": racer.artifact.router.kind,
-        "encoder": racer.encoder.spec.kind,
-        "backend": racer.encoder.spec.backend,
-        "dtype": racer.encoder.spec.dtype,
-    }
+    result: dict[str, Any] = {"config": str(config), "pool": list(configured.pool), "router": None}
+    if configured.artifact is not None:
+        with busy("loading artifact and encoder", as_json):
+            racer = open_racer(configured)
+        result |= {
+            "router": racer.artifact.router.kind,
+            "encoder": racer.encoder.spec.kind,
+            "backend": racer.encoder.spec.backend,
+            "dtype": racer.encoder.spec.dtype,
+        }
     print_json(result) if as_json else out.print(report.fields(result))

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from app import wire
+from app.errors import NoRouter
 from app.lifespan import OpenServices
 from app.openapi import KEYED, content, errors
 
@@ -23,16 +24,21 @@ async def healthz() -> Response:
 
 @router.get(
     "/readyz",
-    summary="Queries can be routed",
+    summary="What is configured can be asked",
     responses=errors(400, 500) | {503: {"description": "Not yet, or no more; `reason` says why."}},
 )
 async def readyz(services: OpenServices) -> Response:
-    """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do."""
-    if services.active.ready:
-        return wire.json_response({"status": "ready", "calibration": services.active.record().id})
-    return wire.json_response(
-        {"status": "not ready", "reason": services.active.why_not}, status=503
-    )
+    """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do.
+
+    Without an artifact 200, too, for candidates can be asked by name; `reason` says so.
+    """
+    if services.router is None:
+        ready = {"status": "ready", "calibration": None, "reason": str(NoRouter())}
+        return wire.json_response(ready)
+    active = services.router.active
+    if active.ready:
+        return wire.json_response({"status": "ready", "calibration": active.record().id})
+    return wire.json_response({"status": "not ready", "reason": active.why_not}, status=503)
 
 
 @metrics_router.get(

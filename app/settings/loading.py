@@ -52,7 +52,8 @@ def _absolute_paths(settings: Settings, folder: Path) -> Settings:
     prefix = "sqlite:///"
     if store.startswith(prefix) and not store.startswith(f"{prefix}/") and store != prefix:
         store = f"{prefix}{folder / store.removeprefix(prefix)}"
-    return settings.model_copy(update={"artifact": folder / settings.artifact, "store": store})
+    artifact = None if settings.artifact is None else folder / settings.artifact
+    return settings.model_copy(update={"artifact": artifact, "store": store})
 
 
 def _parse_yaml(text: str) -> Any:

@@ -25,7 +25,7 @@ class Settings(Frozen):
     schema_version: Literal[1]
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    artifact: Path
+    artifact: Path | None = None  # none: candidates are asked by name, and nothing is routed
     store: str = "sqlite:///racer.db"
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     pools: dict[Name, Pool] = Field(default_factory=dict[str, Pool])
@@ -102,4 +102,6 @@ class Settings(Frozen):
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that a client may name: the router, its named pools, the candidates."""
+        if self.artifact is None:
+            return self.pool
         return (AUTO, *(f"{AUTO}/{name}" for name in self.pools), *self.pool)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, cast
 
 import numpy as np
@@ -304,6 +304,73 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
         assert before < 1_001 == len(racer.batches)
 
     play(scenario)
+
+
+def test_rows_of_like_length_are_scored_together() -> None:
+    """Else an encoder pads them, or computes them one by one; each row gets its own scores."""
+
+    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+        racer.free.set()
+        rows = [str(number * 10 ** (number % 4)) for number in range(100, 250)]
+        scored = await asyncio.to_thread(worker.score_rows, rows)
+        assert scored.scores[:, 0].tolist() == [float(row) for row in rows]
+        assert sorted(chain.from_iterable(racer.batches)) == sorted(rows)
+        lengths = [{len(text) for text in batch} for batch in racer.batches]
+        assert sum(len(found) > 1 for found in lengths) <= 3 * 3  # where one length ends
+
+    play(scenario)
+
+
+class RestingClock(Clock):
+    """Scoring takes a hundredth of a second of it; rests pass at once, and are remembered."""
+
+    def __init__(self) -> None:
+        self.rests: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        """A rest."""
+        self.rests.append(seconds)
+        self.now += seconds
+
+
+def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times as long as each slice took, but the last; alone, or a second later, it does not."""
+    clock = RestingClock()
+    monkeypatch.setattr("app.worker.time", clock)
+
+    @dataclass
+    class Scoring(StubRacer):
+        def score(self, queries: Sequence[str]) -> Scored:
+            clock.now += 0.01
+            return super().score(queries)
+
+    racer = Scoring()
+
+    async def scenario(worker: RoutingWorker) -> None:
+        async def rests_of(rows: int) -> list[float]:
+            clock.rests.clear()
+            texts = [str(number) for number in range(rows)]
+            scored = await asyncio.to_thread(worker.score_rows, texts)
+            assert scored.scores[:, 0].tolist() == [float(n) for n in range(rows)]
+            return clock.rests
+
+        assert await rests_of(12) == []
+        await worker.score("7")
+        assert await rests_of(12) == pytest.approx([0.03] * 2)
+        clock.now += 0.88  # less than a second since the query, until the first rest is over
+        assert await rests_of(12) == pytest.approx([0.03])
+        clock.now += 1.0
+        assert await rests_of(12) == []
+
+    async def run() -> None:
+        worker = RoutingWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, telemetry=Telemetry()
+        )
+        async with worker, asyncio.timeout(10):
+            await scenario(worker)
+
+    racer.free.set()
+    asyncio.run(run())
 
 
 # Through the gateway --------------------------------------------------------------------------

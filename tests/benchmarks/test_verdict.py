@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.verdict import Arm, Goal, added, goals, markdown, per_letter, ratio, typical
+from benchmarks.verdict import (
+    PINNED_ONLY,
+    WITH_TORCH,
+    Arm,
+    Goal,
+    added,
+    goals,
+    markdown,
+    per_letter,
+    ratio,
+    typical,
+)
 
 MACHINE = [1.0, 3.0, 0.5, 2.0]  # how fast it was, round by round
 BEYOND = {
@@ -81,7 +92,11 @@ def a_document(**changes: dict[str, Any] | None) -> dict[str, Any]:
         },
         "beyond": 1.5,
         "requests": 20_000,
-        "starts": {"bare": {"ready_s": 1.0, "rest_mib": 44.0}},
+        "starts": {
+            "bare": {"ready_s": 1.0, "rest_mib": 44.0},
+            PINNED_ONLY: {"ready_s": 1.0, "rest_mib": 100.0},
+            WITH_TORCH: {"ready_s": 5.0, "rest_mib": 400.0},
+        },
         "arms": {Arm[name]: arm for name, arm in arms.items() if arm is not None},
         "wrong": {},
     }
@@ -165,6 +180,12 @@ def test_every_aim_can_be_missed_alone() -> None:
         "`racer, set of 1` streaming",
         "a decision seen before",
     ]
+    started = {PINNED_ONLY: {"rest_mib": 144.0}, WITH_TORCH: {"ready_s": 6.1}}
+    slow = goals(a_document() | {"starts": started})[-2:]
+    assert WITH_TORCH in slow[0].name
+    assert PINNED_ONLY in slow[1].name
+    assert {each.said for each in slow} == {"MISSED"}
+    assert {each.said for each in goals(a_document() | {"starts": {}})[-2:]} == {"not measured"}
 
 
 def test_the_tables_have_all_arms_and_as_many_cells_in_every_row() -> None:

@@ -1,0 +1,251 @@
+"""Queries scored together under load, on a CPU, by an encoder of mDeBERTa-v3-base's shape.
+
+    python benchmarks/batching.py --json benchmarks/results/batching.json
+
+Sixteen clients ask the routing worker, each anew as soon as it has its scores. Once the worker
+scores together what waits, as it does in a gateway; once one query in every forward pass, by our
+own forward and by transformers'. All arms are measured in every round, one after the other, and
+ratios are taken within a round. Weights are random and a word is a token: speed depends on shapes
+alone. Whether a query scored in company has the embedding, the scores and the set that it has alone
+is looked at on the queries of all lengths, mixed.
+"""
+
+import argparse
+import asyncio
+import copy
+import gzip
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import rig
+import torch
+from encoder_export import CONFIG
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import DebertaV2Model, PreTrainedTokenizerFast
+from verdict import Goal, aims, table
+
+from app.telemetry import Telemetry
+from app.worker import RoutingWorker
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.offline.train import train
+from racer_core.racer import Racer
+from racer_core.types import LabelledRow, LabelledRows
+
+CLIENTS = 16
+TOGETHER = 32  # as a gateway's `limits.batch` is
+LENGTHS = (8, 16, 32, 64)  # tokens
+AIM = 3.0
+WORDS = 5_000
+POOL = ("one", "two", "three", "four")
+LEAN, LEAN_ALONE, EAGER_ALONE = (
+    "lean, together",
+    "lean, one a forward",
+    "transformers, one a forward",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Who scores, and how many queries at most in one forward pass."""
+
+    racer: Racer
+    batch: int
+
+
+def main() -> None:
+    """Measure, and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of one arm in one round")
+    parser.add_argument("--records", type=Path, help="rows whose `query` gives lengths, in words")
+    parser.add_argument("--tiny", action="store_true", help="a small model: shows that it runs")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    manifest = rig.manifest(
+        clients=CLIENTS,
+        rounds=given.rounds,
+        threads=torch.get_num_threads(),
+        packages={name: metadata.version(name) for name in ("torch", "transformers")},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arms = opened(Path(folder), tiny=given.tiny)
+        document: dict[str, Any] = {
+            "manifest": manifest,
+            "rounds": rounds(arms, loads(given.records), given.rounds, given.seconds),
+            "same": same(arms[LEAN].racer),
+        }
+    document["markdown"] = markdown(document)
+    print(document["markdown"])
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def opened(folder: Path, *, tiny: bool) -> dict[str, Arm]:
+    """The arms: one model, one router, two ways of computing the model."""
+    name = str(made(folder / "encoder", tiny=tiny))
+    lean, eager = (
+        HuggingFaceEncoder(name, backend="cpu", dtype="float32", forward=forward)
+        for forward in ("lean", "transformers")
+    )
+    artifact = train(rows(1, 80), rows(2, 40), folder / "router", encoder=lean, kind="knn")
+    racer = Racer(artifact, lean)
+    return {
+        LEAN: Arm(racer, TOGETHER),
+        LEAN_ALONE: Arm(racer, 1),
+        EAGER_ALONE: Arm(replace(racer, encoder=eager), 1),
+    }
+
+
+def made(folder: Path, *, tiny: bool) -> Path:
+    """An encoder with random weights, and a tokenizer for which every word is a token."""
+    torch.manual_seed(0)
+    config = copy.deepcopy(CONFIG)
+    if tiny:
+        config.update({"hidden_size": 96, "num_hidden_layers": 2, "intermediate_size": 192})
+    DebertaV2Model(config).save_pretrained(folder)
+    special = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+    words = (*special, *(f"w{number}" for number in range(WORDS)))
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        model_max_length=512,
+    ).save_pretrained(folder)
+    return folder
+
+
+def texts(seed: int, lengths: Iterator[int]) -> Iterator[str]:
+    """Texts of so many tokens each, the two around every text included."""
+    rng = np.random.default_rng(seed)
+    for length in lengths:
+        yield " ".join(f"w{number}" for number in rng.integers(0, WORDS, max(1, length - 2)))
+
+
+def rows(seed: int, count: int) -> LabelledRows:
+    """Short texts and random labels: of the router only its shape matters."""
+    rng = np.random.default_rng(seed)
+    correct = (
+        frozenset(
+            name for name, right in zip(POOL, rng.random(len(POOL)) < 0.6, strict=True) if right
+        )
+        for _ in range(count)
+    )
+    made = texts(seed, itertools.repeat(8))
+    found = (
+        LabelledRow(query=text, correct=right) for text, right in zip(made, correct, strict=False)
+    )
+    return LabelledRows(pool=POOL, rows=tuple(found))
+
+
+def loads(records: Path | None) -> dict[str, Sequence[int]]:
+    """Lengths by their name."""
+    found: dict[str, Sequence[int]] = {f"{length} tokens": (length,) for length in LENGTHS}
+    if records is not None:
+        opener = gzip.open if records.suffix == ".gz" else open
+        with opener(records, "rt", encoding="utf-8") as file:
+            words = [len(json.loads(line)["query"].split()) for line in file]
+        shuffled = np.random.default_rng(0).permutation(words)
+        found["recorded"] = [min(512, int(each) + 2) for each in shuffled]
+    return found
+
+
+def rounds(
+    arms: Mapping[str, Arm], lengths: Mapping[str, Sequence[int]], count: int, seconds: float
+) -> list[dict[str, dict[str, float]]]:
+    """Queries a second of every arm under every load, round by round."""
+    found: list[dict[str, dict[str, float]]] = []
+    for number in range(count):
+        names = [*arms][number % len(arms) :] + [*arms][: number % len(arms)]
+        found.append({load: {} for load in lengths})
+        for load, each in lengths.items():
+            for name in names:
+                asked = texts(number, itertools.cycle(each))
+                rate = asyncio.run(throughput(arms[name], asked, seconds))
+                found[-1][load][name] = rate
+    return found
+
+
+async def throughput(arm: Arm, asked: Iterator[str], seconds: float) -> float:
+    """Queries a second that the clients get together, after a moment to begin in."""
+    done: list[float] = []
+    worker = RoutingWorker(
+        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, telemetry=Telemetry()
+    )
+    async with worker:
+        until = time.perf_counter() + seconds
+
+        async def client() -> None:
+            while time.perf_counter() < until:
+                await worker.score(next(asked))
+                done.append(time.perf_counter())
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    first = done[CLIENTS - 1]  # everybody had a turn
+    return (len(done) - CLIENTS) / (done[-1] - first)
+
+
+def same(racer: Racer) -> dict[str, float]:
+    """How far queries in company are from what they are alone."""
+    asked = list(texts(9, itertools.islice(itertools.cycle(LENGTHS), 64)))
+    calibration = racer.calibrate(rows(3, 100))
+    together = racer.encoder.encode(asked).embeddings
+    alone = np.concatenate([racer.encoder.encode([text]).embeddings for text in asked])
+    scores = np.concatenate([racer.score([text]).scores for text in asked])
+    sets = [racer.route_batch([text], calibration)[0].selected for text in asked]
+    crowd = [each.selected for each in racer.route_batch(asked, calibration)]
+    return {
+        "queries": len(asked),
+        "embedding": float(np.abs(together - alone).max()),
+        "scores": float((racer.score(asked).scores == scores).all(axis=1).mean()),
+        "sets": sum(one == other for one, other in zip(sets, crowd, strict=True)) / len(asked),
+    }
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Where the figures are from, the aims, and a row for each load."""
+    manifest, found, equal = document["manifest"], document["rounds"], document["same"]
+
+    def ratio(load: str, other: str) -> float:
+        return median(each[load][LEAN] / each[load][other] for each in found)
+
+    goals = [
+        Goal(f"{load}: throughput of `{LEAN}`, of `{other}`'s", ratio(load, other), AIM, True, " x")
+        for other in (LEAN_ALONE, EAGER_ALONE)
+        for load in found[0]
+    ]
+    head = ("length", *(f"{arm}: queries/s" for arm in found[0][next(iter(found[0]))]))
+    table_rows = (
+        [load, *(f"{median(each[load][arm] for each in found):.1f}" for arm in arms)]
+        for load, arms in found[0].items()
+    )
+    told = (
+        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
+        f"{manifest['processor']}, {manifest['cores']} cores, load "
+        f"{manifest['load_average'][0]:.1f} before it began; {manifest['settings']['threads']} "
+        f"threads, {CLIENTS} clients, float32, {len(found)} rounds.\n"
+    )
+    agree = (
+        f"\nOf {equal['queries']} queries of all lengths, scored together and alone: embeddings "
+        f"differ by at most {equal['embedding']:.0e} in any coordinate, {equal['scores']:.1%} have "
+        f"the same scores and {equal['sets']:.1%} the same set.\n"
+    )
+    return "\n".join((told, aims(goals), table(head, table_rows))) + agree
+
+
+if __name__ == "__main__":
+    main()

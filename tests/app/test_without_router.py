@@ -1,0 +1,185 @@
+"""A gateway without an artifact: candidates answer by name, and whatever routes says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    POOL,
+    Command,
+    Gateway,
+    candidates,
+    running,
+    until,
+    user,
+)
+from .fake_pool import FakePool
+
+MOST_MB = 150  # resident, once it has answered
+HEAVY = ("torch", "transformers", "tokenizers")
+# `racer serve`, which says in the end whether it looks for garbage, and what it had imported.
+SERVE = f"""
+import atexit, gc, sys
+from app.cli import main
+atexit.register(lambda: print(gc.isenabled(), *(x for x in {HEAVY} if x in sys.modules)))
+main()
+"""
+ROWS = [{"query": "What is 1 plus 2?", "correct": dict.fromkeys(POOL, True)}]
+ASKS: dict[str, tuple[str, Any]] = {
+    "chat": ("/v1/chat/completions", {"model": "auto", "messages": user("one?")}),
+    "stream": (
+        "/v1/chat/completions",
+        {"model": "auto", "messages": user("one?"), "stream": True},
+    ),
+    "completion": ("/v1/completions", {"model": "auto", "prompt": "one?"}),
+    "response": ("/v1/responses", {"model": "auto", "input": "one?"}),
+    "route": ("/route", {"query": "one?"}),
+    "route_and_ask": ("/route", {"query": "one?", "execute": True}),
+    "calibrate": ("/calibrate", {"rows": ROWS}),
+    "activate": ("/calibrations/cal-1/activate", {}),
+    "feedback": ("/feedback", {"decision_id": "chatcmpl-1", "correct": {"adder": True}}),
+    "calibrations": ("/calibrations", None),
+    "jobs": ("/calibrations/jobs", None),
+    "decision": ("/decisions/chatcmpl-1", None),
+    "drift": ("/drift", None),
+    "shadow": ("/shadow/rows", None),
+}
+
+
+def configuration(folder: Path, upstream: str, **changes: Any) -> Path:
+    """Candidates, and no artifact."""
+    values = {"schema_version": 1, "port": 0, "candidates": candidates(upstream), **changes}
+    path = folder / "racer.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def unrouted(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
+    """Served without an artifact."""
+    with running(configuration(tmp_path, pool.url), ENVIRONMENT) as gateway:
+        yield gateway
+
+
+def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> None:
+    """Whole and streaming, on each surface; who answered is said, and nobody else is asked."""
+    pool.say("poet", "a rose")
+    chat = unrouted.ask("a poem?", model="poet")
+    assert chat.status_code == 200
+    assert chat.headers["x-racer-served-by"] == "poet"
+    assert chat.json()["choices"][0]["message"]["content"] == "a rose"
+    stream = unrouted.openai().chat.completions.create(
+        model="poet", messages=user("a poem?"), stream=True
+    )
+    assert "".join(event.choices[0].delta.content or "" for event in stream) == "a rose"
+    completion = unrouted.post("/v1/completions", json={"model": "poet", "prompt": "a poem?"})
+    assert completion.json()["choices"][0]["text"] == "a rose"
+    assert set(pool.asked()) == {"poet"}
+
+
+@pytest.mark.parametrize("case", ASKS)
+def test_what_needs_a_router_says_what_to_do(unrouted: Gateway, pool: FakePool, case: str) -> None:
+    """One sentence, and no advice to try again: nothing but the configuration can cure it."""
+    path, body = ASKS[case]
+    asked = (
+        unrouted.get(path, ADMIN_KEY) if body is None else unrouted.post(path, ADMIN_KEY, json=body)
+    )
+    assert asked.status_code == 503, asked.text
+    assert asked.headers["x-should-retry"] == "false"
+    error = asked.json()["error"]
+    assert (error["type"], error["code"]) == ("api_error", "no_router")
+    assert "`racer train`" in error["message"]
+    assert "`artifact`" in error["message"]
+    assert pool.asked() == []
+
+
+def test_it_is_ready_for_what_is_configured(unrouted: Gateway, tmp_path: Path) -> None:
+    """Balancers may send it traffic; people read that nothing is routed. No store is made."""
+    ready = unrouted.get("/readyz", None)
+    assert ready.status_code == 200
+    told = ready.json()
+    assert (told["status"], told["calibration"]) == ("ready", None)
+    assert "nothing is routed" in told["reason"]
+    listed = unrouted.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == list(POOL)
+    assert unrouted.get("/v1/models/auto").status_code == 404
+    assert unrouted.ask("one?", model="nobody").json()["error"]["code"] == "model_not_found"
+    assert unrouted.get("/metrics").status_code == 200
+    assert [each.name for each in tmp_path.iterdir()] == ["racer.yaml"]
+
+
+def test_the_configuration_is_valid_and_says_what_it_lacks(
+    racer: Command, tmp_path: Path, pool: FakePool
+) -> None:
+    """`racer validate` names no router; `racer tune`, which needs one, is refused."""
+    path = configuration(tmp_path, pool.url)
+    code, out, _ = racer("validate", "--config", path, "--json")
+    assert code == 0
+    assert json.loads(out) == {"config": str(path), "pool": list(POOL), "router": None}
+    (rows := tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
+    code, _, said = racer("tune", "--config", path, "--validation", rows)
+    assert code == 2
+    assert "no artifact is configured" in said
+
+
+def test_a_served_request_imports_no_torch(
+    tmp_path: Path, pool: FakePool, record_property: Any
+) -> None:
+    """Of the command itself, once a candidate has answered; what it holds then is bounded, too."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = configuration(tmp_path, pool.url, port=port)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, "serve", "--config", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | ENVIRONMENT,
+    )
+    try:
+        gateway = httpx2.Client(
+            base_url=f"http://127.0.0.1:{port}",
+            headers={"authorization": f"Bearer {DATA_KEY}"},
+            trust_env=False,
+        )
+        with gateway:
+            assert until(lambda: _answers(gateway), 60)
+            body = {"model": "adder", "messages": user("What is 3 plus 4?")}
+            assert gateway.post("/v1/chat/completions", json=body).status_code == 200
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+        assert found is not None
+        megabytes = int(found[1]) * 1024 / 1e6
+        record_property("resident_mb", megabytes)
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, said
+    assert out.split() == ["True"], "garbage is looked for once the start is over, and no torch"
+    assert "nothing is routed" in said, "an artifact that was forgotten is noticed"
+    assert megabytes <= MOST_MB
+
+
+def _answers(gateway: httpx2.Client) -> bool:
+    try:
+        return gateway.get("/readyz").status_code == 200
+    except httpx2.TransportError:
+        return False
