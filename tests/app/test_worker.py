@@ -334,7 +334,7 @@ class RestingClock(Clock):
 
 
 def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times as long as each slice took, but the last; alone, or a second later, it does not."""
+    """Three times as long as each slice took, but the last; alone, or later, not at all."""
     clock = RestingClock()
     monkeypatch.setattr("app.worker.time", clock)
 
