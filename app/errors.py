@@ -92,12 +92,13 @@ class NoRouter(NotReady):
 
     code = "no_router"
     lasting = True
+    sentence = (
+        "no artifact is configured, so nothing is routed: name a candidate as the model, or train "
+        "a router with `racer train` and set `artifact`"
+    )
 
     def __init__(self) -> None:
-        super().__init__(
-            "no artifact is configured, so nothing is routed: name a candidate as the model, or "
-            "train a router with `racer train` and set `artifact`"
-        )
+        super().__init__(self.sentence)
 
 
 class StoreError(RacerError):

@@ -111,7 +111,7 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         )
         racer = None
         if settings.artifact is None:
-            log.warning("%s", NoRouter())
+            log.warning(NoRouter.sentence)
         else:
             racer = await asyncio.to_thread(open_racer, settings)
         fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
@@ -185,7 +185,7 @@ async def _open_router(
 def open_racer(settings: Settings) -> Racer:
     """Load artifact and encoder, and compare them with the configuration. Raises as above."""
     if settings.artifact is None:
-        raise SettingsError(str(NoRouter()))
+        raise SettingsError(NoRouter.sentence)
     racer = Racer.load(settings.artifact, settings.pool)
     spec, wanted = racer.artifact.encoder, settings.encoder
     for field in ("backend", "dtype"):

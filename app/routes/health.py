@@ -33,7 +33,7 @@ async def readyz(services: OpenServices) -> Response:
     Without an artifact 200, too, for candidates can be asked by name; `reason` says so.
     """
     if services.router is None:
-        ready = {"status": "ready", "calibration": None, "reason": str(NoRouter())}
+        ready = {"status": "ready", "calibration": None, "reason": NoRouter.sentence}
         return wire.json_response(ready)
     active = services.router.active
     if active.ready:

@@ -88,6 +88,22 @@ class Settings(Frozen):
                     raise ValueError(f"{place}: {name!r} is no candidate of the pool")
         return self
 
+    @model_validator(mode="after")
+    def _routing_has_a_router(self) -> Self:
+        """Whoever asks for it would wait in vain: nothing is routed without an artifact."""
+        asked = {
+            "pools": bool(self.pools),
+            "routing.observe": self.routing.observe is not None,
+            "watching.shadow_rate": self.watching.shadow_rate > 0.0,
+            "aggregation.evaluator": bool(self.aggregation.raters),
+        }
+        if self.artifact is None and any(asked.values()):
+            place = next(place for place, is_asked in asked.items() if is_asked)
+            raise ValueError(
+                f"{place} needs a router: train one with `racer train` and set `artifact`"
+            )
+        return self
+
     @property
     def prices(self) -> tuple[float, ...] | None:
         """The candidates' prices in order; None when they have none."""

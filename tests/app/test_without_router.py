@@ -17,6 +17,9 @@ import httpx2
 import pytest
 import yaml
 
+from app import settings
+from app.errors import SettingsError
+
 from .conftest import (
     ADMIN_KEY,
     DATA_KEY,
@@ -59,6 +62,12 @@ ASKS: dict[str, tuple[str, Any]] = {
     "decision": ("/decisions/chatcmpl-1", None),
     "drift": ("/drift", None),
     "shadow": ("/shadow/rows", None),
+}
+
+EVALUATED = {
+    "method": "weighted",
+    "weight": "p_true",
+    "evaluator": {"candidate": POOL[0]},
 }
 
 
@@ -183,3 +192,21 @@ def _answers(gateway: httpx2.Client) -> bool:
         return gateway.get("/readyz").status_code == 200
     except httpx2.TransportError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"pools": {"small": {"candidates": list(POOL[:1])}}}, "pools"),
+        ({"routing": {"observe": POOL[0]}}, "routing.observe"),
+        ({"watching": {"shadow_rate": 0.1}}, "watching.shadow_rate"),
+        ({"aggregation": EVALUATED}, "aggregation.evaluator"),
+    ],
+    ids=["pools", "observe", "shadow", "evaluator"],
+)
+def test_what_needs_a_router_is_refused_without_one(
+    tmp_path: Path, changes: dict[str, Any], place: str
+) -> None:
+    """Whoever configured it would believe that it is at work."""
+    with pytest.raises(SettingsError, match=f"{re.escape(place)} needs a router"):
+        settings.load(configuration(tmp_path, "http://127.0.0.1:1/v1", **changes), ENVIRONMENT)
