@@ -112,3 +112,11 @@ def test_queries_that_are_scored_together(tmp_path: Path) -> None:
     assert all(rate > 0 for load in only.values() for rate in load.values())
     assert document["same"]["embedding"] <= 1e-5
     assert document["same"]["sets"] == 1.0
+
+
+@pytest.mark.slow
+def test_decisions_that_were_not_made_before(tmp_path: Path) -> None:
+    """At a small shape: both are measured, and a decision takes longer than its encoder."""
+    document = ran(tmp_path, "uncached.py", "--tiny", "--rounds", "1", "--queries", "5")
+    whole, encoder = document["rounds"][0].values()
+    assert whole["p50_ms"] > encoder["p50_ms"] > 0

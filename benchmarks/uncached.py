@@ -1,0 +1,151 @@
+"""What a decision costs beside its encoder, by an encoder of mDeBERTa-v3-base's shape on one core.
+
+    python benchmarks/uncached.py --json benchmarks/results/uncached.json
+
+One client asks `POST /route` for queries of 64 tokens that were never asked before; then the same
+queries are scored in this process, on the gateway's core while the gateway has nothing to do. Both
+by turns, a few at a time, and the ratio is taken within a round. Weights are random and a word is a
+token: speed depends on shapes alone.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import batching
+import load
+import rig
+import torch
+from load import Answer, Ask, Client, Kind
+from measures import quantile
+from verdict import Goal, aims, table
+
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.offline.train import train
+from racer_core.racer import Racer
+
+NOBODY = "http://127.0.0.1:9/v1"  # candidates are not called
+TOKENS = 64
+AIM = 1.1
+WHOLE, ENCODER = "POST /route, answered", "encoder and router, in process"
+
+
+def main() -> None:
+    """Measure, and print Markdown tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--queries", type=int, default=20, help="of one round")
+    parser.add_argument("--tiny", action="store_true", help="a small model: shows that it runs")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    manifest = rig.manifest(rounds=given.rounds, queries=given.queries)
+    document: dict[str, Any] = {"manifest": manifest, "rounds": measured(given)}
+    document["markdown"] = markdown(document)
+    print(document["markdown"])
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(given: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
+    """Both, round by round."""
+    torch.set_num_threads(1)  # as the gateway has them, on one core
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = batching.made(folder / "encoder", tiny=given.tiny)
+        encoder = HuggingFaceEncoder(str(made), backend="cpu", dtype="float32", forward="lean")
+        rows = batching.rows(1, 80), batching.rows(2, 40)
+        racer = Racer(train(*rows, folder / "router", encoder=encoder, kind="knn"), encoder)
+        with rig.gateway(configured(folder)) as gateway:
+            gateway.admin("/calibrate", labelled(3, 100))
+            client = Client(gateway.port, rig.KEY, path="/route", model=None, judge=decided)
+            asked = batching.texts(7, itertools.repeat(TOKENS))
+            rounds: list[dict[str, dict[str, float]]] = []
+            for _ in range(given.rounds):
+                some = list(itertools.islice(asked, given.queries))
+                whole = asyncio.run(routed(client, some))
+                rounds.append({WHOLE: whole, ENCODER: scored(racer, some)})
+            client.close()
+    return rounds
+
+
+def configured(folder: Path) -> Path:
+    """A gateway with that router."""
+    candidates = [{"name": name, "base_url": NOBODY} for name in batching.POOL]
+    values = {"schema_version": 1, "artifact": str(folder / "router"), "candidates": candidates}
+    return rig.written(folder, {**values, "watching": {"false_alarm": None}})
+
+
+def labelled(seed: int, count: int) -> dict[str, Any]:
+    """Rows as they are uploaded."""
+    rows = batching.rows(seed, count).rows
+    return {
+        "rows": [
+            {"query": row.query, "correct": {name: name in row.correct for name in batching.POOL}}
+            for row in rows
+        ]
+    }
+
+
+def decided(_: Ask, answer: Answer) -> tuple[Kind, str]:
+    """Whatever was decided is right."""
+    return (Kind.RIGHT, "") if answer.status == 200 else load.refused(answer)
+
+
+async def routed(client: Client, queries: list[str]) -> dict[str, float]:
+    """One query after the other."""
+    outcomes = await load.closed(client, map(Ask, queries), 1)
+    if failed := [each for each in outcomes if each.kind is not Kind.RIGHT]:
+        raise SystemExit(f"{len(failed)} decisions failed: {failed[0].said}")
+    return _quantiles([each.latency_s for each in outcomes])
+
+
+def scored(racer: Racer, queries: list[str]) -> dict[str, float]:
+    """The same queries, on the gateway's core."""
+    os.sched_setaffinity(0, rig.GATEWAY_CORES)
+    try:
+        return _quantiles([_seconds(racer, query) for query in queries])
+    finally:
+        os.sched_setaffinity(0, rig.OTHER_CORES)
+
+
+def _seconds(racer: Racer, query: str) -> float:
+    begun = time.perf_counter()
+    racer.score([query])
+    return time.perf_counter() - begun
+
+
+def _quantiles(seconds: list[float]) -> dict[str, float]:
+    return {f"p{percent}_ms": 1e3 * quantile(seconds, percent / 100) for percent in (50, 95)}
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Where the figures are from, the aim, and a row for each."""
+    manifest, rounds = document["manifest"], document["rounds"]
+    given = manifest["settings"]
+    ratio = median(each[WHOLE]["p50_ms"] / each[ENCODER]["p50_ms"] for each in rounds)
+    told = (
+        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
+        f"{manifest['processor']}, {manifest['cores']} cores, load "
+        f"{manifest['load_average'][0]:.1f} before it began. {given['rounds']} rounds of "
+        f"{given['queries']} queries.\n"
+    )
+    figures = ("p50_ms", "p95_ms")
+    rows = [
+        [name, *(f"{median(each[name][figure] for each in rounds):.1f}" for figure in figures)]
+        for name in (WHOLE, ENCODER)
+    ]
+    goal = Goal("a decision not made before, p50, of its encoder's", ratio, AIM, unit=" x")
+    head = ("one query of 64 tokens", "p50, ms", "p95")
+    return "\n".join((told, aims([goal]), table(head, rows)))
+
+
+if __name__ == "__main__":
+    main()
