@@ -65,14 +65,12 @@ def measured(given: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
         racer = Racer(train(*rows, folder / "router", encoder=encoder, kind="knn"), encoder)
         with rig.gateway(configured(folder)) as gateway:
             gateway.admin("/calibrate", labelled(3, 100))
-            client = Client(gateway.port, rig.KEY, path="/route", model=None, judge=decided)
             asked = batching.texts(7, itertools.repeat(TOKENS))
             rounds: list[dict[str, dict[str, float]]] = []
             for _ in range(given.rounds):
                 some = list(itertools.islice(asked, given.queries))
-                whole = asyncio.run(routed(client, some))
+                whole = asyncio.run(routed(gateway.port, some))
                 rounds.append({WHOLE: whole, ENCODER: scored(racer, some)})
-            client.close()
     return rounds
 
 
@@ -99,9 +97,11 @@ def decided(_: Ask, answer: Answer) -> tuple[Kind, str]:
     return (Kind.RIGHT, "") if answer.status == 200 else load.refused(answer)
 
 
-async def routed(client: Client, queries: list[str]) -> dict[str, float]:
+async def routed(port: int, queries: list[str]) -> dict[str, float]:
     """One query after the other."""
+    client = Client(port, rig.KEY, path="/route", model=None, judge=decided)
     outcomes = await load.closed(client, map(Ask, queries), 1)
+    client.close()
     if failed := [each for each in outcomes if each.kind is not Kind.RIGHT]:
         raise SystemExit(f"{len(failed)} decisions failed: {failed[0].said}")
     return _quantiles([each.latency_s for each in outcomes])
