@@ -234,9 +234,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         for load, arms in found[0].items()
     )
     told = (
-        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
-        f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began; {manifest['settings']['threads']} "
+        f"{rig.taken(manifest)}; {manifest['settings']['threads']} "
         f"threads, {CLIENTS} clients, float32, {len(found)} rounds.\n"
     )
     agree = (

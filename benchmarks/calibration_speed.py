@@ -138,9 +138,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         for each in found
     )
     told = (
-        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
-        f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began. {given['rows']:,} rows, "
+        f"{rig.taken(manifest)}. {given['rows']:,} rows, "
         f"{given['candidates']} candidates, {document['patterns']} patterns, "
         f"{given['neighbours']} neighbours. A pass reads the scores once, candidate by candidate, "
         f"and takes {1e3 * document['pass_s']:.0f} ms.\n"

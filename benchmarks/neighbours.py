@@ -313,9 +313,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     )
     kind = f"the queries of {', '.join(given['records'])}" if given["records"] else "random"
     told = (
-        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
-        f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began. {given['rows']:,} rows of "
+        f"{rig.taken(manifest)}. {given['rows']:,} rows of "
         f"{given['width']} numbers around {given['centres']:,} centres ({kind}), noise "
         f"{given['noise']:g}; {len(ours['knn_s']):,} queries. The lists: {ours['lists']:,}, of "
         f"which {ours['probes']} are probed; recall when that was chosen {ours['recall']:.4f}.\n"

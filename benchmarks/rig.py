@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -235,6 +235,15 @@ def manifest(**settings: Any) -> dict[str, Any]:
         "packages": {name: metadata.version(name) for name in packages},
         "settings": settings,
     }
+
+
+def taken(manifest: Mapping[str, Any]) -> str:
+    """Where, how and when, as it stands above a table; without a full stop."""
+    return (
+        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
+        f"{manifest['processor']}, {manifest['cores']} cores, load "
+        f"{manifest['load_average'][0]:.1f} before it began"
+    )
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -232,9 +232,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     head = ("live queries", "p50, ms", "p95", "p99", "generator late, p99", "sent", "failed")
     took_s = document["whole"]["calibration_s"]
     told = (
-        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
-        f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began. {given['rounds']} rounds of two times "
+        f"{rig.taken(manifest)}. {given['rounds']} rounds of two times "
         f"{given['window']:g} s, "
         f"{given['rate']:g} live queries a second, {document['queries']:,} different ones; "
         f"{given['rows']:,} rows were then calibrated beside them in {took_s:.0f} s, "

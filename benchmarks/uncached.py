@@ -131,12 +131,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     manifest, rounds = document["manifest"], document["rounds"]
     given = manifest["settings"]
     ratio = median(each[WHOLE]["p50_ms"] / each[ENCODER]["p50_ms"] for each in rounds)
-    told = (
-        f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
-        f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began. {given['rounds']} rounds of "
-        f"{given['queries']} queries.\n"
-    )
+    told = f"{rig.taken(manifest)}. {given['rounds']} rounds of {given['queries']} queries.\n"
     figures = ("p50_ms", "p95_ms")
     rows = [
         [name, *(f"{median(each[name][figure] for each in rounds):.1f}" for figure in figures)]
