@@ -8,8 +8,9 @@ asked directly in the same round. Then, once for each arm: the knee, 1.5 times a
 Candidates answer at once, a stream's letters come a millisecond apart. The same few hundred queries
 come again and again, so that what is measured is the gateway and not the router.
 
-Writes `gateway.json` and `gateway.png`. What is slow is said and fails nothing; an answer that is
-wrong, or an error below the knee, does.
+Writes `gateway.json` and `gateway.png`. What is slow is said and fails nothing, and nor does what
+another gateway leaves unanswered under load; an answer that is wrong, or an error of ours below the
+knee, fails.
 """
 
 import argparse
@@ -61,12 +62,14 @@ class Comparison:
     seconds: float
     requests: int
     wrong: Counter[str] = field(default_factory=Counter[str])
+    unanswered: Counter[str] = field(default_factory=Counter[str])  # by others, under load
 
     async def measure(self, ways: list[Way]) -> dict[Arm, dict[str, Any]]:
         """All figures of all arms."""
         for way, digits in itertools.product(ways, (arms.SHORT, arms.LONG)):
             known = itertools.islice(way.asks(digits=digits), queries.REPEATED)
             self._check(way, await load.closed(way.client, known, CONNECTIONS))
+        self.wrong.update(self.unanswered)  # nothing loads anybody yet
         self.fail_if_wrong()  # before half an hour is spent
         cells: dict[str, Cell] = {
             "closed": self._closed,
@@ -141,12 +144,10 @@ class Comparison:
         rate = BEYOND * capacity
         await load.open_loop(way.client, way.asks(), rate, self.seconds, note)
         way.client.close()  # hundreds of connections, or the next arms would find no place
-        # What another gateway does past its knee is a figure, and no fault of the comparison.
-        judged = (Kind.ERROR, Kind.WRONG) if way.arm in verdict.OURS else (Kind.WRONG,)
-        self._count(way, [each for each in outcomes if each.kind in judged])
+        self._count(way, [each for each in outcomes if each.kind in (Kind.ERROR, Kind.WRONG)])
         for each in knee:
             if each["errors"]:
-                self.wrong[f"{way.arm}: {', '.join(each['said'])}"] += each["errors"]
+                self._faults(way)[f"{way.arm}: {', '.join(each['said'])}"] += each["errors"]
         return {
             "knee": knee,
             "capacity": capacity,
@@ -177,7 +178,11 @@ class Comparison:
     def _count(self, way: Way, outcomes: Iterable[Outcome]) -> None:
         for each in outcomes:  # a wrong answer's own text is another one every time
             said = "" if each.kind is Kind.WRONG else each.said
-            self.wrong[f"{way.arm}: {each.kind} {said}"] += 1
+            faults = self.wrong if each.kind is Kind.WRONG else self._faults(way)
+            faults[f"{way.arm}: {each.kind} {said}"] += 1
+
+    def _faults(self, way: Way) -> Counter[str]:
+        return self.wrong if way.arm in verdict.OURS else self.unanswered
 
 
 def main() -> None:
@@ -209,6 +214,7 @@ def main() -> None:
         "starts": started,
         "arms": found,
         "wrong": comparison.wrong,
+        "unanswered": comparison.unanswered,
     }
     document["markdown"] = verdict.markdown(document)
     given.out.mkdir(parents=True, exist_ok=True)
