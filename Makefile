@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-vllm fuzz bench bench-quick \
+.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-scale test-vllm fuzz bench bench-quick \
 	demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
@@ -63,10 +63,15 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) -m "not scale"
 
 test-quick: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not scale"
+
+# Several gateways: on PostgreSQL, which root installs where Debian's is missing.
+test-scale: setup
+	tests/install-postgres.sh
+	$(PYTEST) -m scale
 
 # Real vLLM servers behind the gateway: some 10 GB of memory.
 test-vllm: setup setup-vllm

@@ -11,7 +11,16 @@ import sys
 import click
 
 from app.client import GatewayUnreachable
-from app.commands import gateway, keys, labelling, measuring, serving, training, verifying
+from app.commands import (
+    database,
+    gateway,
+    keys,
+    labelling,
+    measuring,
+    serving,
+    training,
+    verifying,
+)
 from app.console import err
 from app.errors import SettingsError, UpstreamError
 from racer_core import __version__
@@ -63,5 +72,6 @@ for command in (
     serving.validate,
     verifying.verify,
     keys.key,
+    database.db,
 ):
     cli.add_command(command)

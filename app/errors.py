@@ -14,6 +14,8 @@ RacerError (racer_core.errors)
 ├── NotReady             no calibration is active yet
 │   └── NoRouter         no artifact is configured
 ├── StoreError           the store cannot be read or written
+│   ├── StoreDamaged     what is in it is not what was written
+│   ├── StoreUnavailable the database cannot be reached
 │   ├── StoreFull        there is no room on its disk
 │   └── StoreBusy        somebody else has it locked
 ├── SettingsError        the configuration stops the start
@@ -103,6 +105,14 @@ class NoRouter(NotReady):
 
 class StoreError(RacerError):
     """The store cannot be read or written; what is in memory goes on serving."""
+
+
+class StoreDamaged(StoreError):
+    """A record is not what was written, or was written by another version of the program."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be reached, or the connection to it was cut."""
 
 
 class StoreFull(StoreError):
@@ -241,6 +251,7 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     NotReady: (503, "api_error", "not_calibrated"),
     StoreFull: (507, "api_error", "insufficient_storage"),
     StoreBusy: (503, "api_error", "store_busy"),
+    StoreUnavailable: (503, "api_error", "store_unavailable"),
     UpstreamTimeout: (504, "upstream_error", "upstream_timeout"),
     UpstreamUnavailable: (503, "upstream_error", "upstream_unavailable"),
     UpstreamOverloaded: (503, "upstream_error", "upstream_overloaded"),

@@ -12,15 +12,18 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 
 from app.active import ActiveCalibration
-from app.calibrating.service import CalibrationService
+from app.calibrating.service import CalibrationService, setup_digest
 from app.direct import Direct
 from app.equality import AnswerReader
 from app.errors import NoRouter, SettingsError
 from app.fleet.fleet import Fleet
+from app.following import Follower
 from app.front.drain import Drain
 from app.front.keys import KeyRing
+from app.front.quota import Quotas
 from app.grouping import Grouping
 from app.lag import LoopLag
+from app.leasing import Leases
 from app.math_child import MathChild
 from app.routing import RoutingService
 from app.service import ChatService
@@ -44,6 +47,7 @@ class RouterServices:
     """What there is only where an artifact is configured."""
 
     store: Store
+    follower: Follower
     active: ActiveCalibration
     chat: ChatService
     calibrations: CalibrationService
@@ -59,6 +63,7 @@ class Services:
 
     settings: Settings
     keys: KeyRing
+    quotas: Quotas
     drain: Drain
     telemetry: Telemetry
     tracer: Tracer | None
@@ -115,15 +120,19 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         else:
             racer = await asyncio.to_thread(open_racer, settings)
         fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
+        limits = settings.limits
+        quotas = Quotas(settings.access.keys, limits.in_flight, limits.body_buffer_bytes)
         router = None
         if racer is not None:
             router = await stack.enter_async_context(
-                _open_router(settings, racer, fleet, telemetry, tracer)
+                _open_router(settings, secrets.store(settings), racer, fleet, telemetry, tracer)
             )
+            await stack.enter_async_context(Leases(router.store, quotas.buckets()))
         await stack.enter_async_context(LoopLag(telemetry.loop_lag))
         yield Services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
+            quotas=quotas,
             drain=Drain(),
             telemetry=telemetry,
             tracer=tracer,
@@ -134,11 +143,16 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
 
 @asynccontextmanager
 async def _open_router(
-    settings: Settings, racer: Racer, fleet: Fleet, telemetry: Telemetry, tracer: Tracer | None
+    settings: Settings,
+    store_url: str,
+    racer: Racer,
+    fleet: Fleet,
+    telemetry: Telemetry,
+    tracer: Tracer | None,
 ) -> AsyncGenerator[RouterServices]:
     limits = settings.limits
     async with AsyncExitStack() as stack:
-        store = stack.enter_context(await asyncio.to_thread(Store, settings.store))
+        store = stack.enter_context(await asyncio.to_thread(Store, store_url))
         worker = await stack.enter_async_context(
             RoutingWorker(
                 racer,
@@ -150,12 +164,21 @@ async def _open_router(
         )
         active = ActiveCalibration(telemetry)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
+        follower = Follower(
+            store,
+            active,
+            setup=setup_digest(racer.artifact.digest, settings.candidates),
+            text=settings.routing.text,
+            telemetry=telemetry,
+        )
         calibrations = await stack.enter_async_context(
-            CalibrationService(settings, racer, worker, store, active, grouping)
+            CalibrationService(settings, racer, worker, store, active, follower, grouping)
         )
         watcher = await stack.enter_async_context(
             Watcher(settings.watching, store, active, telemetry, key=racer.artifact.salt.encode())
         )
+        follower.tell(watcher.hear)
+        await stack.enter_async_context(follower)
         mathematics = MathChild(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
@@ -178,7 +201,12 @@ async def _open_router(
         )
         await chat.check()
         yield RouterServices(
-            store=store, active=active, chat=chat, calibrations=calibrations, watcher=watcher
+            store=store,
+            follower=follower,
+            active=active,
+            chat=chat,
+            calibrations=calibrations,
+            watcher=watcher,
         )
 
 

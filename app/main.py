@@ -60,6 +60,7 @@ def create_gateway(services: Services) -> ASGIApp:
         routes=app.routes,
         settings=services.settings,
         keys=services.keys,
+        quotas=services.quotas,
         drain=services.drain,
     )
     return Outermost(

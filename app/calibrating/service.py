@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,18 +23,17 @@ from app.calibrating.progress import Progress
 from app.calibrating.reading import read_rows
 from app.calibrating.spool import Upload
 from app.errors import Conflict, NotReady
+from app.following import Follower
 from app.grouping import Grouping
 from app.reasons import Reason
 from app.records import LaterTurns, Record
 from app.schemas import CalibrateFields, CalibrateOptions
 from app.settings import Candidate, Settings
-from app.store import Store, StoreError, now
+from app.store import Store, now
 from app.worker import RoutingWorker
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.racer import Racer, refuse_uncounted
-
-log = logging.getLogger(__name__)
 
 
 class LargeChange(Conflict):
@@ -54,6 +52,7 @@ class CalibrationService:
         worker: RoutingWorker,
         store: Store,
         active: ActiveCalibration,
+        follower: Follower,
         grouping: Grouping,
     ) -> None:
         self._settings = settings
@@ -62,26 +61,15 @@ class CalibrationService:
         self._worker = worker
         self._store = store
         self._active = active
-        self._setup = _setup_digest(racer.artifact.digest, settings.candidates)
+        self._follower = follower
         self._one_at_a_time = asyncio.Lock()
         self.jobs = Jobs()
 
     async def __aenter__(self) -> Self:
-        await self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.jobs.close()
-
-    async def open(self) -> None:
-        """Load the active record of an earlier run, if it fits the artifact."""
-        try:
-            record = await self._store.run(self._store.active)
-        except StoreError as exc:  # serve on: new rows can still be uploaded
-            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
-            return
-        if record is not None:
-            await self._use(record)
 
     def start(self, upload: Upload, given: dict[str, Any], sender: str) -> Job:
         """Put a calibration into the queue; nothing changes on any error.
@@ -117,9 +105,9 @@ class CalibrationService:
                 self._store.activate,
                 calibration_id,
                 expected_active_id,
-                self._setup,
+                self._follower.setup,
             )
-            await self._swap(record)
+            await self._follower.catch_up(record)
         return record
 
     async def _calibrate(
@@ -141,7 +129,7 @@ class CalibrationService:
                     expected_active_id=options.expected_active_id,
                 )
                 if activate:
-                    await self._swap(record)
+                    await self._follower.catch_up(record)
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
@@ -216,7 +204,7 @@ class CalibrationService:
         return Record(
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
-            artifact=self._setup,
+            artifact=self._follower.setup,
             calibration=built.calibration,
             evidence=found,
             void_reasons=tuple(
@@ -284,28 +272,6 @@ class CalibrationService:
             )
         return replace(record, evidence=record.evidence | {"shift": found})
 
-    async def _use(self, record: Record) -> None:
-        if record.artifact != self._setup:
-            self._active.refuse(
-                f"calibration {record.id} was made with another artifact, or with candidates that "
-                "were served otherwise: upload its rows again to POST /calibrate"
-            )
-            return
-        await self._swap(record)
-
-    async def _swap(self, record: Record) -> None:
-        """Make it decide, and say so where part of it cannot."""
-        await self._active.swap(record)
-        text = self._settings.routing.text
-        if record.later is not None and record.later.text != text:
-            log.warning(
-                "calibration %s read later turns by routing.text %s, which is %s now: they are "
-                "uncalibrated until its rows are uploaded again",
-                record.id,
-                record.later.text,
-                text,
-            )
-
 
 def _of_turns(found: Mapping[str, Any]) -> str:
     """A change of what is known of later turns, in a sentence about the others."""
@@ -313,7 +279,7 @@ def _of_turns(found: Mapping[str, Any]) -> str:
     return "" if turns is None else f" (later turns: {turns})"
 
 
-def _setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
+def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
     """The artifact and how its candidates are served: rows labelled for another are no rows."""
     served = [[each.name, each.model or each.name, each.parameters] for each in candidates]
     told = json.dumps([artifact, served], sort_keys=True)

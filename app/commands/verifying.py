@@ -46,8 +46,8 @@ def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
     from app.watching import verification
     from app.watching.archive import Archive
 
-    configured, _ = settings.load(config)
-    with Store(configured.store) as store:
+    configured, secrets = settings.load(config)
+    with Store(secrets.store(configured)) as store:
         note = Archive(store).known(decision_id).note
         return verification.verify(note, store.record(note.calibration_id)).as_json()
 

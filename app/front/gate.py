@@ -39,6 +39,7 @@ class Gate:
         routes: Sequence[BaseRoute],
         settings: Settings,
         keys: KeyRing,
+        quotas: Quotas,
         drain: Drain,
     ) -> None:
         access = settings.access
@@ -47,8 +48,7 @@ class Gate:
         self._plan = DoorPlan(routes)
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
-        limits = settings.limits
-        self._quotas = Quotas(access.keys, limits.in_flight, limits.body_buffer_bytes)
+        self._quotas = quotas
         self._failures = Failures(access.failures_per_minute)
         self._turnstile = Turnstile()
         self._admin_port = None if access.admin is None else access.admin.port

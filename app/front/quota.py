@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,27 +20,72 @@ from app.settings.access import Key
 
 Clock = Callable[[], float]
 _MINUTE_S: Final = 60.0
+_LEASED_S: Final = 1.0  # when a lease that is used up is worth asking for again
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Limit:
+    """How many units of a kind a key may use in a minute."""
+
+    key: str
+    unit: str  # `requests` or `tokens`
+    per_minute: float
 
 
 class Bucket:
-    """So many units a minute, which may come at once; spending more than there is leaves a debt."""
+    """So many units a minute, which may come at once; spending more than there is leaves a debt.
 
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self._capacity = float(per_minute)
-        self._level = self._capacity
+    It fills by itself, wholly or with a share of the limit, or is filled with what is leased from a
+    limit that others use, too.
+    """
+
+    def __init__(self, per_minute: float, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._share = 1.0  # of the limit, by which it fills itself; 0: it is leased
+        self._level = per_minute
+        self._alone = per_minute  # what of the last minute's it filled by itself
         self._clock = clock
         self._at = clock()
 
+    @property
+    def level(self) -> float:
+        """Units that are there; below 0 a debt."""
+        now, most = self._clock(), self.per_minute * self._share
+        filled = min(most, self._level + (now - self._at) * most / _MINUTE_S)
+        gained = max(0.0, filled - self._level)
+        self._level, self._alone = self._level + gained, min(most, self._alone + gained)
+        self._at = now
+        return self._level
+
     def wait_s(self, units: float) -> float:
         """Seconds until so many units are there; 0 when they are."""
-        now = self._clock()
-        filled = self._level + (now - self._at) * self._capacity / _MINUTE_S
-        self._level, self._at = min(self._capacity, filled), now
-        return max(0.0, (units - self._level) * _MINUTE_S / self._capacity)
+        missing = units - self.level
+        if missing <= 0.0:
+            return 0.0
+        filling = self.per_minute * self._share
+        return missing * _MINUTE_S / filling if filling else _LEASED_S
 
     def spend(self, units: float) -> None:
         """Take units, whether or not they are there."""
         self._level -= units
+
+    def refill(self, share: float) -> None:
+        """Fill by itself from now on, with this share of the limit."""
+        _, self._share = self.level, share
+
+    @property
+    def leased(self) -> float:
+        """What is left of leases; below 0 when more than that was spent."""
+        return self.level - self._alone
+
+    def lease(self) -> None:
+        """Fill by itself no more, and give back what came so: spent already, it leaves a debt."""
+        self._level = self.leased
+        self._share = self._alone = 0.0
+
+    def add(self, units: float) -> None:
+        """Put in what was leased."""
+        self._level += units
 
 
 class Account:
@@ -50,6 +96,12 @@ class Account:
         self._requests = _bucket(key.requests_per_minute if key else None, clock)
         self._tokens = _bucket(key.tokens_per_minute if key else None, clock)
         self.running = 0
+
+    def buckets(self) -> Iterable[tuple[str, float, Bucket]]:
+        """Those that are limited, with their unit and how much a minute."""
+        for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
+            if bucket is not None:
+                yield unit, bucket.per_minute, bucket
 
     def enter(self) -> None:
         """Count one more request. Raises RateLimited, counting nothing, when there is no room."""
@@ -120,6 +172,14 @@ class Quotas:
         self.bodies = Buffers(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
         )
+
+    def buckets(self) -> dict[Limit, Bucket]:
+        """The bucket of every limit of a key."""
+        return {
+            Limit(name, unit, per_minute): bucket
+            for name, account in self._accounts.items()
+            for unit, per_minute, bucket in account.buckets()
+        }
 
     def admit(self, name: str, *, is_work: bool) -> Ticket:
         """Let a request of this key in.

@@ -30,14 +30,18 @@ async def healthz() -> Response:
 async def readyz(services: OpenServices) -> Response:
     """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do.
 
-    Without an artifact 200, too, for candidates can be asked by name; `reason` says so.
+    Without an artifact 200, too, for candidates can be asked by name; `reason` says so. `degraded`
+    names what is missing meanwhile: `store` while nothing can be read from it.
     """
     if services.router is None:
         ready = {"status": "ready", "calibration": None, "reason": NoRouter.sentence}
         return wire.json_response(ready)
     active = services.router.active
     if active.ready:
-        return wire.json_response({"status": "ready", "calibration": active.record().id})
+        ready = {"status": "ready", "calibration": active.record().id}
+        # What decides is in memory: not to be asked would help nobody.
+        lost = {"degraded": ["store"]} if services.router.follower.lost else {}
+        return wire.json_response(ready | lost)
     return wire.json_response({"status": "not ready", "reason": active.why_not}, status=503)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.access import Access
 from app.settings.aggregation import Aggregation
@@ -19,6 +20,12 @@ from racer_core.types import Score
 AUTO = "auto"  # the model name that asks for routing
 
 
+def _without_password(url: str) -> str:
+    if urlsplit(url).password is not None:
+        raise ValueError("must hold no password: set $RACER_STORE_URL to the whole URL instead")
+    return url
+
+
 class Settings(Frozen):
     """What the gateway is started with; everything but secrets."""
 
@@ -26,7 +33,8 @@ class Settings(Frozen):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     artifact: Path | None = None  # none: candidates are asked by name, and nothing is routed
-    store: str = "sqlite:///racer.db"
+    store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
+    store_env: str = "RACER_STORE_URL"  # the variable with a URL that is taken instead
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
     pools: dict[Name, Pool] = Field(default_factory=dict[str, Pool])
     embeddings: Name | None = None  # the candidate that serves `/v1/embeddings`

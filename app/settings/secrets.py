@@ -26,6 +26,11 @@ class Secrets:
     admin_key: SecretStr | None = None
     # By name: candidates, and evaluators with a server of their own.
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
+    store_url: SecretStr | None = None  # it may hold a password
+
+    def store(self, settings: Settings) -> str:
+        """The URL of the store: the environment's, else the configuration's."""
+        return settings.store if self.store_url is None else self.store_url.get_secret_value()
 
 
 def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
@@ -59,7 +64,8 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
         if not environment.get(variable):
             raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
     keys = {name: SecretStr(environment[variable]) for name, variable in wanted.items()}
-    return Secrets(data_key, admin_key, keys)
+    store_url = environment.get(settings.store_env)
+    return Secrets(data_key, admin_key, keys, SecretStr(store_url) if store_url else None)
 
 
 def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:

@@ -1,21 +1,24 @@
-"""Decisions, verdicts and the state of the alarms, as they are kept. Blocks: never on the loop."""
+"""Decisions and verdicts, as they are kept. Blocks: never on the loop."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import numpy as np
-from sqlalchemy import CursorResult, delete, false, func, insert, select, update
+from sqlalchemy import CursorResult, delete, false, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.jsons import dumped
-from app.store import DecisionRow, Store, VerdictRow, WatchRow, now
+from app.store import Store, now
+from app.store.engine import begin_writing
+from app.store.tables import DecisionRow, VerdictRow
 from app.watching.decisions import DecisionNote
 
 _CHUNK = 1_000  # rows deleted in one transaction
@@ -87,12 +90,24 @@ class Archive:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.run = store.run
+        self.is_shared = store.is_shared
 
-    def add(self, notes: Sequence[DecisionNote], ordinary: Sequence[bool]) -> None:
-        """Keep decisions; ``ordinary`` says which count for the risk of their calibration."""
+    def add(self, notes: Sequence[DecisionNote], ordinary: Sequence[bool]) -> set[str]:
+        """Keep decisions, and return which of their queries came to another gateway before.
+
+        Those that are kept already are left as they are: a gateway that was not told whether its
+        decisions were written writes them again.
+
+        Args:
+            notes: The decisions.
+            ordinary: Which of them count for the risk of their calibration.
+        """
         rows = [_row(note, flag) for note, flag in zip(notes, ordinary, strict=True)]
         with self._store.transaction() as session:
-            session.execute(insert(DecisionRow), rows)
+            before = self._came_before(session, notes) if self._store.is_shared else set[str]()
+            insert = (postgresql if self._store.is_shared else sqlite).insert(DecisionRow)
+            session.execute(insert.on_conflict_do_nothing(), rows)
+        return before
 
     def known(self, decision_id: str) -> Known:
         """One decision. Raises :class:`NotFound`."""
@@ -100,14 +115,30 @@ class Archive:
             return _known(session, decision_id)
 
     def say(
-        self, decision_id: str, correct: Mapping[str, bool], *, key: str, counts: bool
-    ) -> Known:
-        """Write verdicts over those that wait, and return what is known then.
+        self,
+        decision_id: str,
+        fresh: Callable[[Known], Mapping[str, bool]],
+        *,
+        key: str,
+        counts: bool,
+    ) -> tuple[Known, int]:
+        """Write verdicts over those that wait; return what is known then, and how many were new.
 
-        The caller has made sure that none contradicts one that counts.
+        Args:
+            decision_id: The decision.
+            fresh: Says what is new in view of what is known, or refuses; while it does, nobody
+                else can say anything of the decision.
+            key: Whose verdicts they are.
+            counts: Whether they count at once.
+
+        Raises:
+            NotFound: The decision is not kept.
         """
         with self._store.transaction() as session:
-            for candidate, right in correct.items():
+            begin_writing(session)
+            _find(session, decision_id, alone=True)
+            new = fresh(_known(session, decision_id))
+            for candidate, right in new.items():
                 session.merge(
                     VerdictRow(
                         decision_id=decision_id,
@@ -119,7 +150,7 @@ class Archive:
                     )
                 )
             session.flush()
-            return _known(session, decision_id)
+            return _known(session, decision_id), len(new)
 
     def accept(self, decision_ids: Sequence[str]) -> list[Known]:
         """Let the verdicts that wait count, of all these decisions or of none.
@@ -128,19 +159,38 @@ class Archive:
             NotFound: One of them is not kept.
         """
         with self._store.transaction() as session:
-            for decision_id in decision_ids:
-                _find(session, decision_id)
+            begin_writing(session)
+            for decision_id in sorted(decision_ids):  # two that lock in one order do not meet
+                _find(session, decision_id, alone=True)
                 of_it = VerdictRow.decision_id == decision_id
                 session.execute(update(VerdictRow).where(of_it).values(counts=True))
             session.flush()
             return [_known(session, decision_id) for decision_id in decision_ids]
 
-    def judge(self, decision_id: str, loss: float | None) -> bool:
-        """Note a shadow decision's loss; False when that was done before."""
-        fresh = (DecisionRow.id == decision_id) & ~DecisionRow.judged
+    def judge(self, note: DecisionNote, loss: float | None) -> None:
+        """Note that all is known of a shadow decision, and its loss; None where none counts."""
         with self._store.transaction() as session:
-            statement = update(DecisionRow).where(fresh).values(judged=True, loss=loss)
-            return cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
+            self.judge_in(session, note, loss)
+
+    def judge_in(self, session: Session, note: DecisionNote, loss: float | None) -> bool:
+        """The same as part of a transaction; returns whether the loss counts, and is new.
+
+        One query has one loss, however many gateways drew it. Who asks in transactions that exclude
+        each other finds what the one before did.
+        """
+        if loss is not None and self._store.is_shared:
+            counted = (
+                (DecisionRow.calibration_id == note.calibration_id)
+                & (DecisionRow.fingerprint == note.fingerprint)
+                & (DecisionRow.id != note.decision_id)
+                & DecisionRow.loss.is_not(None)
+            )
+            if session.scalar(select(DecisionRow.id).where(counted).limit(1)) is not None:
+                loss = None
+        fresh = (DecisionRow.id == note.decision_id) & ~DecisionRow.judged
+        statement = update(DecisionRow).where(fresh).values(judged=True, loss=loss)
+        written = cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
+        return written and loss is not None
 
     def counts(self, calibration_id: str) -> Counts:
         """How many decisions of a calibration are kept."""
@@ -236,17 +286,16 @@ class Archive:
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
 
-    def watch(self, calibration_id: str) -> tuple[str, dict[str, Any]] | None:
-        """Since when a calibration is watched, and the state of its alarms."""
-        with self._store.transaction() as session:
-            row = session.get(WatchRow, calibration_id)
-            return None if row is None else (row.since, json.loads(row.state))
-
-    def keep_watch(self, calibration_id: str, since: str, state: Mapping[str, Any]) -> None:
-        """Keep the state of a calibration's alarms."""
-        row = WatchRow(calibration_id=calibration_id, since=since, state=json.dumps(state))
-        with self._store.transaction() as session:
-            session.merge(row)
+    def _came_before(self, session: Session, notes: Sequence[DecisionNote]) -> set[str]:
+        """Which of these queries another decision was made of by the same calibration."""
+        prints = {note.fingerprint for note in notes}
+        own = {note.decision_id for note in notes}
+        found = select(DecisionRow.fingerprint).where(
+            DecisionRow.fingerprint.in_(prints),
+            DecisionRow.calibration_id.in_({note.calibration_id for note in notes}),
+            DecisionRow.id.not_in(own),
+        )
+        return {each for each in session.scalars(found) if each is not None}
 
 
 def _row(note: DecisionNote, ordinary: bool) -> dict[str, Any]:
@@ -264,11 +313,12 @@ def _row(note: DecisionNote, ordinary: bool) -> dict[str, Any]:
         "loss": None,
         "document": note.document(),
         "neighbours": None if near is None else np.array(near, dtype="<u4").tobytes(),
+        "fingerprint": note.fingerprint,
     }
 
 
-def _find(session: Session, decision_id: str) -> DecisionRow:
-    row = session.get(DecisionRow, decision_id)
+def _find(session: Session, decision_id: str, *, alone: bool = False) -> DecisionRow:
+    row = session.get(DecisionRow, decision_id, with_for_update=alone or None)
     if row is None:
         raise unknown_decision(decision_id)
     return row
@@ -279,7 +329,7 @@ def unknown_decision(decision_id: str) -> NotFound:
     return NotFound(
         f"no decision {decision_id[:128]!r}: it was never made, is no longer kept, or is another "
         "key's",
-        code="decision_not_found",
+        code="unknown_decision",
         param="decision_id",
     )
 

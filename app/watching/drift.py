@@ -2,7 +2,10 @@
 
 While nothing changes, and the realised risk of the calibration is within its 95 % point, any stream
 ever alarms with probability at most ``watching.false_alarm``: for each calibration, and again after
-each reset.
+each reset. There is one watch for all gateways that share a store. Each adds what it saw every few
+seconds, and learns from the others' additions what alarmed; the order in which they come to it
+tells nothing of the values. What a gateway had not added when it was killed is missing, which tells
+nothing of them either.
 
 Everything here blocks; calls may come from several threads.
 """
@@ -10,43 +13,47 @@ Everything here blocks; calls may come from several threads.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from app.errors import StoreError
 from app.reasons import Reason
 from app.records import Record
-from app.store import now
+from app.store import Pulse, now
 from app.watching import streams
 from app.watching.archive import Archive
 from app.watching.decisions import DecisionNote
 from app.watching.metrics import WatchingMetrics
+from app.watching.watches import KeptWatch, Watches
 from racer_core.calibration.monitoring import ExchangeabilityMartingale, RiskEProcess, Watch
-from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
 
+SETTLE_S: Final = 5.0  # how long a query may wait to be added
+MAX_WAITING: Final = 10_000  # queries; more are not watched
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Current:
-    """One calibration and its watch, which changes in place."""
+class _Followed:
+    """The calibration that decides, and what is known of its alarms here."""
 
     record: Record
-    watch: Watch
-    since: str
-    raised: tuple[str, ...]  # what was told
-    saved: bool
+    since: str = ""  # when its watch began; empty before it is known
+    raised: tuple[str, ...] = ()
+    waiting: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by stream
 
 
 class Drift:
     """One watch at a time: that of the calibration that decides.
 
     Args:
-        archive: Where the state of each calibration's watch is kept.
+        watches: Where they are kept.
+        archive: Where it is kept which losses were counted.
         metrics: Where alarms are shown.
         false_alarm: The probability of any alarm, ever, while nothing changes.
         rng: Two uniforms for each query and stream; another one in every process.
@@ -54,132 +61,163 @@ class Drift:
 
     def __init__(
         self,
+        watches: Watches,
         archive: Archive,
         metrics: WatchingMetrics,
         *,
         false_alarm: float,
         rng: np.random.Generator,
     ) -> None:
+        self._watches = watches
         self._archive = archive
         self._metrics = metrics
         self._false_alarm = false_alarm
         self._rng = rng
         self._lock = Lock()
-        self._current: _Current | None = None
+        self._followed: _Followed | None = None
+        self._settled_at = time.monotonic()
 
     def stale(self, calibration_id: str) -> tuple[str, ...]:
         """Why certificates of this calibration are void: a reason for each stream that alarmed."""
-        current = self._current
-        if current is None or current.record.id != calibration_id:
+        followed = self._followed
+        if followed is None or followed.record.id != calibration_id:
             return ()
-        return tuple(Reason.STALE.of(name) for name in current.raised)
+        return tuple(Reason.STALE.of(name) for name in followed.raised)
 
     def follow(self, record: Record) -> None:
         """Watch for another calibration: go on where its watch was, or begin."""
         with self._lock:
             try:
-                self._save()
+                if self._followed is not None and self._followed.waiting:
+                    self._settle(self._followed)
             except StoreError as exc:  # a calibration must be activated all the same
-                log.warning("the watch of the calibration before is not saved: %s", exc)
-            watch, since = self._kept(record) or self._new(record)
-            self._take(record, watch, since, saved=True)
+                log.warning("what was seen last of the calibration before is lost: %s", exc)
+            self._followed = _Followed(record=record)
+            self._show(())
+            try:
+                self._settle(self._followed)
+            except StoreError as exc:
+                log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
+
+    def hear(self, pulse: Pulse) -> None:
+        """Learn what alarmed elsewhere."""
+        if pulse.watched_since is None:
+            return
+        with self._lock:
+            if self._followed is not None and self._followed.record.id == pulse.active_id:
+                self._learn(self._followed, pulse.watched_since, pulse.raised)
 
     def reset(self) -> None:
         """Begin again for the same calibration, with a new false-alarm probability."""
         with self._lock:
-            if self._current is not None:
-                record = self._current.record
-                watch, since = self._new(record)
-                self._take(record, watch, since, saved=False)
-                self._save()
+            if self._followed is None:
+                return
+            record = self._followed.record
+            with self._changing(record) as kept:
+                kept.watch, kept.since = self._new(record), now()
+            self._followed = _Followed(record=record)
+            self._learn(self._followed, kept.since, ())
 
     def see(self, notes: Sequence[DecisionNote]) -> None:
-        """Feed the label-free streams with routed queries, in order; a repeat tells nothing new."""
+        """Feed the label-free streams with routed queries, in order; a repeat tells nothing new.
+
+        Raises:
+            StoreError: They wait on.
+        """
         with self._lock:
-            if self._current is None:
+            followed = self._followed
+            if followed is None:
                 return
-            record = self._current.record
+            record = followed.record
             fit = [
                 note
                 for note in notes
                 if not note.repeated and streams.fits(note, record.id, record.calibration)
             ]
-            if not fit:
-                return
-            statistics = streams.query_statistics(record.calibration, fit)
-            for name, values in statistics.items():
-                stream = self._current.watch.streams[name]
-                assert isinstance(stream, ExchangeabilityMartingale)
-                draws = self._rng.random((len(values), 2)).tolist()
-                for value, (tie, evict) in zip(values, draws, strict=True):
-                    stream.update(value, tie, evict)
-            self._changed(self._current)
+            for name, values in (
+                streams.query_statistics(record.calibration, fit) if fit else {}
+            ).items():
+                waiting = followed.waiting.setdefault(name, [])
+                waiting += values[: MAX_WAITING - len(waiting)]
+            if followed.waiting and time.monotonic() - self._settled_at >= SETTLE_S:
+                self._settle(followed)
 
-    def bet(self, calibration_id: str, loss: float) -> None:
-        """Feed the risk stream with a judged loss; the caller sees that each comes once."""
-        with self._lock:
-            current = self._current
-            if current is None or current.record.id != calibration_id:
-                return
-            stream = current.watch.streams.get(streams.RISK)
-            if isinstance(stream, RiskEProcess):
-                stream.update(loss)
-                self._changed(current)
+    def judge(self, note: DecisionNote, loss: float | None) -> None:
+        """Bet on the loss of a shadow decision of which all is known: once, whoever asks.
 
-    def save(self) -> None:
-        """Keep the state, if it changed. Raises :class:`StoreError`."""
+        Args:
+            note: The decision.
+            loss: None where it does not count.
+
+        Raises:
+            StoreError: Nothing is changed.
+        """
         with self._lock:
-            self._save()
+            followed = self._followed
+            if followed is None or followed.record.id != note.calibration_id or loss is None:
+                self._archive.judge(note, None)
+                return
+            with self._changing(followed.record) as kept:
+                counted = self._archive.judge_in(kept.session, note, loss)
+                stream = kept.watch.streams.get(streams.RISK)
+                if counted and isinstance(stream, RiskEProcess):
+                    stream.update(loss)
+            self._learn(followed, kept.since, kept.watch.raised)
+
+    def settle(self) -> None:
+        """Add what waits. Raises :class:`StoreError`."""
+        with self._lock:
+            if self._followed is not None and self._followed.waiting:
+                self._settle(self._followed)
 
     def as_json(self) -> dict[str, Any] | None:
         """What ``GET /drift`` says of the alarms; None before there is a calibration."""
         with self._lock:
-            if self._current is None:
+            if self._followed is None:
                 return None
-            watch = self._current.watch
-            return {
-                "since": self._current.since,
-                "false_alarm": watch.delta,
-                "alarmed": watch.alarmed,
-                "raised": list(watch.raised),
-                "streams": {
-                    name: streams.stream_as_json(stream) for name, stream in watch.streams.items()
-                },
-            }
+            kept = self._settle(self._followed)
+        return {
+            "since": kept.since,
+            "false_alarm": kept.watch.delta,
+            "alarmed": kept.watch.alarmed,
+            "raised": list(kept.watch.raised),
+            "streams": {
+                name: streams.stream_as_json(stream) for name, stream in kept.watch.streams.items()
+            },
+        }
 
-    def _new(self, record: Record) -> tuple[Watch, str]:
-        return streams.new_watch(record.calibration, self._false_alarm, self._rng), now()
+    def _settle(self, followed: _Followed) -> KeptWatch:
+        """Add what this gateway saw to the watch of all."""
+        self._settled_at = time.monotonic()
+        with self._changing(followed.record) as kept:
+            for name, values in followed.waiting.items():
+                stream = kept.watch.streams[name]
+                assert isinstance(stream, ExchangeabilityMartingale)
+                draws = self._rng.random((len(values), 2)).tolist()
+                for value, (tie, evict) in zip(values, draws, strict=True):
+                    stream.update(value, tie, evict)
+            # If nobody can tell whether they were kept, they are not added again: seen twice, they
+            # would be evidence of nothing.
+            followed.waiting.clear()
+        self._learn(followed, kept.since, kept.watch.raised)
+        return kept
 
-    def _kept(self, record: Record) -> tuple[Watch, str] | None:
-        try:
-            found = self._archive.watch(record.id)
-            if found is None:
-                return None
-            since, state = found
-            return Watch.from_state(state), since
-        except (StoreError, InputError) as exc:
-            log.warning("the watch of calibration %s begins again: %s", record.id, exc)
-            return None
+    def _changing(self, record: Record) -> Any:
+        return self._watches.changing(record.id, lambda: self._new(record))
 
-    def _take(self, record: Record, watch: Watch, since: str, *, saved: bool) -> None:
-        self._current = _Current(
-            record=record, watch=watch, since=since, raised=watch.raised, saved=saved
-        )
-        self._show(watch.raised)
+    def _new(self, record: Record) -> Watch:
+        return streams.new_watch(record.calibration, self._false_alarm, self._rng)
 
-    def _changed(self, current: _Current) -> None:
-        raised = current.watch.raised
-        self._current = replace(current, raised=raised, saved=False)
-        for name in raised:
-            if name not in current.raised:
-                log.warning("drift alarm: %s, calibration %s", name, current.record.id)
-                self._show(raised)
-
-    def _save(self) -> None:
-        current = self._current
-        if current is not None and not current.saved:
-            self._archive.keep_watch(current.record.id, current.since, current.watch.to_state())
-            self._current = replace(current, saved=True)
+    def _learn(self, followed: _Followed, since: str, raised: Sequence[str]) -> None:
+        """Of one watch nothing that alarmed is forgotten, in whatever order it is heard of."""
+        known = followed.raised if since == followed.since else ()
+        told = tuple(name for name in streams.STREAMS if name in {*known, *raised})
+        self._followed = replace(followed, since=since, raised=told)
+        for name in told:
+            if name not in known:
+                log.warning("drift alarm: %s, calibration %s", name, followed.record.id)
+        if told != followed.raised:
+            self._show(told)
 
     def _show(self, raised: Sequence[str]) -> None:
         for name in streams.STREAMS:

@@ -8,14 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from app.errors import Conflict
+from app.errors import Conflict, NotFound
 from app.front.keys import Caller
 from app.watching.archive import Archive, Known, unknown_decision
 from app.watching.journal import Journal
 from app.watching.metrics import WatchingMetrics
 from racer_core.errors import InputError
+
+PAUSES_S: Final = (0.2, 0.3, 0.5)  # together a second: a decision gathers for half of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,6 @@ class Feedback:
         self._counting = counting
         self._complete = complete
         self._metrics = metrics
-        self._one_at_a_time = asyncio.Lock()
 
     async def known(self, decision_id: str, caller: Caller) -> Known:
         """A decision, for its own key or an admin.
@@ -65,10 +66,19 @@ class Feedback:
             StoreError: The store cannot be used.
         """
         await self._journal.written(decision_id)
-        known = await self._archive.run(self._archive.known, decision_id)
+        known = await self._found(decision_id)
         if caller.role != "admin" and known.note.key != caller.name:
             raise unknown_decision(decision_id)
         return known
+
+    async def _found(self, decision_id: str) -> Known:
+        """A decision of this gateway, or of another one that is about to write it."""
+        for pause_s in PAUSES_S if self._archive.is_shared else ():
+            try:
+                return await self._archive.run(self._archive.known, decision_id)
+            except NotFound:
+                await asyncio.sleep(pause_s)
+        return await self._archive.run(self._archive.known, decision_id)
 
     async def say(self, decision_id: str, correct: Mapping[str, bool], caller: Caller) -> Said:
         """Take verdicts on some candidates of a decision: all of them or none.
@@ -79,14 +89,21 @@ class Feedback:
             Conflict: Another verdict on the same answer is there already.
             StoreError: The store cannot be used.
         """
-        async with self._one_at_a_time:
-            known = await self.known(decision_id, caller)
-            counts = caller.role == "admin" or self._counting == "all"
-            fresh = _fresh(known, correct, caller, counts=counts)
-            if fresh:
-                known = await self._archive.run(self._take, known, fresh, caller.name, counts)
-                self._metrics.verdicts.labels(str(counts).lower()).inc(len(fresh))
-        return Said(known=known, repeated=not fresh)
+        await self.known(decision_id, caller)
+        counts = caller.role == "admin" or self._counting == "all"
+
+        def fresh(known: Known) -> dict[str, bool]:
+            return _fresh(known, correct, caller, counts=counts)
+
+        def take() -> tuple[Known, int]:
+            known, new = self._archive.say(decision_id, fresh, key=caller.name, counts=counts)
+            self._complete(known)
+            return known, new
+
+        known, new = await self._archive.run(take)
+        if new:
+            self._metrics.verdicts.labels(str(counts).lower()).inc(new)
+        return Said(known=known, repeated=not new)
 
     async def accept(self, decision_ids: Sequence[str]) -> list[Known]:
         """Let verdicts that wait count, of all these decisions or of none.
@@ -95,15 +112,9 @@ class Feedback:
             NotFound: One of them is not kept.
             StoreError: The store cannot be used.
         """
-        async with self._one_at_a_time:
-            for decision_id in decision_ids:
-                await self._journal.written(decision_id)
-            return await self._archive.run(self._accept, decision_ids)
-
-    def _take(self, known: Known, fresh: Mapping[str, bool], key: str, counts: bool) -> Known:
-        known = self._archive.say(known.note.decision_id, fresh, key=key, counts=counts)
-        self._complete(known)
-        return known
+        for decision_id in decision_ids:
+            await self._journal.written(decision_id)
+        return await self._archive.run(self._accept, decision_ids)
 
     def _accept(self, decision_ids: Sequence[str]) -> list[Known]:
         accepted = self._archive.accept(decision_ids)

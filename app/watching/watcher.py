@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -16,7 +17,7 @@ from app.active import ActiveCalibration
 from app.errors import StoreError
 from app.records import Record
 from app.settings.watching import Watching
-from app.store import Store
+from app.store import Pulse, Store
 from app.telemetry import Telemetry
 from app.watching import report, streams
 from app.watching.archive import Archive, Known
@@ -32,11 +33,12 @@ from app.watching.journal import Journal
 from app.watching.metrics import WatchingMetrics
 from app.watching.repeats import Repeats
 from app.watching.verification import Verification, verify
+from app.watching.watches import Watches
 from racer_core.calibration.shadow import is_sampled
 
 log = logging.getLogger(__name__)
 
-SAVE_EVERY_S: Final = 60.0
+TIDY_EVERY_S: Final = 60.0
 
 
 class Watcher:
@@ -74,6 +76,7 @@ class Watcher:
         self._drift = None
         if settings.false_alarm is not None:
             self._drift = Drift(
+                Watches(store),
                 self._archive,
                 self._metrics,
                 false_alarm=settings.false_alarm,
@@ -98,9 +101,9 @@ class Watcher:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Write what waits and save the alarms."""
+        """Write what waits, and add it to what is watched."""
         await self._stack.aclose()
-        await self._store.run(self._save)
+        await self._store.run(self._settle)
 
     # The request path -----------------------------------------------------------------------
 
@@ -158,6 +161,15 @@ class Watcher:
         if self._drift is not None:
             await self._store.run(self._drift.reset)
 
+    async def settle(self) -> None:
+        """Add what was seen here to what is watched, without waiting for its time."""
+        await self._store.run(self._settle)
+
+    def hear(self, pulse: Pulse) -> None:
+        """Learn which alarms other gateways raised. May block for a moment."""
+        if self._drift is not None:
+            self._drift.hear(pulse)
+
     async def shadow_rows(self) -> bytes:
         """The judged shadow decisions as labelled rows, JSON lines. Raises NotReady, StoreError."""
         record = self._active.record()
@@ -168,9 +180,19 @@ class Watcher:
     def _write(self, notes: Sequence[DecisionNote]) -> None:
         if self._settings.decisions:
             record = self._active.record()
-            self._archive.add(notes, [_ordinary(note, record) for note in notes])
+            before = self._archive.add(notes, [_ordinary(note, record) for note in notes])
+            notes = [
+                replace(note, repeated=True) if note.fingerprint in before else note
+                for note in notes
+            ]
         if self._drift is not None:
-            self._drift.see(notes)
+            self._see(self._drift, notes)
+
+    def _see(self, drift: Drift, notes: Sequence[DecisionNote]) -> None:
+        try:
+            drift.see(notes)
+        except StoreError as exc:  # they are written, and wait there
+            log.warning("the drift alarms wait for the store: %s", exc)
 
     def _drop(self, count: int) -> None:
         self._dropped += count
@@ -187,9 +209,10 @@ class Watcher:
             and streams.fits(note, record.id, record.calibration)
         )
         loss = streams.loss_of(record.calibration, note, known.counted) if counts else None
-        first = self._archive.judge(note.decision_id, loss)
-        if first and loss is not None and self._drift is not None:
-            self._drift.bet(record.id, loss)
+        if self._drift is None:
+            self._archive.judge(note, loss)
+        else:
+            self._drift.judge(note, loss)
 
     def _verified(self, decision_id: str) -> Verification:
         note = self._archive.known(decision_id).note
@@ -226,11 +249,11 @@ class Watcher:
         while not self._closing.is_set():
             await self._store.run(self._tidy)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAVE_EVERY_S):
+                async with asyncio.timeout(TIDY_EVERY_S):
                     await self._closing.wait()
 
     def _tidy(self) -> None:
-        self._save()
+        self._settle()
         try:
             while not self._closing.is_set():
                 keep = self._settings
@@ -239,12 +262,12 @@ class Watcher:
         except StoreError as exc:
             log.warning("old decisions are not deleted: %s", exc)
 
-    def _save(self) -> None:
+    def _settle(self) -> None:
         try:
             if self._drift is not None:
-                self._drift.save()
+                self._drift.settle()
         except StoreError as exc:
-            log.warning("the state of the drift alarms is not saved: %s", exc)
+            log.warning("the drift alarms wait for the store: %s", exc)
 
 
 def _ordinary(note: DecisionNote, record: Record) -> bool:

@@ -20,10 +20,12 @@ import yaml
 from app import server, settings
 from app.cli import main
 from app.settings import Secrets, Settings
+from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRow, LabelledRows
 
+from . import databases
 from .fake_pool import FakePool
 
 POOL = ("adder", "speller", "poet")
@@ -175,6 +177,30 @@ class Gateway:
     def ready(self) -> dict[str, Any]:
         """What /readyz says; ``calibration`` is the active one."""
         return self.get("/readyz").json()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[databases.Postgres]:
+    """PostgreSQL on a port of its own, for all tests of this process."""
+    if databases.binaries() is None:
+        pytest.skip(databases.WHY_NOT)
+    with databases.postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.scale)])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store, of every kind that there is."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'racer.db'}"
+    return request.getfixturevalue("postgres").create()
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[Store]:
+    """An empty store of either kind."""
+    with Store(database) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -90,11 +90,11 @@ def main(path: str, kills: int) -> dict[str, Any]:
             if verb in ("active", "both"):
                 active = name
         with Store(url) as store:
-            found = store.active()
-            if found is None or found.id not in (active, intended):
+            found = store.pulse(ARTIFACT).active_id
+            if found is None or found not in (active, intended):
                 stale += 1
-            elif found.id == intended:
-                active = found.id
+            elif found == intended:
+                active = found
     return {
         "killed": kills,
         "added": added,

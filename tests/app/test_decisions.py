@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from app.errors import NotFound, StoreError
+from app.store import Store
 from app.watching.archive import Archive
 from app.watching.decisions import DecisionNote
 from app.watching.journal import Journal
@@ -144,9 +145,9 @@ def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
+def archive(store: Store) -> Archive:
     """An empty archive."""
-    return Archive(Watched(tmp_path, RECORD).store)
+    return Archive(Watched(store, RECORD).store)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_old_decisions_are_deleted_with_their_verdicts(archive: Archive) -> None
     made = [aged(days) for days in (40, 31, 29, 1)]
     archive.add(made, [True] * 4)
     for each in made:
-        archive.say(each.decision_id, {"adder": True}, key="data", counts=True)
+        archive.say(each.decision_id, lambda _: {"adder": True}, key="data", counts=True)
     assert archive.prune(30.0, 1_000) == 2
     assert archive.prune(30.0, 1_000) == 0
     assert kept_of(archive, made) == [False, False, True, True]

@@ -11,7 +11,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ import pytest
 
 from app.front.keys import Caller
 from app.settings.watching import Watching
-from app.watching.archive import Archive
+from app.store import Store
+from app.store.tables import WatchRow
 from app.watching.decisions import ChosenBy, DecisionNote
 from app.watching.watcher import Watcher
 from racer_core.calibration.augmentation import augment_truth
@@ -34,10 +34,10 @@ RARE = 1e-6
 
 
 def watched(
-    folder: Path, story: Callable[[Watcher, Watched], Awaitable[None]], **settings: Any
+    store: Store, story: Callable[[Watcher, Watched], Awaitable[None]], **settings: Any
 ) -> Watched:
     """Run a story with a watcher of 600 rows, and close it."""
-    world = Watched(folder, settings.pop("record", None) or record())
+    world = Watched(store, settings.pop("record", None) or record())
 
     async def run() -> None:
         async with await world.watcher(**settings) as watcher:
@@ -52,6 +52,7 @@ async def feed(watcher: Watcher, made: list[DecisionNote]) -> None:
     for note in made:
         watcher.note(note)
     await watcher.feedback.known(made[-1].decision_id, ADMIN)
+    await watcher.settle()
 
 
 async def until_alarm(
@@ -74,7 +75,7 @@ def capital(told: dict[str, Any], stream: str) -> float:
 
 
 @pytest.mark.parametrize("score", ["gap", "prob"])
-def test_two_thousand_queries_like_the_rows_raise_no_alarm(tmp_path: Path, score: str) -> None:
+def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: str) -> None:
     """False alarm one in a million, all streams together, at every moment of the run."""
     rng = np.random.default_rng(5)
 
@@ -86,10 +87,10 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(tmp_path: Path, score
         rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
         assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
 
-    watched(tmp_path, story, record=record(score=score), false_alarm=RARE)
+    watched(store, story, record=record(score=score), false_alarm=RARE)
 
 
-def test_harder_queries_raise_an_alarm(tmp_path: Path) -> None:
+def test_harder_queries_raise_an_alarm(store: Store) -> None:
     """After a thousand like the rows, queries whose scores are a fifth smaller are seen."""
     rng = np.random.default_rng(6)
 
@@ -105,10 +106,10 @@ def test_harder_queries_raise_an_alarm(tmp_path: Path) -> None:
         raised = (await watcher.drift())["alarms"]["raised"]
         assert [f"stale:{name}" for name in raised] == list(watcher.stale)
 
-    watched(tmp_path, story, false_alarm=RARE)
+    watched(store, story, false_alarm=RARE)
 
 
-def test_sets_that_grow_raise_an_alarm(tmp_path: Path) -> None:
+def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
     """Queries on which the router cannot tell candidates apart, at the same mean score."""
     rng = np.random.default_rng(7)
 
@@ -122,10 +123,10 @@ def test_sets_that_grow_raise_an_alarm(tmp_path: Path) -> None:
         await feed(watcher, notes(world.record, alike(300)))
         assert "stale:set_size" in watcher.stale
 
-    watched(tmp_path, story, false_alarm=RARE)
+    watched(store, story, false_alarm=RARE)
 
 
-def test_what_a_request_chooses_is_no_change(tmp_path: Path) -> None:
+def test_what_a_request_chooses_is_no_change(store: Store) -> None:
     """Another alpha, a smaller pool or a pinned set say nothing of the queries: false alarm 1e-6.
 
     The set size that is watched is the one at the calibration's own alpha and pool.
@@ -145,7 +146,7 @@ def test_what_a_request_chooses_is_no_change(tmp_path: Path) -> None:
         assert watcher.stale == ()
         assert (await watcher.drift())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
 
-    watched(tmp_path, story, false_alarm=RARE)
+    watched(store, story, false_alarm=RARE)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_what_a_request_chooses_is_no_change(tmp_path: Path) -> None:
     ids=str,
 )
 def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
-    tmp_path: Path, changes: dict[str, Any]
+    store: Store, changes: dict[str, Any]
 ) -> None:
     """Their certificates are void as it is, and they must not void the others'."""
     rng = np.random.default_rng(9)
@@ -172,7 +173,7 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
         assert watcher.stale == ()
         assert (await watcher.drift())["alarms"]["streams"]["mean_score"]["rounds"] == 0
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
 def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
@@ -190,7 +191,7 @@ def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
     assert gateway.route(NOBODY)["certificate"]["holds"]
 
 
-def test_a_row_of_the_calibration_is_no_new_query(tmp_path: Path) -> None:
+def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     """Nor is a query under a new calibration that has it among its rows; others are new there."""
     row, query = record().calibration.fingerprints[0], b"a query"
 
@@ -202,10 +203,10 @@ def test_a_row_of_the_calibration_is_no_new_query(tmp_path: Path) -> None:
         assert not watcher.repeated(query, ())
         assert not watcher.repeated(row, ())
 
-    watched(tmp_path, story, false_alarm=None)
+    watched(store, story, false_alarm=None)
 
 
-def test_a_query_unlike_the_rows_is_not_remembered(tmp_path: Path) -> None:
+def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
     async def story(watcher: Watcher, _: Watched) -> None:
@@ -215,10 +216,10 @@ def test_a_query_unlike_the_rows_is_not_remembered(tmp_path: Path) -> None:
         for reason in ("multi_turn_uncalibrated", "later_turn"):
             assert not watcher.repeated(b"yes", (reason,))
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
-def test_nothing_is_watched_when_the_operator_says_so(tmp_path: Path) -> None:
+def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
     """`watching.false_alarm: null`."""
     rng = np.random.default_rng(10)
 
@@ -228,7 +229,7 @@ def test_nothing_is_watched_when_the_operator_says_so(tmp_path: Path) -> None:
         assert watcher.stale == ()
         assert (await watcher.drift())["alarms"] is None
 
-    watched(tmp_path, story, false_alarm=None)
+    watched(store, story, false_alarm=None)
 
 
 # Losses, judged -------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ async def judge(
 
 
 @pytest.mark.parametrize("target", list(RiskTarget))
-def test_the_shadow_sample_estimates_the_risk(tmp_path: Path, target: RiskTarget) -> None:
+def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) -> None:
     """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
     rng = np.random.default_rng(11)
 
@@ -279,10 +280,10 @@ def test_the_shadow_sample_estimates_the_risk(tmp_path: Path, target: RiskTarget
         assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
         assert watcher.stale == ()
 
-    watched(tmp_path, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
+    watched(store, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
 
 
-def test_candidates_that_got_worse_raise_an_alarm(tmp_path: Path) -> None:
+def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
     """The queries are as before; now those candidates are right that used to be wrong."""
     rng = np.random.default_rng(12)
 
@@ -292,10 +293,10 @@ def test_candidates_that_got_worse_raise_an_alarm(tmp_path: Path) -> None:
         await judge(watcher, world, rng, 100, lambda scores: 1.0 - scores)
         assert watcher.stale == ("stale:risk",)
 
-    watched(tmp_path, story, shadow_rate=0.5, false_alarm=RARE)
+    watched(store, story, shadow_rate=0.5, false_alarm=RARE)
 
 
-def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
+def test_a_judged_decision_counts_once(store: Store) -> None:
     """However often its verdicts are sent, and after a restart."""
     rng = np.random.default_rng(13)
 
@@ -309,7 +310,7 @@ def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
         assert told["alarms"]["streams"]["risk"]["rounds"] == 1
         assert told["shadow"]["counted"] == 1
 
-    watched(tmp_path, story, shadow_rate=0.5)
+    watched(store, story, shadow_rate=0.5)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ def test_a_judged_decision_counts_once(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_only_decisions_about_the_watched_risk_are_bet_on(
-    tmp_path: Path, changes: dict[str, Any], counted: int
+    store: Store, changes: dict[str, Any], counted: int
 ) -> None:
     """The loss is that of the calibration's own set, so another alpha does no harm."""
 
@@ -332,10 +333,10 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
         assert (await watcher.feedback.known(note.decision_id, ADMIN)).judged
         assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
 
-    watched(tmp_path, story, shadow_rate=0.5)
+    watched(store, story, shadow_rate=0.5)
 
 
-def test_answers_of_other_conditions_tell_no_loss(tmp_path: Path) -> None:
+def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
     """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
     rng = np.random.default_rng(16)
 
@@ -354,11 +355,11 @@ def test_answers_of_other_conditions_tell_no_loss(tmp_path: Path) -> None:
         rows = [json.loads(line) for line in (await watcher.shadow_rows()).splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
-    watched(tmp_path, story, shadow_rate=0.5)
+    watched(store, story, shadow_rate=0.5)
 
 
 def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
-    tmp_path: Path,
+    store: Store,
 ) -> None:
     """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
 
@@ -369,10 +370,10 @@ def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
         assert not watcher.sampled("second", b"query", ())
         assert not watcher.sampled("row", world.record.calibration.fingerprints[0], ())
 
-    watched(tmp_path, story, shadow_rate=1.0)
+    watched(store, story, shadow_rate=1.0)
 
 
-def test_verdicts_that_wait_move_no_stream(tmp_path: Path) -> None:
+def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
     """A data key cannot raise an alarm, nor hush one, before an admin accepts."""
     data = Caller(name="data")
 
@@ -386,10 +387,10 @@ def test_verdicts_that_wait_move_no_stream(tmp_path: Path) -> None:
         assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 1
         assert (await watcher.drift())["feedback"]["identified"] == 1
 
-    watched(tmp_path, story, shadow_rate=0.5)
+    watched(store, story, shadow_rate=0.5)
 
 
-def test_without_a_finite_threshold_there_is_no_risk_stream(tmp_path: Path) -> None:
+def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> None:
     """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
 
     async def story(watcher: Watcher, world: Watched) -> None:
@@ -399,13 +400,13 @@ def test_without_a_finite_threshold_there_is_no_risk_stream(tmp_path: Path) -> N
         levels = [each["level"] for each in told["alarms"]["streams"].values()]
         assert sum(levels) == pytest.approx(0.01)
 
-    watched(tmp_path, story, record=record(rows=5))
+    watched(store, story, record=record(rows=5))
 
 
 # What feedback alone says ---------------------------------------------------------------------
 
 
-def test_feedback_alone_gives_a_range(tmp_path: Path) -> None:
+def test_feedback_alone_gives_a_range(store: Store) -> None:
     """Of ten decisions two were hits, one a miss, one set was wrong; of six nobody spoke.
 
     The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
@@ -429,10 +430,10 @@ def test_feedback_alone_gives_a_range(tmp_path: Path) -> None:
         assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
         assert told["decisions"]["of_these_with_feedback"] == 4
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
-def test_the_range_is_about_the_calibrations_own_alpha_and_pool(tmp_path: Path) -> None:
+def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) -> None:
     """Other decisions are counted as kept, and not in the range."""
 
     async def story(watcher: Watcher, world: Watched) -> None:
@@ -454,13 +455,13 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(tmp_path: Path) 
         assert told["decisions"]["of_these_with_feedback"] == 1
         assert told["feedback"]["identified"] == 1
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
 # Restarts, swaps, resets ----------------------------------------------------------------------
 
 
-def test_a_restart_loses_no_evidence(tmp_path: Path) -> None:
+def test_a_restart_loses_no_evidence(store: Store) -> None:
     """Capital, rounds and an alarm go on; the certificates are void from the first request."""
     rng = np.random.default_rng(15)
     told: list[dict[str, Any]] = []
@@ -470,7 +471,7 @@ def test_a_restart_loses_no_evidence(tmp_path: Path) -> None:
         told.append(await watcher.drift())
         assert watcher.stale
 
-    world = watched(tmp_path, before)
+    world = watched(store, before)
 
     async def after() -> None:
         async with await world.watcher() as watcher:
@@ -480,7 +481,7 @@ def test_a_restart_loses_no_evidence(tmp_path: Path) -> None:
     asyncio.run(after())
 
 
-def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(tmp_path: Path) -> None:
+def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Store) -> None:
     """Swapping to fresh rows ends the alarm; rolling back brings it back at once."""
     rng = np.random.default_rng(16)
     fresh = record(seed=2)
@@ -500,17 +501,17 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(tmp_path: 
         await world.active.swap(world.record)
         assert watcher.stale == raised
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
-def test_a_reset_begins_again(tmp_path: Path) -> None:
+def test_a_reset_begins_again(store: Store) -> None:
     """The alarm is gone, after a restart too, and the next change is seen again."""
     rng = np.random.default_rng(17)
 
     async def before(watcher: Watcher, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
 
-    world = watched(tmp_path, before)
+    world = watched(store, before)
 
     async def reset() -> None:
         async with await world.watcher() as watcher:
@@ -533,15 +534,18 @@ def test_a_reset_begins_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["{}", '{"delta": 0.01, "streams": {"risk": 7}}'])
-def test_a_damaged_watch_begins_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
     """The gateway starts, and watches."""
     rng = np.random.default_rng(18)
 
     async def story(watcher: Watcher, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
 
-    world = watched(tmp_path, story)
-    Archive(world.store).keep_watch(world.record.id, "then", json.loads(damage))
+    world = watched(store, story)
+    with world.store.transaction() as session:
+        row = session.get(WatchRow, world.record.id)
+        assert row is not None
+        row.state = damage
 
     async def after() -> None:
         async with await world.watcher() as watcher:
@@ -551,24 +555,25 @@ def test_a_damaged_watch_begins_again(tmp_path: Path, damage: str) -> None:
     asyncio.run(after())
 
 
-def test_the_saved_state_is_small(tmp_path: Path) -> None:
+def test_the_saved_state_is_small(store: Store) -> None:
     """With full bags: well under a megabyte of JSON."""
     rng = np.random.default_rng(19)
 
     async def story(watcher: Watcher, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 10)))
 
-    world = watched(tmp_path, story, record=record(rows=12_000))
-    found = Archive(world.store).watch(world.record.id)
-    assert found is not None
-    assert len(json.dumps(found[1])) < 1_000_000
+    world = watched(store, story, record=record(rows=12_000))
+    with world.store.transaction() as session:
+        row = session.get(WatchRow, world.record.id)
+    assert row is not None
+    assert len(row.state) < 1_000_000
 
 
 # How it is told -------------------------------------------------------------------------------
 
 
 def test_an_alarm_is_one_log_line_and_a_metric(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line a stream, however many queries follow."""
     rng = np.random.default_rng(20)
@@ -587,7 +592,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
             value = float(name in raised)
             assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
 
-    watched(tmp_path, story)
+    watched(store, story)
 
 
 def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:
@@ -595,11 +600,11 @@ def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> Non
     gateway = serve(watching={"false_alarm": 0.01})
     assert gateway.route(ONE)["certificate"]["holds"]
     decided = [gateway.route(f"{NOBODY}{number}")["decision_id"] for number in range(120)]
-    gateway.get(f"/decisions/{decided[-1]}")
-    certificate = gateway.route(ONE)["certificate"]
-    assert not certificate["holds"]
+    gateway.get(f"/decisions/{decided[-1]}")  # they were seen, and what asks for them adds them
     raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
     assert raised
+    certificate = gateway.route(ONE)["certificate"]
+    assert not certificate["holds"]
     assert {f"stale:{name}" for name in raised} <= set(certificate["reasons"])
     header = gateway.ask(TWO).headers["x-racer-guarantee"]
     assert header.startswith("void; reason=")
@@ -629,7 +634,7 @@ def test_drift_needs_a_calibration(serve: Serve) -> None:
 # The draw of the shadow sample ----------------------------------------------------------------
 
 
-def test_the_sample_is_drawn_at_its_rate_by_the_decision(tmp_path: Path) -> None:
+def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     """Replicas agree on every decision; about a fifth of 5,000, false alarm 1e-6."""
 
     async def story(watcher: Watcher, world: Watched) -> None:
@@ -639,14 +644,14 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(tmp_path: Path) -> None
         assert drawn == [other.sampled(each, each.encode(), ()) for each in ids]
         assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
 
-    watched(tmp_path, story, shadow_rate=0.2)
+    watched(store, story, shadow_rate=0.2)
 
 
-def test_nothing_is_sampled_by_default(tmp_path: Path) -> None:
+def test_nothing_is_sampled_by_default(store: Store) -> None:
     """Everyone is called only where the operator pays for it."""
 
     async def story(watcher: Watcher, _: Watched) -> None:
         assert Watching().shadow_rate == 0.0
         assert not any(watcher.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
-    watched(tmp_path, story)
+    watched(store, story)

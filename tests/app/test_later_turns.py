@@ -316,8 +316,7 @@ def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
     )
     with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
         store.add(replace(made, later=turns), activate=True)
-        kept = store.active()
-    assert kept is not None
+        kept = store.record(made.id)
     assert kept.later is not None
     assert kept.later.text == "conversation"
     rows, meant = kept.later.calibration, turns.calibration

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.errors import Conflict, NotFound, SettingsError
+from app.errors import Conflict, NotFound, SettingsError, StoreError
 from app.records import Record
-from app.store import Store, StoreError, now
+from app.store import Store, now
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -50,16 +50,22 @@ def record(
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store of a test is."""
+def file(tmp_path: Path) -> Path:
+    """Where SQLite's store of a test is."""
     return tmp_path / "racer.db"
 
 
 @pytest.fixture
-def store(path: Path) -> Iterator[Store]:
-    """An empty store."""
-    with Store(f"sqlite:///{path}") as opened:
+def sqlite_store(file: Path) -> Iterator[Store]:
+    """An empty store of SQLite's."""
+    with Store(f"sqlite:///{file}") as opened:
         yield opened
+
+
+def active(store: Store, artifact: str = "a" * 64) -> Record | None:
+    """The record that decides for an artifact."""
+    found = store.pulse(artifact).active_id
+    return None if found is None else store.record(found)
 
 
 def same(one: Record, other: Record) -> None:
@@ -117,13 +123,13 @@ PARTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("parts", PARTS)
 def test_what_the_cover_scores_read_comes_back_exactly(
-    store: Store, path: Path, parts: str
+    store: Store, database: str, parts: str
 ) -> None:
     """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
     kept = record("cal-1", parts=PARTS[parts])
     store.add(kept, activate=True)
-    with Store(f"sqlite:///{path}") as another:
-        found = another.active()
+    with Store(database) as another:
+        found = active(another)
     assert found is not None
     same(found, kept)
     assert found.calibration.offered == kept.calibration.offered
@@ -145,12 +151,14 @@ def test_what_the_cover_scores_read_comes_back_exactly(
     ],
     ids=str,
 )
-def test_a_record_comes_back_exactly(store: Store, path: Path, options: dict[str, object]) -> None:
+def test_a_record_comes_back_exactly(
+    store: Store, database: str, options: dict[str, object]
+) -> None:
     """Scores, labels, fingerprints and options are the same bits, in another process too."""
     kept = record("cal-1", **options)
     store.add(kept, activate=True)
-    with Store(f"sqlite:///{path}") as another:
-        found = another.active()
+    with Store(database) as another:
+        found = active(another)
     assert found is not None
     same(found, kept)
     for score in kept.calibration.offered:
@@ -168,7 +176,7 @@ def test_no_prompt_is_kept(serve: Serve, tmp_path: Path) -> None:
 
 def test_an_empty_store_has_no_active_record(store: Store) -> None:
     """Nothing is made up."""
-    assert store.active() is None
+    assert active(store) is None
     assert store.summaries() == []
     with pytest.raises(NotFound):
         store.summary("cal-1")
@@ -176,14 +184,26 @@ def test_an_empty_store_has_no_active_record(store: Store) -> None:
         store.activate("cal-1", None, "a" * 64)
 
 
+def test_each_artifact_has_an_active_calibration_of_its_own(store: Store) -> None:
+    """Gateways with a new one can be started beside those with the old one."""
+    old, new = record("cal-1"), replace(record("cal-2"), artifact="b" * 64)
+    store.add(old, activate=True)
+    store.add(new, activate=True)
+    assert [store.pulse(each).active_id for each in ("a" * 64, "b" * 64)] == ["cal-1", "cal-2"]
+    assert {each.id for each in store.summaries() if each.active} == {"cal-1", "cal-2"}
+    assert store.others("a" * 64) == "cal-2"
+    assert store.pulse("c" * 64).active_id is None
+    with pytest.raises(Conflict):
+        store.add(record("cal-3"), activate=True, expected_active_id="cal-2")
+
+
 def test_at_most_one_is_active(store: Store) -> None:
     """Whatever the order of changes."""
     for number in range(4):
         store.add(record(f"cal-{number}"), activate=number != 2)
     store.activate("cal-1", None, "a" * 64)
-    active = [each.id for each in store.summaries() if each.active]
-    assert active == ["cal-1"]
-    found = store.active()
+    assert [each.id for each in store.summaries() if each.active] == ["cal-1"]
+    found = active(store)
     assert found is not None
     assert found.id == "cal-1"
 
@@ -201,12 +221,12 @@ def test_a_conflict_keeps_nothing(store: Store) -> None:
     assert [(each.id, each.active) for each in store.summaries()] == [("cal-1", True)]
 
 
-def test_of_two_activations_that_expect_the_same_one_wins(store: Store, path: Path) -> None:
+def test_of_two_activations_that_expect_the_same_one_wins(store: Store, database: str) -> None:
     """Two processes' worth of stores race twenty times; exactly one gets through each time."""
     names = [f"cal-{number}" for number in range(3)]
     for name in names:
         store.add(record(name), activate=name == names[0])
-    with Store(f"sqlite:///{path}") as other:
+    with Store(database) as other:
         for _ in range(20):
             store.activate(names[0], None, "a" * 64)
             outcomes: list[str] = []
@@ -234,46 +254,47 @@ def test_of_two_activations_that_expect_the_same_one_wins(store: Store, path: Pa
             for each in racers:
                 each.join()
             assert sorted(outcomes)[1] == "conflict", outcomes
-            found = store.active()
+            found = active(store)
             assert found is not None
             assert found.id == sorted(outcomes)[0]
 
 
-def test_two_first_activations_do_not_break_each_other(tmp_path: Path) -> None:
-    """On an empty store both succeed one after the other, or one is told of a conflict."""
+def test_two_first_activations_do_not_break_each_other(database: str) -> None:
+    """For a new artifact both succeed one after the other, or one is told of a conflict."""
     for number in range(10):
-        url = f"sqlite:///{tmp_path / f'{number}.db'}"
-        with Store(url) as one, Store(url) as other:
+        artifact = f"{number}" * 64
+        with Store(database) as one, Store(database) as other:
             start = threading.Barrier(2)
             errors: list[Exception] = []
 
             def add(
                 store: Store,
                 name: str,
+                artifact: str = artifact,
                 start: threading.Barrier = start,
                 errors: list[Exception] = errors,
             ) -> None:
                 start.wait()
                 try:
-                    store.add(record(name), activate=True)
+                    store.add(replace(record(name), artifact=artifact), activate=True)
                 except Exception as exc:  # noqa: BLE001 - looked at below
                     errors.append(exc)
 
             racers = [
                 threading.Thread(target=add, args=pair)
-                for pair in ((one, "cal-1"), (other, "cal-2"))
+                for pair in ((one, f"cal-{number}-1"), (other, f"cal-{number}-2"))
             ]
             for each in racers:
                 each.start()
             for each in racers:
                 each.join()
             assert all(isinstance(each, Conflict) for each in errors)
-            assert sum(each.active for each in one.summaries()) == 1
+            assert sum(each.active for each in one.summaries()) == number + 1
 
 
-def test_sqlite_is_as_safe_as_promised(store: Store) -> None:
+def test_sqlite_is_as_safe_as_promised(sqlite_store: Store) -> None:
     """DELETE journal, FULL sync and foreign keys, on every connection that is used."""
-    with store.transaction() as session:
+    with sqlite_store.transaction() as session:
         connection = session.connection()
         read = [
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -294,17 +315,17 @@ def test_sqlite_is_as_safe_as_promised(store: Store) -> None:
     ],
 )
 def test_a_record_that_was_tampered_with_is_refused(
-    store: Store, path: Path, statement: str
+    sqlite_store: Store, file: Path, statement: str
 ) -> None:
     """Every part that a decision or a certificate rests on is under the digest."""
-    store.add(record("cal-1"), activate=True)
-    with sqlite3.connect(path) as connection:
+    sqlite_store.add(record("cal-1"), activate=True)
+    with sqlite3.connect(file) as connection:
         assert connection.execute(statement).rowcount == 1
     connection.close()
     with pytest.raises(StoreError, match="cal-1"):
-        store.active()
+        active(sqlite_store)
     with pytest.raises((StoreError, Conflict)):
-        store.activate("cal-1", None, "a" * 64)
+        sqlite_store.activate("cal-1", None, "a" * 64)
 
 
 def test_a_record_of_another_artifact_cannot_be_activated(store: Store) -> None:
@@ -312,7 +333,7 @@ def test_a_record_of_another_artifact_cannot_be_activated(store: Store) -> None:
     store.add(record("cal-1"), activate=False)
     with pytest.raises(Conflict, match="another artifact"):
         store.activate("cal-1", None, "b" * 64)
-    assert store.active() is None
+    assert active(store) is None
 
 
 @pytest.mark.parametrize(
@@ -429,12 +450,12 @@ def test_candidates_that_are_served_otherwise_need_another_calibration(
     assert gateway.post(f"/calibrations/{old}/activate", ADMIN_KEY).status_code == 409
 
 
-def test_a_stuck_store_holds_up_no_other_work(store: Store) -> None:
+def test_a_stuck_store_holds_up_no_other_work(sqlite_store: Store) -> None:
     """Whoever waits for it waits on its own threads: red when bodies are parsed behind them."""
     free = threading.Event()
 
     async def story() -> None:
-        stuck = [asyncio.create_task(store.run(free.wait, 60)) for _ in range(64)]
+        stuck = [asyncio.create_task(sqlite_store.run(free.wait, 60)) for _ in range(64)]
         try:
             await asyncio.sleep(0)
             async with asyncio.timeout(30):
@@ -446,11 +467,11 @@ def test_a_stuck_store_holds_up_no_other_work(store: Store) -> None:
     asyncio.run(story())
 
 
-def test_a_closed_store_has_no_threads(path: Path) -> None:
+def test_a_closed_store_has_no_threads(database: str) -> None:
     """They end with it."""
 
     async def story() -> threading.Thread:
-        with Store(f"sqlite:///{path}") as opened:
+        with Store(database) as opened:
             return await opened.run(threading.current_thread)
 
     thread = asyncio.run(story())

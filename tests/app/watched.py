@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,8 +80,8 @@ def notes(record: Record, scores: FloatArray, **changes: Any) -> list[DecisionNo
 class Watched:
     """A store and an active calibration; ``watcher()`` begins as the process would."""
 
-    def __init__(self, folder: Path, record: Record) -> None:
-        self.store = Store(f"sqlite:///{folder / 'racer.db'}")
+    def __init__(self, store: Store, record: Record) -> None:
+        self.store = store
         self.store.add(record, activate=True)
         self.record = record
 

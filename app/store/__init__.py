@@ -1,0 +1,12 @@
+"""What is kept: SQLite by default, PostgreSQL by URL when several gateways share it.
+
+``tables.py`` says what, ``schema.py`` in which version, ``engine.py`` how it is opened and what can
+go wrong; ``calibrations.py`` reads and writes calibrations, ``bell.py`` rings when something
+changed. Decisions and alarms are read and written in ``app/watching``, shares of keys' limits in
+``app/leasing.py``.
+"""
+
+from app.store.calibrations import Pulse, Store, Summary
+from app.store.engine import now
+
+__all__ = ["Pulse", "Store", "Summary", "now"]

@@ -1,0 +1,254 @@
+"""Calibrations, as they are kept. One transaction per change.
+
+So whatever moment the process dies at, the store opens with the old state or the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from sqlalchemy import Engine, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
+from app.records import Record
+from app.store import engine, schema
+from app.store.engine import Transaction
+from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from racer_core.errors import RacerError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What every gateway must agree on, in one look."""
+
+    active_id: str | None
+    watched_since: str | None  # when the alarms of that calibration began
+    raised: tuple[str, ...]  # and which of them were raised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A record without its rows."""
+
+    id: str
+    created_at: str
+    active: bool  # it decides for its artifact and fleet
+    artifact: str
+    options: dict[str, Any]
+    evidence: dict[str, Any]
+
+
+class Store:
+    """Opened once; every method is one transaction and may block: call it with :meth:`run`.
+
+    Raises:
+        SettingsError: The URL cannot be opened or written.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine: Engine = engine.open_engine(url)
+        try:
+            schema.prepare(self._engine)
+        except SQLAlchemyError as exc:
+            reason = str(exc).splitlines()[0]
+            raise SettingsError(f"store {engine.shown(url)}: {reason}") from exc
+        finally:
+            self._engine.dispose()  # refused or not, it begins with no connection
+        self._threads = ThreadPoolExecutor(engine.THREADS, thread_name_prefix="racer-store")
+        self.url = url
+        self.is_shared = self._engine.dialect.name != "sqlite"  # other gateways may use it, too
+
+    def close(self) -> None:
+        """End the threads, and return the connections."""
+        self._threads.shutdown(cancel_futures=True)
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do what uses the store on a thread of its own: a locked one holds up no other work."""
+        call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
+        """Keep a record, and make it the active one in the same transaction if asked.
+
+        Raises:
+            Conflict: ``expected_active_id`` is given and another one is active.
+        """
+        row = _to_row(record)
+        with self.transaction() as session:
+            session.add(row)
+            session.flush()
+            if activate:
+                _activate(session, record.id, record.artifact, expected_active_id)
+
+    def activate(
+        self, calibration_id: str, expected_active_id: str | None, artifact: str
+    ) -> Record:
+        """Make a kept record the active one, and return it.
+
+        Raises:
+            NotFound: No such record.
+            Conflict: ``expected_active_id`` is given and another one is active, or the record was
+                made with another artifact than the one with this digest.
+        """
+        with self.transaction() as session:
+            record = _to_record(_find(session, calibration_id))
+            if record.artifact != artifact:
+                raise Conflict(
+                    f"calibration {calibration_id} was made for another artifact or fleet; "
+                    "upload its rows again to POST /calibrate"
+                )
+            _activate(session, calibration_id, artifact, expected_active_id)
+        return record
+
+    def pulse(self, artifact: str) -> Pulse:
+        """What decides for an artifact and fleet with this digest, and what its alarms say."""
+        told = (
+            select(ActiveRow.calibration_id, WatchRow.since, WatchRow.raised)
+            .join(WatchRow, WatchRow.calibration_id == ActiveRow.calibration_id, isouter=True)
+            .where(ActiveRow.artifact == artifact)
+        )
+        with self.transaction() as session:
+            found = session.execute(told).one_or_none()
+        if found is None:
+            return Pulse(active_id=None, watched_since=None, raised=())
+        active_id, since, raised = found
+        return Pulse(
+            active_id=active_id, watched_since=since, raised=tuple(json.loads(raised or "[]"))
+        )
+
+    def record(self, calibration_id: str) -> Record:
+        """One record with its rows. Raises :class:`NotFound`."""
+        with self.transaction() as session:
+            return _to_record(_find(session, calibration_id))
+
+    def ids(self, artifact: str) -> list[str]:
+        """The records that were made for an artifact and fleet with this digest."""
+        with self.transaction() as session:
+            made = CalibrationRow.artifact == artifact
+            return list(session.scalars(select(CalibrationRow.id).where(made)))
+
+    def others(self, artifact: str) -> str | None:
+        """The newest record that decides for another artifact or fleet; None: there is none."""
+        newest = (
+            select(CalibrationRow.id)
+            .join(ActiveRow, ActiveRow.calibration_id == CalibrationRow.id)
+            .where(ActiveRow.artifact != artifact)
+            .order_by(CalibrationRow.created_at.desc())
+            .limit(1)
+        )
+        with self.transaction() as session:
+            return session.scalar(newest)
+
+    def summaries(self) -> list[Summary]:
+        """All records, newest first."""
+        with self.transaction() as session:
+            active = set(session.scalars(select(ActiveRow.calibration_id)))
+            newest_first = CalibrationRow.created_at.desc(), CalibrationRow.id
+            columns = select(
+                CalibrationRow.id,
+                CalibrationRow.created_at,
+                CalibrationRow.artifact,
+                CalibrationRow.document,
+            ).order_by(*newest_first)
+            return [_summary(row, active=row.id in active) for row in session.execute(columns)]
+
+    def summary(self, calibration_id: str) -> Summary:
+        """One record without its rows. Raises :class:`NotFound`."""
+        with self.transaction() as session:
+            row = _find(session, calibration_id)
+            active = session.get(ActiveRow, row.artifact)
+            return _summary(row, active=active is not None and active.calibration_id == row.id)
+
+    def transaction(self) -> Transaction:
+        """A session that is committed on success; for tables that others read and write."""
+        return Transaction(self._engine)
+
+
+def _activate(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
+    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win."""
+    engine.notify(session)
+    statement = update(ActiveRow).where(ActiveRow.artifact == artifact)
+    if expected is not None:
+        statement = statement.where(ActiveRow.calibration_id == expected)
+    changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
+    if changed:
+        return
+    if expected is not None:
+        raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")
+    session.add(ActiveRow(artifact=artifact, calibration_id=calibration_id))
+    try:
+        session.flush()
+    except IntegrityError as exc:  # another first one, at the same moment
+        raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
+
+
+def _find(session: Session, calibration_id: str) -> CalibrationRow:
+    row = session.get(CalibrationRow, calibration_id)
+    if row is None:
+        raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
+    return row
+
+
+def _summary(row: Any, *, active: bool) -> Summary:
+    document = json.loads(row.document)
+    return Summary(
+        id=row.id,
+        created_at=row.created_at,
+        active=active,
+        artifact=row.artifact,
+        options=document["options"],
+        evidence=document["evidence"],
+    )
+
+
+def _to_row(record: Record) -> CalibrationRow:
+    document, arrays = record.encoded()
+    return CalibrationRow(
+        id=record.id,
+        created_at=record.created_at,
+        artifact=record.artifact,
+        document=document,
+        arrays=arrays,
+        digest=_digest(record.id, record.created_at, record.artifact, document, arrays),
+    )
+
+
+def _to_record(row: CalibrationRow) -> Record:
+    told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    if told != row.digest:
+        raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
+    try:
+        return Record.decoded(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    except (KeyError, TypeError, ValueError, RacerError) as exc:
+        raise StoreDamaged(
+            f"calibration {row.id} cannot be read by this version of the program"
+        ) from exc
+
+
+def _digest(*parts: str | bytes) -> str:
+    """sha256 over the parts, each with its length, so that none can borrow from the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8) + data)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Alembic's scripts, one for each version of the tables."""

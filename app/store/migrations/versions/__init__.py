@@ -1,0 +1,1 @@
+"""The versions, in order; what was released is never changed again."""

@@ -1,0 +1,107 @@
+"""The version of the tables: created where there are none, upgraded by hand, else refused.
+
+Versions are Alembic's, in ``migrations/versions``; a database says which one it has. A gateway
+starts with exactly its own: an older program must not write what it does not understand, and to
+upgrade is an operator's decision, with a backup beside it. Alembic itself is imported only then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import Connection, Engine, inspect, text
+
+from app.errors import SettingsError
+from app.store.tables import Base
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+HEAD: Final = "0002"  # the newest version, as `tables.py` has it
+_FIRST: Final = "0001"  # what was made before databases said their version
+_LOCK: Final = 0x7261636572  # of those that create and upgrade; "racer"
+_VERSION: Final = "alembic_version"
+
+
+def prepare(engine: Engine) -> None:
+    """Create the tables of an empty database.
+
+    Raises:
+        SettingsError: It has tables of another version.
+        SQLAlchemyError: It cannot be used.
+    """
+    with engine.begin() as connection:
+        _alone(connection)
+        found = version(connection)
+        if found is None:
+            Base.metadata.create_all(connection)
+            connection.execute(text(f"CREATE TABLE {_VERSION} (version_num VARCHAR(32) NOT NULL)"))
+            connection.execute(text(f"INSERT INTO {_VERSION} VALUES (:head)"), {"head": HEAD})
+        elif found != HEAD:
+            raise SettingsError(_refusal(found))
+
+
+def version(connection: Connection) -> str | None:
+    """The version of the tables; None where there are none."""
+    tables = inspect(connection)
+    if tables.has_table(_VERSION):
+        return connection.execute(text(f"SELECT version_num FROM {_VERSION}")).scalar()
+    return _FIRST if tables.has_table("calibrations") else None
+
+
+def upgrade(engine: Engine) -> tuple[str | None, str]:
+    """Bring the tables to the newest version, all or nothing, and return the old and the new one.
+
+    Raises:
+        SettingsError: They are newer than this program.
+        SQLAlchemyError: The database cannot be used.
+    """
+    from alembic import command
+
+    with engine.begin() as connection:
+        _alone(connection)
+        found = version(connection)
+        if found is not None and found not in _known():
+            raise SettingsError(_refusal(found))
+        config = _config()
+        config.attributes["connection"] = connection
+        if found == _FIRST and not inspect(connection).has_table(_VERSION):
+            command.stamp(config, _FIRST)
+        command.upgrade(config, "head")
+    return found, HEAD
+
+
+def _refusal(found: str) -> str:
+    if found in _known():
+        return (
+            f"store: its tables have version {found}, this program needs {HEAD}: make a backup "
+            "with the program that wrote it, then run `racer db upgrade`"
+        )
+    return (
+        f"store: its tables have version {found}, which this program does not know, for it is "
+        f"older ({HEAD}): install the newer program again, or restore a backup"
+    )
+
+
+def _known() -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory.from_config(_config())
+    return {script.revision for script in scripts.walk_revisions()}
+
+
+def _config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    return config
+
+
+def _alone(connection: Connection) -> None:
+    """Of several that start at once, one creates or upgrades, and the others find it done."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})

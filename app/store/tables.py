@@ -1,0 +1,122 @@
+"""Every table. A change here is a new version: see ``schema.py``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+CALIBRATION_ID: Final = String(64)
+
+
+class Base(DeclarativeBase):
+    """What all tables stand in."""
+
+
+class CalibrationRow(Base):
+    """One calibration, as ``app/records.py`` encodes it."""
+
+    __tablename__ = "calibrations"
+
+    id: Mapped[str] = mapped_column(CALIBRATION_ID, primary_key=True)
+    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    artifact: Mapped[str] = mapped_column(String(64))
+    document: Mapped[str]  # pool, options, evidence, notes: JSON
+    arrays: Mapped[bytes] = mapped_column(LargeBinary)  # scores, labels, fingerprints: npz
+    digest: Mapped[str] = mapped_column(String(64))  # sha256 of all of the above
+
+
+class ActiveRow(Base):
+    """The calibration that decides, one for each artifact and fleet.
+
+    Gateways with a new artifact can then be started beside those with the old one: each follows
+    its own.
+    """
+
+    __tablename__ = "active_calibrations"
+
+    artifact: Mapped[str] = mapped_column(String(64), primary_key=True)
+    calibration_id: Mapped[str] = mapped_column(ForeignKey("calibrations.id"))
+
+
+class DecisionRow(Base):
+    """One routed query. The columns are what is searched and counted; the rest is a document."""
+
+    __tablename__ = "decisions"
+    # What is counted over a million rows is counted in an index. An entry of PostgreSQL's has room
+    # for a third of a page, which the names of a large set may not find there.
+    __table_args__ = (
+        Index("decisions_by_set", "calibration_id", "ordinary", "selected", "null_selected").ddl_if(
+            dialect="sqlite"
+        ),
+        Index("decisions_by_kind", "calibration_id", "ordinary").ddl_if(dialect="postgresql"),
+        Index("decisions_by_sample", "calibration_id", "shadow", "judged", "loss"),
+        # A query that came to another gateway before; a single one remembers by itself.
+        Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
+    )
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    created_at: Mapped[str] = mapped_column(String(32), index=True)
+    calibration_id: Mapped[str] = mapped_column(CALIBRATION_ID)
+    key: Mapped[str] = mapped_column(String(128))  # whose decision it is
+    selected: Mapped[str]  # the set in the order of the pool: JSON
+    null_selected: Mapped[bool]
+    ordinary: Mapped[bool]  # at the calibration's own alpha, score and pool: it counts for the risk
+    shadow: Mapped[bool]  # everyone was called
+    judged: Mapped[bool]  # a shadow decision with a verdict on everyone
+    loss: Mapped[float | None]  # of a judged one; None where it does not count
+    document: Mapped[str]
+    neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
+    fingerprint: Mapped[str | None] = mapped_column(String(64))  # keyed hash of the query
+
+
+class VerdictRow(Base):
+    """Whether one candidate's answer to a decision was right."""
+
+    __tablename__ = "verdicts"
+
+    decision_id: Mapped[str] = mapped_column(
+        ForeignKey("decisions.id", ondelete="CASCADE"), primary_key=True
+    )
+    candidate: Mapped[str] = mapped_column(String(256), primary_key=True)
+    correct: Mapped[bool]
+    counts: Mapped[bool]  # False: a data key's, not yet accepted
+    key: Mapped[str] = mapped_column(String(128))
+    created_at: Mapped[str] = mapped_column(String(32))
+
+
+class WatchRow(Base):
+    """The drift alarms of one calibration, fed by every gateway that decides with it."""
+
+    __tablename__ = "watches"
+
+    calibration_id: Mapped[str] = mapped_column(
+        ForeignKey("calibrations.id", ondelete="CASCADE"), primary_key=True
+    )
+    since: Mapped[str] = mapped_column(String(32))
+    state: Mapped[str]
+    raised: Mapped[str]  # the streams that alarmed: a JSON list, also in the state
+
+
+class BudgetRow(Base):
+    """What is left of one limit of one key, and not lent to any gateway."""
+
+    __tablename__ = "budgets"
+
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    unit: Mapped[str] = mapped_column(String(16), primary_key=True)  # requests or tokens
+    level: Mapped[float]
+    at: Mapped[float]  # when it was so, seconds of the database's clock
+
+
+class LeaseRow(Base):
+    """What a gateway holds of a limit and may spend without asking."""
+
+    __tablename__ = "leases"
+
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    unit: Mapped[str] = mapped_column(String(16), primary_key=True)
+    gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
+    held: Mapped[float]
+    until: Mapped[float]  # a gateway that says nothing for so long holds nothing

@@ -1,0 +1,79 @@
+"""The watches as they are kept: one for each calibration, which every gateway feeds in its turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import orjson
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.jsons import dumped
+from app.store import Store, now
+from app.store.engine import begin_writing, notify
+from app.store.tables import WatchRow
+from racer_core.calibration.monitoring import Watch
+from racer_core.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class KeptWatch:
+    """A watch and when it began, while nobody else may change it.
+
+    Attributes:
+        session: The transaction in which it is changed.
+    """
+
+    watch: Watch
+    since: str
+    session: Session
+
+
+class Watches:
+    """Every method blocks and raises :class:`app.errors.StoreError`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @contextmanager
+    def changing(self, calibration_id: str, begin: Callable[[], Watch]) -> Generator[KeptWatch]:
+        """The watch of a calibration, kept as it then is; of several callers one at a time.
+
+        Args:
+            calibration_id: Whose.
+            begin: Makes a new one where none is kept, or what is kept cannot be read.
+        """
+        with self._store.transaction() as session:
+            begin_writing(session)
+            row = session.scalar(
+                select(WatchRow).where(WatchRow.calibration_id == calibration_id).with_for_update()
+            )
+            watch = None if row is None else _read(row)
+            since = now() if row is None or watch is None else row.since
+            kept = KeptWatch(watch=watch or begin(), since=since, session=session)
+            yield kept
+            said = {
+                "since": kept.since,
+                "state": dumped(kept.watch.to_state()).decode(),
+                "raised": dumped(kept.watch.raised).decode(),
+            }
+            if row is None:
+                session.add(WatchRow(calibration_id=calibration_id, **said))
+                return
+            if (row.since, row.raised) != (said["since"], said["raised"]):
+                notify(session)
+            for name, value in said.items():
+                setattr(row, name, value)
+
+
+def _read(row: WatchRow) -> Watch | None:
+    try:
+        return Watch.from_state(orjson.loads(row.state))
+    except (ValueError, InputError) as exc:
+        log.warning("the watch of calibration %s begins again: %s", row.calibration_id, exc)
+        return None

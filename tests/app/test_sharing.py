@@ -1,0 +1,340 @@
+"""Several gateways on one PostgreSQL: what they must agree on, and what happens without it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.bell import Bell
+from app.watching import drift as drift_module
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, TWO, Gateway, Serve, noisy, until
+from .cuttable import Cuttable, End
+from .databases import Postgres
+from .fake_pool import FakePool
+from .test_front_gate import configured_key
+
+pytestmark = pytest.mark.scale
+
+ACTIVATES = b"UPDATE active_calibrations"
+AGREED_S = 10.0  # ten times the goal for all gateways to use a calibration
+
+Start = Callable[..., Gateway]
+
+
+@pytest.fixture
+def store_url(postgres: Postgres) -> str:
+    """An empty database."""
+    return postgres.create()
+
+
+@pytest.fixture
+def start(serve: Serve, store_url: str, noisy_artifact: Path) -> Start:
+    """Start gateways that share a store; only the first is calibrated."""
+    count = itertools.count()
+
+    def begin(*, url: str = store_url, **changes: Any) -> Gateway:
+        return serve(
+            calibrated=next(count) == 0,
+            environment=ENVIRONMENT | {"RACER_STORE_URL": url} | changes.pop("environment", {}),
+            artifact=noisy_artifact,
+            **changes,
+        )
+
+    return begin
+
+
+def calibrated(gateway: Gateway, seed: int, **options: Any) -> dict[str, Any]:
+    """Upload noisy rows: every seed has another threshold."""
+    return gateway.calibrate(rows=noisy(10_000 + 1_000 * seed, 120), **options)
+
+
+def active(gateway: Gateway) -> str:
+    """The calibration that decides there."""
+    return gateway.ready()["calibration"]
+
+
+# Calibrations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notified", [True, False])
+def test_an_activation_on_one_is_used_by_all(
+    start: Start, monkeypatch: pytest.MonkeyPatch, *, notified: bool
+) -> None:
+    """Uploaded, rolled back, by either of three; told at once, or found by asking."""
+
+    async def deaf(self: Bell) -> None:
+        pass
+
+    if not notified:
+        monkeypatch.setattr(Bell, "_listen", deaf)
+    gateways = [start() for _ in range(3)]
+    first = active(gateways[0])
+    second = calibrated(gateways[1], 1)["id"]
+    assert until(lambda: {active(each) for each in gateways} == {second}, AGREED_S)
+    assert gateways[2].post(f"/calibrations/{first}/activate", ADMIN_KEY).status_code == 200
+    assert until(lambda: {active(each) for each in gateways} == {first}, AGREED_S)
+    seen = {each.route(TWO)["certificate"]["calibration_id"] for each in gateways}
+    assert seen == {first}
+
+
+def test_a_gateway_that_starts_later_decides_with_what_is_active(start: Start) -> None:
+    """The same threshold and the same set."""
+    one = start()
+    calibrated(one, 1)
+    other = start()
+    assert active(other) == active(one)
+    assert other.decided(TWO) == one.decided(TWO)
+
+
+def test_no_decision_mixes_two_calibrations(start: Start) -> None:
+    """While three calibrations take turns: each threshold is that of the calibration it names."""
+    gateways = [start(), start()]
+    made = [calibrated(gateways[0], seed) for seed in range(3)]
+    right = {each["id"]: each["evidence"]["lambda_hat"] for each in made}
+    assert len(set(right.values())) == 3
+    assert until(lambda: active(gateways[1]) == made[2]["id"], AGREED_S)
+    seen: list[tuple[str, float]] = []
+    over = threading.Event()
+
+    def ask(gateway: Gateway) -> None:
+        for number in itertools.count():
+            if over.is_set():
+                return
+            said = gateway.route(f"What is {number} plus {number % 7}?")["certificate"]
+            seen.append((said["calibration_id"], said["lambda_hat"]))
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
+        for turn in range(12):
+            wanted = made[turn % 3]["id"]
+            answer = gateways[turn % 2].post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
+            assert answer.status_code == 200, answer.text
+            time.sleep(0.05)
+        over.set()
+        for each in asking:
+            each.result()
+    assert {each for each, _ in seen} == right.keys()
+    assert {(name, right[name]) for name, _ in seen} == set(seen)
+    last = made[11 % 3]["id"]
+    assert until(lambda: {active(each) for each in gateways} == {last}, AGREED_S)
+
+
+def test_of_two_that_expect_the_same_one_wins(start: Start) -> None:
+    """Compare-and-set holds across gateways, ten times over."""
+    gateways = [start(), start()]
+    base = active(gateways[0])
+    others = [calibrated(gateways[0], seed, activate=False)["id"] for seed in (1, 2)]
+    for _ in range(10):
+        assert gateways[0].post(f"/calibrations/{base}/activate", ADMIN_KEY).status_code == 200
+        with ThreadPoolExecutor(2) as threads:
+            statuses = [
+                threads.submit(
+                    gateway.post,
+                    f"/calibrations/{wanted}/activate",
+                    ADMIN_KEY,
+                    json={"expected_active_id": base},
+                )
+                for gateway, wanted in zip(gateways, others, strict=True)
+            ]
+            assert sorted(each.result().status_code for each in statuses) == [200, 409]
+
+
+# Decisions ------------------------------------------------------------------------------------
+
+
+def say(gateway: Gateway, decision_id: str, correct: dict[str, bool]) -> Any:
+    """POST /feedback as an admin."""
+    body = {"decision_id": decision_id, "correct": correct}
+    return gateway.post("/feedback", ADMIN_KEY, json=body)
+
+
+def test_feedback_finds_a_decision_of_another_gateway(start: Start) -> None:
+    """Though it was made a moment ago; one that nobody made is unknown."""
+    one, other = start(), start()
+    made = one.route(TWO)["decision_id"]
+    assert say(other, made, {"adder": True}).status_code == 200
+    assert say(one, made, {"adder": False}).status_code == 409
+    unknown = say(other, f"{made[:-4]}0000", {"adder": True})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_decision")
+
+
+EVERYONE = {"adder": True, "speller": True, "poet": True}
+
+
+def test_every_gateways_losses_are_seen(start: Start, pool: FakePool) -> None:
+    """Ten at each of two: one stream of twenty, whoever is asked, and each query once."""
+    watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
+    gateways = [start(watching=watching) for _ in range(2)]
+    for number, gateway in enumerate(gateways):
+        for query in range(10):
+            made = gateway.chat(f"What is {query} plus {1_000 + number}?")["racer"]["decision_id"]
+            assert say(gateways[1 - number], made, EVERYONE).status_code == 200
+    gateways[1].get("/drift", ADMIN_KEY)  # who is asked adds what it saw
+    for gateway in gateways:
+        told = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
+        assert told["risk"]["rounds"] == 20
+        assert told["mean_score"]["rounds"] == 20
+
+
+def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
+    """For the streams and for the sample: red when each gateway remembers for itself alone."""
+    watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
+    gateways = [start(watching=watching) for _ in range(2)]
+    for gateway in gateways:
+        made = gateway.chat("What is 77 plus 1077?")["racer"]["decision_id"]
+        assert say(gateway, made, EVERYONE).status_code == 200
+    gateways[1].get("/drift", ADMIN_KEY)
+    told = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
+    assert told["risk"]["rounds"] == 1
+    assert told["mean_score"]["rounds"] == 1
+
+
+def test_an_alarm_at_one_gateway_voids_certificates_at_all(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a reset at another mends them."""
+    monkeypatch.setattr(drift_module, "SETTLE_S", 0.0)
+    watching = {"false_alarm": 0.5}
+    gateways = [start(watching=watching) for _ in range(2)]
+    assert gateways[1].route(TWO)["certificate"]["holds"]
+    for number in range(400):  # one kind of query out of four
+        gateways[0].route(f"Write a poem about {number} and {number * 7}")
+    gateways[0].get("/drift", ADMIN_KEY)
+    assert not gateways[0].route(TWO)["certificate"]["holds"]
+    assert until(lambda: not gateways[1].route(TWO)["certificate"]["holds"], AGREED_S)
+    assert gateways[1].post("/drift/reset", ADMIN_KEY).status_code == 200
+    assert until(lambda: bool(gateways[0].route(TWO)["certificate"]["holds"]), AGREED_S)
+
+
+# Limits ---------------------------------------------------------------------------------------
+
+
+def test_a_keys_limit_is_one_for_all_gateways(start: Start) -> None:
+    """Two gateways, sixty a minute: what both let through is what one bucket would."""
+    secret, line = configured_key("team", requests_per_minute=60)
+    access = {"keys": [line]}
+    gateways = [start(access=access) for _ in range(2)]
+    began = time.monotonic()
+    let = 0
+    while time.monotonic() - began < 6.0:
+        for gateway in gateways:
+            response = gateway.post("/route", secret, json={"query": ONE})
+            assert response.status_code in (200, 429), response.text
+            let += response.status_code == 200
+    elapsed = time.monotonic() - began
+    assert let <= 60 + elapsed * 60 / 60 + 1
+    assert let >= 60 - 8  # the store's bucket was emptied, but for what a lease may hold
+
+
+# Without the store ----------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(postgres: Postgres, mode: str = "immediate") -> Iterator[None]:
+    """No database meanwhile."""
+    postgres.stop(mode)
+    try:
+        yield
+    finally:
+        postgres.start()
+
+
+def degraded(gateway: Gateway) -> list[str]:
+    """What /readyz says is missing."""
+    response = gateway.get("/readyz")
+    assert response.status_code == 200
+    return response.json().get("degraded", [])
+
+
+def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> None:
+    """Under the last calibration, certified; said so; and what was decided is kept afterwards."""
+    secret, line = configured_key("team", requests_per_minute=6_000)
+    gateway = start(access={"keys": [line]})
+    before = gateway.decided(TWO)
+    with stopped(postgres):
+        assert until(lambda: degraded(gateway) == ["store"], AGREED_S)
+        assert "racer_store_up 0.0" in gateway.get("/metrics", ADMIN_KEY).text
+        assert gateway.decided(TWO) == before
+        made = gateway.route(ONE)["decision_id"]
+        assert gateway.chat(TWO)["racer"]["certificate"]["holds"]
+        for _ in range(40):  # more than a lease
+            assert gateway.post("/route", secret, json={"query": ONE}).status_code == 200
+            time.sleep(0.05)
+        refused = gateway.post("/calibrate", ADMIN_KEY, json={"rows": []})
+        assert refused.status_code in (422, 503)
+        answer = gateway.get("/calibrations", ADMIN_KEY)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+    assert until(lambda: degraded(gateway) == [], AGREED_S)
+    assert "racer_store_up 1.0" in gateway.get("/metrics", ADMIN_KEY).text
+    assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
+
+
+def holds(response: Any) -> bool:
+    """Whether an answer's certificate does."""
+    return response.json()["racer"]["certificate"]["holds"]
+
+
+def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: Postgres) -> None:
+    """Every answer is 200 and certified; afterwards an activation reaches everybody."""
+    gateways = [start(), start()]
+    over = threading.Event()
+    wrong: list[Any] = []
+
+    def ask(gateway: Gateway) -> int:
+        count = 0
+        while not over.is_set():
+            response = gateway.ask(ONE if count % 2 else TWO)
+            if response.status_code != 200 or not holds(response):
+                wrong.append(response.text)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(4) as threads:
+        asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
+        for mode in ("immediate", "fast"):
+            time.sleep(0.5)
+            with stopped(postgres, mode):
+                time.sleep(1.0)
+        over.set()
+        counts = [each.result() for each in asking]
+    assert min(counts) > 10
+    assert wrong == []
+    assert until(lambda: degraded(gateways[0]) == degraded(gateways[1]) == [], AGREED_S)
+    wanted = calibrated(gateways[0], 1)["id"]
+    assert until(lambda: {active(each) for each in gateways} == {wanted}, AGREED_S)
+
+
+@pytest.mark.parametrize("when", ["asked", "answered"])
+@pytest.mark.parametrize("message", [b"COMMIT", ACTIVATES], ids=["commit", "update"])
+def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
+    start: Start, postgres: Postgres, store_url: str, message: bytes, when: End
+) -> None:
+    """Whole, on every gateway, and in the end what the store says; asked again it works."""
+    with Cuttable(postgres.port) as wire:
+        cuttable = store_url.replace(f":{postgres.port}/", f":{wire.port}/")
+        one, other = start(url=cuttable), start()
+        old = active(one)
+        new = calibrated(other, 1, activate=False)["id"]
+        right = {each: one.get(f"/calibrations/{each}", ADMIN_KEY).json() for each in (old, new)}
+        wire.cut(message, when, after=ACTIVATES)
+        answer = one.post(f"/calibrations/{new}/activate", ADMIN_KEY)
+        assert wire.was_cut.is_set()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        wanted = new if message == b"COMMIT" and when == "answered" else old
+        assert until(lambda: {active(one), active(other)} == {wanted}, AGREED_S)
+        for gateway in (one, other):
+            said = gateway.route(TWO)["certificate"]
+            assert said["calibration_id"] == wanted
+            assert said["lambda_hat"] == right[wanted]["evidence"]["lambda_hat"]
+        assert until(lambda: degraded(one) == [], AGREED_S)
+        assert one.post(f"/calibrations/{new}/activate", ADMIN_KEY).status_code == 200
+        assert until(lambda: {active(one), active(other)} == {new}, AGREED_S)
