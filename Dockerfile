@@ -25,9 +25,9 @@ WORKDIR /src
 RUN PIP_INDEX_URL="${TORCH_INDEX}" pip install torch==2.13.0
 COPY constraints.txt pyproject.toml ./
 # With every extra that a configuration or an upload can ask for, since nothing is added later:
-# formulas, traces, parquet.
+# formulas, traces, parquet, a shared store.
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = [project['optional-dependencies'][name] for name in ('label', 'otel', 'parquet')]; \
+extras = [project['optional-dependencies'][name] for name in ('label', 'otel', 'parquet', 'postgres')]; \
 print(*project['dependencies'], *sum(extras, []), sep='\n')" \
       > requirements.txt \
  && pip install --constraint constraints.txt --requirement requirements.txt

@@ -88,7 +88,8 @@ def test_the_extras_that_serving_can_need_are_installed(tmp_path):
     subprocess.run(written, shell=True, cwd=tmp_path, env={"PATH": path}, check=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["label"], *extras["otel"], *extras["parquet"]]
+    names = ("label", "otel", "parquet", "postgres")
+    wanted = [*project["dependencies"], *(line for name in names for line in extras[name])]
     assert (tmp_path / "requirements.txt").read_text("utf-8").split("\n")[:-1] == wanted
     assert install.split() == [
         "pip", "install", "--constraint", "constraints.txt", "--requirement", "requirements.txt",

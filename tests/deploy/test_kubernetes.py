@@ -1,0 +1,529 @@
+"""deploy/kubernetes is valid for Kubernetes, and agrees with the code, the image and itself."""
+
+import ast
+import copy
+import importlib.metadata as metadata
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import kubernetes_validate
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from app import cli, settings
+from app.errors import SettingsError
+from app.front.doors import DOORS, PROBES
+from app.server import GOODBYE_S
+from app.settings import Settings
+from app.settings.access import Access
+from app.store.engine import THREADS, open_engine
+from racer_core import __version__
+
+from . import dockerfile
+from .dockerfile import ROOT, seconds
+
+Manifest = dict[str, Any]
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+README = (FOLDER / "README.md").read_text(encoding="utf-8")
+KUSTOMIZATION: Manifest = yaml.safe_load((FOLDER / "kustomization.yaml").read_text("utf-8"))
+MANIFESTS: list[Manifest] = [
+    each
+    for name in KUSTOMIZATION["resources"]
+    for each in yaml.safe_load_all((FOLDER / name).read_text("utf-8"))
+]
+CONFIG: Manifest = yaml.safe_load((FOLDER / "racer.yaml").read_text("utf-8"))
+RUNTIME = dockerfile.read()["runtime"]
+COMMAND = RUNTIME.one("CMD").words
+PORT = int(RUNTIME.one("EXPOSE").text)
+DATA, ADMIN = (Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin"))
+STORE = Settings.model_fields["store_env"].default
+SECRETS = {
+    DATA: "data-key-of-the-tests",
+    ADMIN: "admin-key-of-the-tests",
+    STORE: "postgresql://racer:secret@postgres:5432/racer",
+}
+# The oldest that has image volumes without being asked, and the newest that is published.
+VERSIONS = ("1.35", kubernetes_validate.latest_version())
+
+
+def named(kind: str, name: str = "gateway") -> Manifest:
+    """One manifest."""
+    [found] = [m for m in MANIFESTS if (m["kind"], m["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def title(manifest: Manifest) -> str:
+    """How a test calls a manifest."""
+    return f"{manifest['kind']}-{manifest['metadata']['name']}"
+
+
+DEPLOYMENTS = {m["metadata"]["name"]: m for m in MANIFESTS if m["kind"] == "Deployment"}
+CANDIDATES = [name for name in DEPLOYMENTS if name != "gateway"]
+PODS: dict[str, Manifest] = {n: m["spec"]["template"]["spec"] for n, m in DEPLOYMENTS.items()}
+GATEWAY: Manifest = PODS["gateway"]["containers"][0]
+UPGRADE: Manifest = PODS["gateway"]["initContainers"][0]
+CONTAINERS: dict[str, Manifest] = {
+    f"{name}-{each['name']}": each
+    for name, pod in PODS.items()
+    for each in (*pod.get("initContainers", ()), *pod["containers"])
+}
+PROBING = {kind: GATEWAY[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")}
+
+
+def selected(labels: dict[str, str]) -> set[str]:
+    """The deployments whose pods have these labels; none select all."""
+    found = {n: m["spec"]["template"]["metadata"]["labels"] for n, m in DEPLOYMENTS.items()}
+    return {name for name, has in found.items() if labels.items() <= has.items()}
+
+
+def variables(container: Manifest) -> dict[str, Manifest]:
+    """What a container's environment holds, by name."""
+    return {each["name"]: each for each in container["env"]}
+
+
+def options(candidate: str) -> dict[str, str]:
+    """A candidate's vLLM options: everything after its model."""
+    return dict(word.split("=", 1) for word in PODS[candidate]["containers"][0]["args"][1:])
+
+
+def quantity(text: str) -> float:
+    """A quantity in cores or bytes."""
+    number, unit = re.fullmatch(r"(\d+)(m|Mi|Gi|)", text).groups()
+    return int(number) * {"m": 1e-3, "": 1, "Mi": 2**20, "Gi": 2**30}[unit]
+
+
+def policy_ports(rules: list[Manifest]) -> list[tuple[str, int]]:
+    """What some rules of a network policy let through."""
+    return [(each["protocol"], each["port"]) for rule in rules for each in rule["ports"]]
+
+
+def group() -> click.Context:
+    """The `racer` that a command is parsed below; the group's own settings are left as they are."""
+    return click.Context(cli.cli, **cli.cli.context_settings)
+
+
+def start_arguments() -> dict[str, Any]:
+    """CMD as click reads it; the container must not say another one."""
+    assert not {"command", "args"} & set(GATEWAY)
+    name, *words = COMMAND
+    return cli.cli.commands[name].make_context(name, words, parent=group()).params
+
+
+def mounts(container: Manifest) -> dict[str, Manifest]:
+    """The volumes of a gateway's container by the path at which it sees them."""
+    volumes = {each["name"]: each for each in PODS["gateway"]["volumes"]}
+    return {m["mountPath"]: {**volumes[m["name"]], **m} for m in container["volumeMounts"]}
+
+
+@pytest.fixture(scope="module")
+def built() -> list[Manifest]:
+    """What `kubectl kustomize` makes of the folder: what `kubectl apply -k` sends."""
+    tool = shutil.which("kubectl")
+    if tool is None:
+        pytest.skip("kubectl is not here")
+    done = subprocess.run(
+        [tool, "kustomize", str(FOLDER)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=title)
+def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version: str):
+    """Red when a field does not exist, has another type or is missing."""
+    kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=title)
+def test_a_field_that_nobody_knows_is_noticed(manifest: Manifest):
+    """Red when the schemas would let a misspelt field pass, which Kubernetes ignores."""
+    misspelt = copy.deepcopy(manifest)
+    misspelt["metadata"]["lables"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(misspelt, VERSIONS[-1], strict=True)
+
+
+def test_what_kustomize_builds_is_valid_and_refers_to_itself(built: list[Manifest]):
+    """Red when kustomize finds a mistake, or a pod asks for a ConfigMap of another name."""
+    for manifest in built:
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    found = {(m["kind"], m["metadata"]["name"]): m for m in built}
+    [configuration] = [m for m in built if m["kind"] == "ConfigMap"]
+    assert configuration["data"] == {"racer.yaml": (FOLDER / "racer.yaml").read_text("utf-8")}
+    pod = found["Deployment", "gateway"]["spec"]["template"]["spec"]
+    names = [v["configMap"]["name"] for v in pod["volumes"] if "configMap" in v]
+    assert names == [configuration["metadata"]["name"]]
+    assert re.fullmatch(r"gateway-\w{10}", names[0]), "a change would not be a rollout"
+    [image] = KUSTOMIZATION["images"]
+    images = {each["image"] for each in (*pod["containers"], *pod["initContainers"])}
+    assert images == {f"{image['newName']}:{image['newTag']}"}
+    namespaces = {m["metadata"].get("namespace") for m in built if m["kind"] != "Namespace"}
+    assert namespaces == {named("Namespace", "racer")["metadata"]["name"]}
+
+
+def test_every_file_takes_part():
+    """Red when a manifest lies here that nothing applies."""
+    [generator] = KUSTOMIZATION["configMapGenerator"]
+    parts = {*KUSTOMIZATION["resources"], *generator["files"], "kustomization.yaml"}
+    assert {path.name for path in FOLDER.glob("*.y*ml")} == parts
+    assert generator["name"] == "gateway"
+
+
+def test_the_configuration_loads_with_what_the_secret_holds():
+    """Red when racer.yaml has a field nobody knows, or the pod lacks a variable that it needs."""
+    held = {name: SECRETS[name] for name in variables(GATEWAY) if name in SECRETS}
+    given = start_arguments()
+    loaded, secrets = settings.load(
+        FOLDER / "racer.yaml", held, host=given["host"], port=given["port"]
+    )
+    assert loaded.pool == tuple(CANDIDATES)
+    assert secrets.store(loaded) == SECRETS[STORE]
+    assert secrets.data_key is not None
+    assert secrets.admin_key is not None, "nobody could calibrate"
+
+
+def test_without_a_data_key_the_gateway_does_not_start():
+    """Red when a gateway that a Service leads to would serve without a key."""
+    held = {name: value for name, value in SECRETS.items() if name != DATA}
+    with pytest.raises(SettingsError, match=DATA):
+        settings.load(FOLDER / "racer.yaml", held, host=start_arguments()["host"])
+
+
+def test_the_pod_has_the_variables_that_the_code_reads_and_no_other():
+    """Red when a name is not the settings' one. The last two are read by libraries: below."""
+    assert set(variables(GATEWAY)) == {*SECRETS, "HF_HUB_OFFLINE", "OMP_NUM_THREADS"}
+    assert set(variables(UPGRADE)) == {STORE}
+
+
+def test_libraries_read_the_variables_that_are_theirs():
+    """Red when a name means nothing to the hub's library or to torch."""
+    given = variables(GATEWAY)
+    threads = given["OMP_NUM_THREADS"]["valueFrom"]["resourceFieldRef"]
+    assert threads == {"resource": "requests.cpu"}
+    cores = GATEWAY["resources"]["requests"]["cpu"]
+    program = (
+        "import torch; from huggingface_hub import constants;"
+        "print(torch.get_num_threads(), constants.HF_HUB_OFFLINE)"
+    )
+    environment = {
+        "OMP_NUM_THREADS": cores,
+        "HF_HUB_OFFLINE": given["HF_HUB_OFFLINE"]["value"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [cores, "True"]
+
+
+def test_secrets_are_in_one_secret_that_must_be_there():
+    """Red when a key is optional, or stands in another Secret than the one that is made."""
+    [command] = re.findall(r"kubectl create secret generic (gateway .*?)\n *```", README, re.DOTALL)
+    made = re.findall(r"--from-literal=(\w+)=", command)
+    assert sorted(made) == sorted(SECRETS)
+    for container in (GATEWAY, UPGRADE):
+        for name, each in variables(container).items():
+            if name in SECRETS:
+                assert each["valueFrom"] == {"secretKeyRef": {"name": "gateway", "key": name}}
+    assert "Secret" not in {manifest["kind"] for manifest in MANIFESTS}
+
+
+def test_a_candidates_token_is_made_as_it_is_read():
+    """Red when the README makes another Secret than vLLM's pods look for."""
+    [made] = re.findall(
+        r"kubectl create secret generic (candidates) .*--from-literal=(\w+)=", README
+    )
+    for name in CANDIDATES:
+        reference = variables(PODS[name]["containers"][0])["HF_TOKEN"]["valueFrom"]["secretKeyRef"]
+        assert reference == {"name": made[0], "key": made[1], "optional": True}
+
+
+def test_tables_are_brought_up_to_date_before_a_gateway_starts():
+    """Red when the first container is another program, or its command is not one of ours."""
+    assert UPGRADE["image"] == GATEWAY["image"]
+    assert "command" not in UPGRADE
+    assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
+    db, name, *words = UPGRADE["args"]
+    given = cli.cli.commands[db].commands[name].make_context(name, words, parent=group()).params
+    assert given["config"] == start_arguments()["config"]
+    config = str(given["config"])
+    assert mounts(UPGRADE) == {config: mounts(GATEWAY)[config]}
+
+
+def test_mounts_are_where_the_command_and_the_configuration_look():
+    """Red when a target is not what CMD or racer.yaml names, or others can be written."""
+    found = mounts(GATEWAY)
+    config = COMMAND[COMMAND.index("--config") + 1]
+    [volume] = RUNTIME.one("VOLUME").words
+    assert set(found) == {config, CONFIG["artifact"], volume, "/tmp"}
+    assert found[config]["configMap"]["name"] == "gateway"
+    assert found[config]["subPath"] == "racer.yaml"
+    assert "image" in found[CONFIG["artifact"]]
+    assert {path for path, each in found.items() if "emptyDir" in each} == {volume, "/tmp"}
+
+
+def test_one_port_from_the_image_to_the_network():
+    """Red when image, settings, pod, Service and network policy do not agree on it."""
+    assert Settings.model_fields["port"].default == start_arguments()["port"] == PORT
+    assert GATEWAY["ports"] == [{"name": "http", "containerPort": PORT}]
+    [port] = named("Service")["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (PORT, "http")
+    assert policy_ports(named("NetworkPolicy")["spec"]["ingress"]) == [("TCP", PORT)]
+    assert "host" not in CONFIG
+    assert "port" not in CONFIG
+
+
+@pytest.mark.parametrize("kind", PROBING)
+def test_probes_ask_public_paths_of_the_gateways_own_port(kind: str):
+    """Red when a path needs a key or does not exist, or the port is another one."""
+    asked = PROBING[kind]["httpGet"]
+    assert asked["path"] in PROBES
+    assert DOORS[f"GET {asked['path']}"] == "public"
+    assert asked["port"] == GATEWAY["ports"][0]["name"]
+
+
+def test_a_gateway_that_waits_for_a_calibration_is_not_restarted():
+    """/readyz is 503 until then. Red when a probe that restarts a pod asks for it."""
+    paths = {kind: probe["httpGet"]["path"] for kind, probe in PROBING.items()}
+    assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
+
+
+def test_a_start_has_the_time_that_the_image_gives_it():
+    """Red when Kubernetes is less patient than the image's own health check."""
+    patience = PROBING["startup"]["periodSeconds"] * PROBING["startup"]["failureThreshold"]
+    given, _ = dockerfile.health_command(RUNTIME)
+    assert patience >= seconds(given["start-period"])
+
+
+def test_a_pod_that_ends_has_time_to_finish():
+    """Red when it is killed in the middle of answers, or stops accepting before others know."""
+    limits = settings.load(FOLDER / "racer.yaml", SECRETS)[0].limits
+    assert limits.drain_delay_s > 0
+    assert limits.drain_s >= limits.deadline_s
+    grace = PODS["gateway"]["terminationGracePeriodSeconds"]
+    assert grace > limits.drain_delay_s + limits.drain_s + GOODBYE_S
+
+
+def test_bodies_and_answers_fit_into_the_memory():
+    """Red when what the configuration allows in memory is more than half of the pod's."""
+    limits = settings.load(FOLDER / "racer.yaml", SECRETS)[0].limits
+    assert limits.body_buffer_bytes + limits.buffered_bytes < 0.5 * quantity(
+        GATEWAY["resources"]["limits"]["memory"]
+    )
+
+
+@pytest.mark.parametrize("entry", CONFIG["candidates"], ids=lambda each: each["name"])
+def test_candidates_are_where_the_configuration_looks(entry: Manifest):
+    """Red when a base URL names no Service, or its port is not the one vLLM listens on."""
+    url = urlsplit(entry["base_url"])
+    service = named("Service", url.hostname)["spec"]
+    assert selected(service["selector"]) == {entry["name"]}
+    [container] = PODS[entry["name"]]["containers"]
+    [listens] = container["ports"]
+    [port] = service["ports"]
+    assert (port["port"], port["targetPort"]) == (url.port, listens["name"])
+    given = options(entry["name"])
+    assert given["--port"] == str(listens["containerPort"])
+    assert given["--served-model-name"] == entry.get("model", entry["name"])
+    assert url.path == "/v1"
+
+
+@pytest.mark.parametrize("name", CANDIDATES)
+def test_a_candidate_has_a_gpu_and_its_own_health(name: str):
+    """Red when it is probed elsewhere, has no GPU, or is another vLLM than in the compose file."""
+    [container] = PODS[name]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert container["command"] == ["vllm", "serve"]
+    for kind in PROBING:
+        asked = container[f"{kind}Probe"]["httpGet"]
+        assert asked == {"path": "/health", "port": container["ports"][0]["name"]}
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    [tag] = re.findall(r"vllm/vllm-openai:\$\{VLLM_TAG:-(.+)\}", compose)
+    assert container["image"] == f"vllm/vllm-openai:{tag}"
+    volumes = {each["name"]: each for each in PODS[name]["volumes"]}
+    [shared] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == "/dev/shm"]
+    assert volumes[shared]["emptyDir"]["medium"] == "Memory"
+    [claim] = [
+        v["persistentVolumeClaim"]["claimName"]
+        for v in volumes.values()
+        if "persistentVolumeClaim" in v
+    ]
+    assert named("PersistentVolumeClaim", claim)["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def test_candidates_are_the_same_but_for_their_names_and_models():
+    """Red when one file is changed and its copy forgotten."""
+    first, *others = CANDIDATES
+    model = PODS[first]["containers"][0]["args"][0]
+    for other in others:
+        theirs = (FOLDER / f"{other}.yaml").read_text("utf-8").replace(other, first)
+        theirs = theirs.replace(PODS[other]["containers"][0]["args"][0], model)
+        assert theirs == (FOLDER / f"{first}.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_a_deployment_finds_its_pods(name: str):
+    """Red when its selector is not its own label, or fits the pods of another one."""
+    assert selected(DEPLOYMENTS[name]["spec"]["selector"]["matchLabels"]) == {name}
+
+
+def test_what_is_about_gateways_finds_gateways():
+    """Red when Service, budget, spread or autoscaler are about other pods, or about none."""
+    assert selected(named("Service")["spec"]["selector"]) == {"gateway"}
+    assert selected(named("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]) == {"gateway"}
+    [spread] = PODS["gateway"]["topologySpreadConstraints"]
+    assert selected(spread["labelSelector"]["matchLabels"]) == {"gateway"}
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    target = named("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "gateway"}
+
+
+def test_the_autoscaler_alone_says_how_many():
+    """Red when an apply would undo it, or a full event loop, which is one core, is not noticed."""
+    assert "replicas" not in DEPLOYMENTS["gateway"]["spec"]
+    scaling = named("HorizontalPodAutoscaler")["spec"]
+    assert 3 <= scaling["minReplicas"] < scaling["maxReplicas"]
+    [metric] = scaling["metrics"]
+    assert metric["resource"]["name"] == "cpu"
+    assert quantity(metric["resource"]["target"]["averageValue"]) < 1
+    assert named("PodDisruptionBudget")["spec"]["maxUnavailable"] < scaling["minReplicas"]
+    rollout = DEPLOYMENTS["gateway"]["spec"]["strategy"]["rollingUpdate"]
+    assert rollout == {"maxUnavailable": 0, "maxSurge": 1}
+
+
+def test_the_store_has_connections_for_all_gateways():
+    """Red when as many as may run at once ask for more than PostgreSQL gives by default."""
+    most = named("HorizontalPodAutoscaler")["spec"]["maxReplicas"]
+    most += DEPLOYMENTS["gateway"]["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    assert most * (THREADS + 1) < 100 - 3  # max_connections, less superusers'; one listens
+
+
+def test_the_image_has_the_stores_driver():
+    """Red when the Secret's URL is of a database to which the image cannot speak."""
+    engine = open_engine(SECRETS[STORE])
+    [name, *_] = metadata.packages_distributions()[engine.dialect.loaded_dbapi.__name__]
+    [step] = [
+        each.text for each in dockerfile.read()["builder"].all("RUN") if "extras" in each.text
+    ]
+    [names] = re.findall(r"for name in (\(.*?\))", step)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"]]
+    lines += [
+        each
+        for extra in ast.literal_eval(names)
+        for each in project["optional-dependencies"][extra]
+    ]
+    assert name in {Requirement(line).name for line in lines}
+
+
+def test_nobody_speaks_to_anybody_unless_it_is_said():
+    """Red when the policy that shuts everything leaves out a pod or a direction."""
+    assert named("NetworkPolicy", "nobody")["spec"] == {
+        "podSelector": {},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+
+
+def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
+    """Red when a policy is about other pods or ports, or opens vLLM to anybody else."""
+    gateway, candidates = (named("NetworkPolicy", n)["spec"] for n in ("gateway", "candidates"))
+    assert selected(gateway["podSelector"]["matchLabels"]) == {"gateway"}
+    assert selected(candidates["podSelector"]["matchLabels"]) == set(CANDIDATES)
+    asked = {("TCP", urlsplit(each["base_url"]).port) for each in CONFIG["candidates"]}
+    to_candidates, to_store = gateway["egress"]
+    [peer] = to_candidates["to"]
+    assert selected(peer["podSelector"]["matchLabels"]) == set(CANDIDATES)
+    assert set(policy_ports([to_candidates])) == asked
+    [url] = re.findall(rf"{STORE}='(.+)'", README)
+    assert policy_ports([to_store]) == [("TCP", urlsplit(url).port)]
+    assert all(peer.keys() == {"ipBlock"} for peer in to_store["to"])
+    [rule] = candidates["ingress"]
+    [peer] = rule["from"]
+    assert peer.keys() == {"podSelector"}
+    assert selected(peer["podSelector"]["matchLabels"]) == {"gateway"}
+    assert set(policy_ports([rule])) == asked
+
+
+def test_clients_come_from_namespaces_that_are_named():
+    """Red when the gateway is open to the cluster, or the README labels something else."""
+    [rule] = named("NetworkPolicy")["spec"]["ingress"]
+    [peer] = rule["from"]
+    assert peer.keys() == {"namespaceSelector"}
+    [(label, value)] = peer["namespaceSelector"]["matchLabels"].items()
+    assert re.search(rf"kubectl label namespace \S+ {label}={value}$", README, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_has_no_rights(name: str):
+    """Red when one could gain rights, or takes as much memory as there is."""
+    container = CONTAINERS[name]
+    context = container["securityContext"]
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert container["resources"]["limits"]["memory"]
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_keeps_to_the_namespaces_rule(name: str):
+    """Red when the namespace, which is `restricted`, would refuse it, or it has a token."""
+    labels = named("Namespace", "racer")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    context = PODS[name]["securityContext"]
+    assert context["runAsNonRoot"] is True
+    assert context["runAsUser"] > 0
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert PODS[name]["automountServiceAccountToken"] is False
+    kinds = {kind for volume in PODS[name]["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"configMap", "emptyDir", "image", "persistentVolumeClaim"}
+
+
+def test_the_gateway_is_the_images_user_and_writes_nowhere_else():
+    """Red when the user is not the one that the image made, or the root can be written."""
+    context = PODS["gateway"]["securityContext"]
+    assert f"{context['runAsUser']}:{context['runAsGroup']}" == RUNTIME.one("USER").text
+    assert GATEWAY["securityContext"]["readOnlyRootFilesystem"] is True
+    assert UPGRADE["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_images_are_the_ones_that_the_readme_builds():
+    """Red when the Dockerfile builds another name, or a tag is not this version's."""
+    [image] = KUSTOMIZATION["images"]
+    assert image["name"] == GATEWAY["image"]
+    first, *_ = re.findall(
+        r"^#   docker build -t (\S+) \.$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE
+    )
+    assert image["name"] == first
+    assert image["newTag"] == __version__
+    artifact = mounts(GATEWAY)[CONFIG["artifact"]]["image"]["reference"]
+    wanted = {f"{image['newName']}:{image['newTag']}", artifact}
+    for verb in (r"docker build (?:\S+ )*?-t (\S+)", r"docker push (\S+)"):
+        assert set(re.findall(verb, README)) == wanted
+
+
+def test_the_readme_names_files_and_commands_that_exist():
+    """Red when a file is renamed, or a `racer` command of the README is none."""
+    for path in re.findall(r"deploy/kubernetes/[\w.-]+", README):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"`([\w-]+\.yaml)`", README):
+        assert (FOLDER / name).exists(), name
+    lines = re.findall(r"^ *racer (.+)$", README.replace("\\\n", " "), re.MULTILINE)
+    assert lines
+    for name, *words in map(shlex.split, lines):
+        cli.cli.commands[name].make_context(name, words, parent=group())
+
+
+def test_links_lead_somewhere():
+    """Red when a file that the README leads to has moved."""
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README):
+        assert (FOLDER / Path(link)).exists(), link
