@@ -17,27 +17,29 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
-from sqlalchemy import func, select, text
+from sqlalchemy import case, func, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from app.errors import StoreError
 from app.front.quota import Bucket, Limit
 from app.store import Store
-from app.store.engine import begin_writing
+from app.store.engine import begin_writing, insert_into
 from app.store.tables import BudgetRow, LeaseRow
 
 log = logging.getLogger(__name__)
 
 DRAW_EVERY_S: Final = 0.25
 PATIENCE_S: Final = 1.0  # with a store that does not answer
-RENEW_S: Final = 5.0  # a gateway that needs nothing says so often that it is there
-LEASE_S: Final = 20.0  # and is taken for gone after so long
+RENEW_S: Final = 10.0  # a gateway that needs nothing says so often that it is there
+LEASE_S: Final = 30.0  # and is taken for gone after so long
 PARTS: Final = 4  # a lease is such a part of a gateway's share, and at least 1
 _MINUTE_S: Final = 60.0
+
+_Place = tuple[str, str]  # a key and a unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +147,24 @@ def draw(store: Store, gateway: str, held: Mapping[Limit, float]) -> dict[Limit,
     """
     with store.transaction() as session:
         begin_writing(session)
+        budgets = _budgets(session, held)
         now = _clock(session)
-        # In one order, so that no two gateways wait for each other.
-        return {
-            limit: _draw_one(session, limit, gateway, held[limit], now) for limit in sorted(held)
-        }
+        others = _others(session, gateway, held, now)
+        drawn: dict[Limit, Drawn] = {}
+        for limit, left in held.items():
+            place = (limit.key, limit.unit)
+            gateways, lent = others.get(place, (0, 0.0))
+            budget = budgets.get(place) or BudgetRow(
+                key=limit.key, unit=limit.unit, level=limit.per_minute, at=now
+            )
+            filled = budget.level + max(0.0, now - budget.at) * limit.per_minute / _MINUTE_S
+            level = min(filled, limit.per_minute - lent - max(left, 0.0))
+            units = max(0.0, min(lease_size(limit, gateways + 1) - left, level))
+            budget.level, budget.at = level - units, now
+            session.add(budget)
+            drawn[limit] = Drawn(units, gateways + 1)
+        _hold(session, gateway, {limit: held[limit] + drawn[limit].units for limit in held}, now)
+        return drawn
 
 
 def give_back(store: Store, gateway: str, held: Mapping[Limit, float]) -> None:
@@ -164,38 +179,46 @@ def give_back(store: Store, gateway: str, held: Mapping[Limit, float]) -> None:
                 session.delete(lease)
 
 
-def _draw_one(session: Session, limit: Limit, gateway: str, held: float, now: float) -> Drawn:
-    budget = _budget(session, limit, now)
-    of_it = (LeaseRow.key == limit.key) & (LeaseRow.unit == limit.unit)
-    others, lent = session.execute(
-        select(func.count(), func.coalesce(func.sum(LeaseRow.held), 0.0)).where(
-            of_it, LeaseRow.gateway != gateway, LeaseRow.until > now, LeaseRow.held > 0.0
-        )
-    ).one()
-    filled = budget.level + max(0.0, now - budget.at) * limit.per_minute / _MINUTE_S
-    level = min(filled, limit.per_minute - lent - max(held, 0.0))
-    units = max(0.0, min(lease_size(limit, others + 1) - held, level))
-    budget.level, budget.at = level - units, now
-    session.merge(
-        LeaseRow(
-            key=limit.key,
-            unit=limit.unit,
-            gateway=gateway,
-            held=held + units,
-            until=now + LEASE_S,
-        )
+def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_Place, BudgetRow]:
+    """What is left of limits, locked in one order, so that no two gateways wait for each other.
+
+    Of two that draw the first lease of a limit the second fails, and draws again.
+    """
+    of_them = tuple_(BudgetRow.key, BudgetRow.unit).in_([(each.key, each.unit) for each in limits])
+    found = select(BudgetRow).where(of_them).order_by(BudgetRow.key, BudgetRow.unit)
+    return {(row.key, row.unit): row for row in session.scalars(found.with_for_update())}
+
+
+def _others(
+    session: Session, gateway: str, limits: Iterable[Limit], now: float
+) -> dict[_Place, tuple[int, float]]:
+    """How many other gateways have leases of limits, and how much they hold."""
+    of_them = tuple_(LeaseRow.key, LeaseRow.unit).in_([(each.key, each.unit) for each in limits])
+    there = (LeaseRow.gateway != gateway) & (LeaseRow.until > now)
+    held = func.sum(case((LeaseRow.held > 0.0, LeaseRow.held), else_=0.0))
+    found = (
+        select(LeaseRow.key, LeaseRow.unit, func.count(), held)
+        .where(of_them, there)
+        .group_by(LeaseRow.key, LeaseRow.unit)
     )
-    return Drawn(units, others + 1)
+    return {(key, unit): (count, lent) for key, unit, count, lent in session.execute(found)}
 
 
-def _budget(session: Session, limit: Limit, now: float) -> BudgetRow:
-    place = (limit.key, limit.unit)
-    budget = session.get(BudgetRow, place, with_for_update=True)
-    if budget is None:
-        budget = BudgetRow(key=limit.key, unit=limit.unit, level=limit.per_minute, at=now)
-        session.add(budget)
-        session.flush()  # of two first ones the second fails here, and draws again
-    return budget
+def _hold(session: Session, gateway: str, held: Mapping[Limit, float], now: float) -> None:
+    """Note what a gateway holds from now on."""
+    insert = insert_into(session, LeaseRow)
+    statement = insert.on_conflict_do_update(
+        index_elements=["key", "unit", "gateway"],
+        set_={"held": insert.excluded.held, "until": insert.excluded.until},
+    )
+    until = now + LEASE_S
+    session.execute(
+        statement,
+        [
+            {"key": each.key, "unit": each.unit, "gateway": gateway, "held": left, "until": until}
+            for each, left in held.items()
+        ],
+    )
 
 
 def _clock(session: Session) -> float:

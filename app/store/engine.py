@@ -13,10 +13,12 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import SettingsError, StoreBusy, StoreError, StoreFull, StoreUnavailable
+from app.store.tables import Base
 
 THREADS: Final = 4  # that use the store at once
 CONNECT_S: Final = 5
@@ -66,6 +68,12 @@ def begin_writing(session: Session) -> None:
     connection = session.connection()
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def insert_into(session: Session, table: type[Base]) -> Any:
+    """An INSERT that knows what to do on a conflict."""
+    postgres = session.connection().dialect.name == "postgresql"
+    return (postgresql if postgres else sqlite).insert(table)
 
 
 def notify(session: Session) -> None:

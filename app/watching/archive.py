@@ -11,13 +11,12 @@ from typing import Any, cast
 
 import numpy as np
 from sqlalchemy import CursorResult, delete, false, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.jsons import dumped
 from app.store import Store, now
-from app.store.engine import begin_writing
+from app.store.engine import begin_writing, insert_into
 from app.store.tables import DecisionRow, VerdictRow
 from app.watching.decisions import DecisionNote
 
@@ -105,7 +104,7 @@ class Archive:
         rows = [_row(note, flag) for note, flag in zip(notes, ordinary, strict=True)]
         with self._store.transaction() as session:
             before = self._came_before(session, notes) if self._store.is_shared else set[str]()
-            insert = (postgresql if self._store.is_shared else sqlite).insert(DecisionRow)
+            insert = insert_into(session, DecisionRow)
             session.execute(insert.on_conflict_do_nothing(), rows)
         return before
 
@@ -267,6 +266,7 @@ class Archive:
         return [
             (DecisionNote.from_document(document, None), verdicts[decision_id])
             for decision_id, document in kept
+            if decision_id in verdicts  # else it was deleted between the two
         ]
 
     def prune(self, keep_days: float, keep_rows: int) -> int:
@@ -282,7 +282,10 @@ class Archive:
                 select(created_at).order_by(created_at.desc()).offset(keep_rows).limit(1)
             )
             too_much = false() if surplus is None else created_at <= surplus
-            ids = list(session.scalars(select(DecisionRow.id).where(old | too_much).limit(_CHUNK)))
+            # Who waits for nobody while it holds decisions is in no deadlock: those that another
+            # gateway deletes or somebody judges just now are passed over.
+            goes = select(DecisionRow.id).where(old | too_much).limit(_CHUNK)
+            ids = list(session.scalars(goes.with_for_update(skip_locked=True)))
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
 

@@ -1,0 +1,320 @@
+"""What gateways cost their store, and how soon one knows what another did.
+
+    python benchmarks/state.py --json benchmarks/results/state.json
+
+With SQLite in a temporary folder; and with PostgreSQL where `RACER_STORE_URL` names an *empty*
+database, which is not empty afterwards. Decisions are written as a gateway writes them, 500 in a
+transaction; all else is what a gateway does in the background, whatever its load.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rig
+from sqlalchemy import text
+from verdict import Goal, aims, table
+
+from app import leasing
+from app.active import ActiveCalibration
+from app.following import Follower
+from app.front.quota import Limit
+from app.records import Record
+from app.store import Store, now
+from app.telemetry import Telemetry
+from app.watching.archive import Archive
+from app.watching.decisions import DecisionNote
+from app.watching.drift import Drift
+from app.watching.journal import BATCH
+from app.watching.metrics import WatchingMetrics
+from app.watching.watches import Watches
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+
+POOL = tuple(f"candidate-{number}" for number in range(8))
+WRITERS = (1, 2, 4)
+SMALL = 1_000  # rows of a usual calibration
+KEYS = 100
+TIMES = 200
+SEEN_S = 1.0  # the promise
+
+
+def main() -> None:
+    """Measure, and print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of writing decisions")
+    parser.add_argument("--rows", type=int, default=100_000, help="of a large calibration")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    manifest = rig.manifest(rows=given.rows, seconds=given.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        urls = {"SQLite": f"sqlite:///{folder}/racer.db"}
+        if url := os.environ.get("RACER_STORE_URL"):
+            urls["PostgreSQL"] = url
+        found = {name: measured(url, given.seconds, given.rows) for name, url in urls.items()}
+    document: dict[str, Any] = {"manifest": manifest, "stores": found}
+    document["markdown"] = markdown(document)
+    print(document["markdown"])
+    if given.json:
+        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def measured(url: str, seconds: float, rows: int) -> dict[str, Any]:
+    """All figures of one store."""
+    with Store(url) as store:
+        small, large = record(SMALL), record(rows)
+        for each in (small, large):
+            store.add(each, activate=True)
+        found: dict[str, Any] = {
+            "server": version(store),
+            "watch_ms": 1e3 * watch_s(store, small),
+            "pulse_ms": 1e3 * median_s(lambda: store.pulse(small.artifact)),
+            "leases_ms": 1e3 * leases_s(store),
+            "seen_ms": {
+                str(count): [1e3 * s for s in seen_s(store, url, each)]
+                for count, each in ((SMALL, small), (rows, large))
+            },
+        }
+        before = size(store)
+        written = {str(count): write(store, small, count, seconds) for count in WRITERS}
+        rows_written = sum(each["decisions"] for each in written.values())
+        return found | {
+            "written": written,
+            "bytes_a_decision": (size(store) - before) / rows_written,
+        }
+
+
+def record(rows: int) -> Record:
+    """Random scores and labels: what is stored is as long as if they meant something."""
+    rng = np.random.default_rng(rows)
+    scores = np.round(rng.random((rows, len(POOL))), 6)
+    return Record(
+        id=f"cal-{secrets.token_hex(8)}",
+        created_at=now(),
+        artifact="a" * 64,
+        calibration=Calibration(
+            pool=POOL,
+            fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+            scores=scores,
+            labels=rng.random(scores.shape) < scores,
+            options=CalibrationOptions(),
+        ),
+        evidence={},
+    )
+
+
+def notes(record: Record, count: int) -> list[DecisionNote]:
+    """Decisions as they are remembered."""
+    rng = np.random.default_rng()
+    usual = DecisionNote(
+        decision_id="",
+        created_at=now(),
+        calibration_id=record.id,
+        key="data",
+        group=None,
+        alpha=0.1,
+        score="cover",
+        lambda_hat=0.123456,
+        pool=POOL,
+        selected=POOL[:2],
+        null_selected=False,
+        fingerprint="",
+        scores=None,
+        neighbours=None,
+        holds=True,
+        served_by=POOL[0],
+        answered=POOL[:2],
+    )
+    return [
+        replace(
+            usual,
+            decision_id=f"chatcmpl-{secrets.token_hex(16)}",
+            fingerprint=secrets.token_hex(16),
+            scores=tuple(np.round(rng.random(len(POOL)), 6).tolist()),
+        )
+        for _ in range(count)
+    ]
+
+
+def write(store: Store, record: Record, writers: int, seconds: float) -> dict[str, float]:
+    """So many gateways write as fast as the store takes it."""
+    archive, counts = Archive(store), [0] * writers
+    ready = [[notes(record, BATCH) for _ in range(4)] for _ in range(writers)]
+    start = threading.Barrier(writers + 1)
+
+    def run(number: int) -> None:
+        start.wait()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not ready[number]:
+                ready[number].append(notes(record, BATCH))
+            archive.add(ready[number].pop(), [True] * BATCH)
+            counts[number] += BATCH
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(writers)]
+    for each in threads:
+        each.start()
+    start.wait()
+    began = time.monotonic()
+    for each in threads:
+        each.join()
+    took = time.monotonic() - began
+    return {"decisions": sum(counts), "per_s": sum(counts) / took}
+
+
+def watch_s(store: Store, record: Record) -> float:
+    """Seconds for which a gateway holds the watch to add what it saw, with full bags."""
+    full = replace(record, id=f"cal-{secrets.token_hex(8)}")
+    rng = np.random.default_rng(0)
+    full = replace(full, calibration=_longer(full.calibration, 12_000, rng))
+    store.add(full, activate=False)
+    drift = Drift(
+        Watches(store),
+        Archive(store),
+        WatchingMetrics(Telemetry().registry),
+        false_alarm=0.01,
+        rng=rng,
+    )
+    drift.follow(full)
+    times: list[float] = []
+    for _ in range(10):
+        drift.see(notes(full, BATCH))
+        began = time.monotonic()
+        drift.settle()
+        times.append(time.monotonic() - began)
+    return statistics.median(times)
+
+
+def _longer(calibration: Calibration, rows: int, rng: np.random.Generator) -> Calibration:
+    scores = np.round(rng.random((rows, len(POOL))), 6)
+    return replace(
+        calibration,
+        fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+        scores=scores,
+        labels=rng.random(scores.shape) < scores,
+    )
+
+
+def leases_s(store: Store) -> float:
+    """Seconds of one drawing of all leases."""
+    held = {Limit(f"key-{number:03}", "requests", 600.0): 0.0 for number in range(KEYS)}
+    return median_s(lambda: leasing.draw(store, "a gateway", held), times=20)
+
+
+def seen_s(store: Store, url: str, record: Record) -> list[float]:
+    """Seconds from an activation's answer until another gateway decides with it, eleven times."""
+    other = replace(record, id=f"cal-{secrets.token_hex(8)}")
+    store.add(other, activate=False)
+
+    async def story() -> list[float]:
+        with Store(url) as theirs:
+            active, heard = ActiveCalibration(Telemetry()), asyncio.Queue[str]()
+
+            async def hear(record: Record) -> None:  # at the moment when it begins to decide
+                heard.put_nowait(record.id)
+
+            await active.tell(hear)
+            async with Follower(
+                theirs, active, setup=record.artifact, text="last_user", telemetry=Telemetry()
+            ):
+                times: list[float] = []
+                for turn in range(11):
+                    wanted = (record, other)[turn % 2].id
+                    await asyncio.sleep(0.1 + 0.07 * turn)  # at any moment between two polls
+                    await asyncio.to_thread(store.activate, wanted, None, record.artifact)
+                    began = time.monotonic()
+                    while await heard.get() != wanted:
+                        pass
+                    times.append(time.monotonic() - began)
+                return times
+
+    return asyncio.run(story())
+
+
+def median_s(work: Callable[[], object], times: int = TIMES) -> float:
+    """The median time of a piece of work."""
+    found: list[float] = []
+    for _ in range(times):
+        began = time.monotonic()
+        work()
+        found.append(time.monotonic() - began)
+    return statistics.median(found)
+
+
+def version(store: Store) -> str:
+    """What the store is."""
+    with connected(store) as (session, postgres):
+        asked = "SHOW server_version" if postgres else "SELECT sqlite_version()"
+        return str(session.scalar(text(asked)))
+
+
+def size(store: Store) -> int:
+    """Bytes on disk of decisions and their indices."""
+    with connected(store) as (session, postgres):
+        if postgres:
+            return int(session.scalar(text("SELECT pg_total_relation_size('decisions')")) or 0)
+        pages = session.scalar(text("PRAGMA page_count"))
+        return int(pages or 0) * int(session.scalar(text("PRAGMA page_size")) or 0)
+
+
+@contextmanager
+def connected(store: Store) -> Iterator[tuple[Any, bool]]:
+    """A session, and whether it is PostgreSQL's."""
+    with store.transaction() as session:
+        yield session, session.connection().dialect.name == "postgresql"
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """What was aimed at, and the figures."""
+    stores: dict[str, dict[str, Any]] = document["stores"]
+    rows: list[list[str]] = []
+    goals: list[Goal] = []
+    for name, found in stores.items():
+        for count, times in found["seen_ms"].items():
+            goals.append(
+                Goal(
+                    f"{name}: a calibration of {int(count):,} rows is used by another gateway, "
+                    "the longest of 11",
+                    max(times) / 1e3,
+                    SEEN_S,
+                    unit=" s",
+                )
+            )
+        writers = ", ".join(f"{each['per_s']:,.0f}" for each in found["written"].values())
+        seen = ", ".join(f"{statistics.median(each):,.0f}" for each in found["seen_ms"].values())
+        rows.append(
+            [
+                f"{name} {found['server']}",
+                writers,
+                f"{found['bytes_a_decision']:,.0f}",
+                f"{found['watch_ms']:.0f}",
+                f"{found['pulse_ms']:.2f}",
+                f"{found['leases_ms']:.0f}",
+                seen,
+            ]
+        )
+    head = [
+        "store",
+        f"decisions/s, {', '.join(map(str, WRITERS))} writers",
+        "bytes a decision",
+        "adding 500 queries to the watch, ms",
+        "asking what is active, ms",
+        f"drawing {KEYS} leases, ms",
+        "an activation seen elsewhere, ms, by rows",
+    ]
+    return "\n\n".join([rig.taken(document["manifest"]), aims(goals), table(head, rows)])
+
+
+if __name__ == "__main__":
+    main()
