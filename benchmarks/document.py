@@ -1,4 +1,4 @@
-"""Puts the tables of `results/` into docs/performance.md, between their markers.
+"""Puts the tables of `results/` into docs/performance.md and docs/scaling.md, at their markers.
 
     python benchmarks/document.py
 
@@ -8,11 +8,11 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PAGE = RESULTS.parent.parent / "docs" / "performance.md"
+PAGES = [RESULTS.parent.parent / "docs" / f"{name}.md" for name in ("performance", "scaling")]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -22,26 +22,27 @@ def tables(folder: Path) -> dict[str, str]:
     return {file.stem: json.loads(file.read_text(encoding="utf-8"))["markdown"] for file in files}
 
 
-def filled(page: str, tables: Mapping[str, str]) -> str:
-    """The page with the tables in their places.
+def filled(pages: Sequence[str], tables: Mapping[str, str]) -> list[str]:
+    """The pages with the tables in their places.
 
     Raises:
         ValueError: Tables have no place, so that nobody would see them.
     """
-    lost = tables.keys() - {place[2] for place in _PLACE.finditer(page)}
+    lost = tables.keys() - {place[2] for page in pages for place in _PLACE.finditer(page)}
     if lost:
-        raise ValueError(f"the page has no place for {', '.join(sorted(lost))}")
+        raise ValueError(f"no page has a place for {', '.join(sorted(lost))}")
 
     def put(place: re.Match[str]) -> str:
         return f"{place[1]}\n{tables.get(place[2], 'Not measured yet.').strip()}\n\n{place[3]}"
 
-    return _PLACE.sub(put, page)
+    return [_PLACE.sub(put, page) for page in pages]
 
 
 def main() -> None:
-    """Write the page anew."""
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(filled(page, tables(RESULTS)), encoding="utf-8")
+    """Write the pages anew."""
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    for page, text in zip(PAGES, filled(pages, tables(RESULTS)), strict=True):
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The page of figures is what its results say."""
+"""The pages of figures are what their results say."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.document import PAGE, RESULTS, filled, tables
+from benchmarks.document import PAGES, RESULTS, filled, tables
 
 EMPTY = (
     "before\n<!-- results: one -->\n<!-- end -->\nbetween\n"
@@ -12,23 +12,23 @@ EMPTY = (
 )
 
 
-def test_the_page_is_made_from_the_results_that_are_here() -> None:
-    """Whoever changes a result or the page runs `python benchmarks/document.py`."""
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == filled(page, tables(RESULTS))
+def test_the_pages_are_made_from_the_results_that_are_here() -> None:
+    """Whoever changes a result or a page runs `python benchmarks/document.py`."""
+    pages = [page.read_text(encoding="utf-8") for page in PAGES]
+    assert pages == filled(pages, tables(RESULTS))
 
 
 def test_tables_stand_in_their_places_and_nothing_else_changes() -> None:
     """Backslashes too; a place whose result is not there says so."""
-    page = filled(EMPTY, {"one": "| a \\1 |"})
+    (page,) = filled([EMPTY], {"one": "| a \\1 |"})
     assert page == (
         "before\n<!-- results: one -->\n\n| a \\1 |\n\n<!-- end -->\nbetween\n"
         "<!-- results: two -->\n\nNot measured yet.\n\n<!-- end -->\n"
     )
-    assert filled(page, {"one": "| a \\1 |"}) == page
+    assert filled([page], {"one": "| a \\1 |"}) == [page]
 
 
 def test_a_result_without_a_place_is_an_error() -> None:
     """Nobody would see it."""
     with pytest.raises(ValueError, match="no place for three"):
-        filled(EMPTY, {"one": "", "three": ""})
+        filled([EMPTY], {"one": "", "three": ""})
