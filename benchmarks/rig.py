@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Set
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -157,20 +157,26 @@ def written(folder: Path, values: dict[str, Any]) -> Path:
 
 
 @contextlib.contextmanager
-def gateway(config: Path) -> Generator[Gateway]:
+def gateway(config: Path, cores: Set[int] = GATEWAY_CORES) -> Generator[Gateway]:
     """Not yet calibrated, unless its store is; its log is beside its configuration."""
     port = yaml.safe_load(config.read_text(encoding="utf-8"))["port"]
     keys = {"RACER_DATA_KEY": KEY, "RACER_ADMIN_KEY": ADMIN_KEY}
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
-    with listening(command, port, "/healthz", config.with_name("gateway.log"), keys) as started:
+    log = config.with_name("gateway.log")
+    with listening(command, port, "/healthz", log, keys, cores) as started:
         yield Gateway(started.port, started.pid, started.ready_s)
 
 
 @contextlib.contextmanager
 def listening(
-    command: list[str], port: int, healthy: str, log: Path, environment: dict[str, str]
+    command: list[str],
+    port: int,
+    healthy: str,
+    log: Path,
+    environment: dict[str, str],
+    cores: Set[int] = GATEWAY_CORES,
 ) -> Generator[Server]:
-    """A process on the gateways' core, once it answers at ``healthy``."""
+    """A process on the gateways' core, or on others, once it answers at ``healthy``."""
     begun = time.perf_counter()
     with (
         log.open("wb") as file,
@@ -178,7 +184,7 @@ def listening(
             command, stdout=file, stderr=file, env=_INSTALLED | environment, cwd=HERE.parent
         ) as started,
     ):
-        os.sched_setaffinity(started.pid, GATEWAY_CORES)
+        os.sched_setaffinity(started.pid, cores)
         _wait_for(f"http://127.0.0.1:{port}{healthy}", started, log)
         yield Server(port, started.pid, time.perf_counter() - begun)
 

@@ -115,6 +115,15 @@ def test_queries_that_are_scored_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_gateways_with_an_encoder_each(tmp_path: Path) -> None:
+    """At a small shape: both arms decide new queries and such as came before."""
+    document = ran(tmp_path, "workers.py", "--tiny", "--rounds", "1", "--seconds", "0.3")
+    (only,) = document["rounds"]
+    assert all(kind["per_s"] > 0 for arm in only.values() for kind in arm.values())
+    assert all(held > 0 for held in document["memory_mib"].values())
+
+
+@pytest.mark.slow
 def test_decisions_that_were_not_made_before(tmp_path: Path) -> None:
     """At a small shape: both are measured, and a decision takes longer than its encoder."""
     document = ran(tmp_path, "uncached.py", "--tiny", "--rounds", "1", "--queries", "5")
