@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Self
+from typing import Final, Self
 
 from app.active import ActiveCalibration
 from app.errors import StoreDamaged, StoreError
@@ -24,6 +24,8 @@ from app.telemetry import Telemetry
 from racer_core.records.conversation import RoutedText
 
 log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 2.0  # with a store that does not answer
 
 
 class Follower:
@@ -141,8 +143,15 @@ class Follower:
     async def _follow(self) -> None:
         while True:
             await self._bell.wait()
+            asking = asyncio.create_task(self.catch_up(), name="catching up with the store")
             try:
-                await self.catch_up()
+                await asyncio.wait([asking], timeout=PATIENCE_S)
+                if not asking.done():
+                    self._lost(True)
+                await asking
+            except asyncio.CancelledError:
+                asking.cancel()
+                raise
             except StoreError as exc:
                 if not self.lost:
                     log.warning("the store is not followed now: %s", exc)

@@ -19,7 +19,7 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
+from app.errors import Conflict, NotFound, SettingsError, StoreBusy, StoreDamaged
 from app.records import Record
 from app.store import engine, schema
 from app.store.engine import Transaction
@@ -83,9 +83,17 @@ class Store:
         self.close()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do what uses the store on a thread of its own: a locked one holds up no other work."""
+        """Do what uses the store on a thread of its own: a locked one holds up no other work.
+
+        Raises:
+            StoreBusy: It does not answer, and nobody can tell whether it did what it was asked.
+        """
         call = partial(contextvars.copy_context().run, work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        try:
+            async with asyncio.timeout(engine.ANSWER_S):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except TimeoutError as exc:
+            raise StoreBusy("the store does not answer; try again soon") from exc
 
     def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
         """Keep a record, and make it the active one in the same transaction if asked.
@@ -233,9 +241,14 @@ def _to_row(record: Record) -> CalibrationRow:
     )
 
 
-def _to_record(row: CalibrationRow) -> Record:
+def is_whole(row: CalibrationRow) -> bool:
+    """Whether a row is what was written: its digest matches."""
     told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-    if told != row.digest:
+    return told == row.digest
+
+
+def _to_record(row: CalibrationRow) -> Record:
+    if not is_whole(row):
         raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
     try:
         return Record.decoded(row.id, row.created_at, row.artifact, row.document, row.arrays)

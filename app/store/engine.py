@@ -22,6 +22,7 @@ from app.store.tables import Base
 
 THREADS: Final = 4  # that use the store at once
 CONNECT_S: Final = 5
+ANSWER_S: Final = 75  # longer than PostgreSQL itself takes to give up, see below
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
     "connect_timeout": CONNECT_S,

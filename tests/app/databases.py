@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -39,7 +40,7 @@ class Postgres:
         self._binaries = found
         self._folder = Path(tempfile.mkdtemp(prefix="racer-postgres-"))
         self._password = secrets.token_hex(8)
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres")
@@ -68,6 +69,27 @@ class Postgres:
         """Stop it: ``immediate`` as a crash would, ``fast`` as an operator does."""
         data = self._folder / "data"
         self._run("pg_ctl", "stop", f"--pgdata={data}", f"--mode={mode}", "--wait")
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """Connected as ever, and silent."""
+        pids = self._pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def _pids(self) -> list[int]:
+        """The server's own process, first, and one for every connection."""
+        first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        parents = {
+            int(each.parent.name): int(each.read_text().rpartition(")")[2].split()[1])
+            for each in Path("/proc").glob("[0-9]*/stat")
+        }
+        return [first, *(pid for pid, parent in parents.items() if parent == first)]
 
     def create(self) -> str:
         """An empty database's URL."""
@@ -108,7 +130,8 @@ def postgres() -> Generator[Postgres]:
         server.remove()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One of the loopback interface that nobody has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from app.following import PATIENCE_S
 from app.store.bell import Bell
 from app.watching import drift as drift_module
 
@@ -275,6 +276,22 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
     assert until(lambda: degraded(gateway) == [], AGREED_S)
     assert "racer_store_up 1.0" in gateway.get("/metrics", ADMIN_KEY).text
+    assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
+
+
+def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postgres) -> None:
+    """It takes connections and never answers: said, routed around, and over when it wakes."""
+    secret, line = configured_key("team", requests_per_minute=6_000)
+    gateway = start(access={"keys": [line]})
+    before = gateway.decided(TWO)
+    with postgres.frozen():
+        assert until(lambda: degraded(gateway) == ["store"], 10 * PATIENCE_S)
+        assert gateway.decided(TWO) == before
+        for _ in range(40):  # more than a lease
+            assert gateway.post("/route", secret, json={"query": ONE}).status_code == 200
+            time.sleep(0.05)
+        made = gateway.route(ONE)["decision_id"]
+    assert until(lambda: degraded(gateway) == [], AGREED_S)
     assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
 
 
