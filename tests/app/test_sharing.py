@@ -11,17 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.following import PATIENCE_S
+from app.store import Store, bell
 from app.store.bell import Bell
+from app.telemetry import Telemetry
 from app.watching import drift as drift_module
+from app.watching.archive import Archive
+from app.watching.drift import Drift
+from app.watching.metrics import WatchingMetrics
+from app.watching.watches import Watches
 
 from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, TWO, Gateway, Serve, noisy, until
 from .cuttable import Cuttable, End
 from .databases import Postgres
 from .fake_pool import FakePool
 from .test_front_gate import configured_key
+from .watched import draw, notes, record
 
 pytestmark = pytest.mark.scale
 
@@ -70,12 +78,14 @@ def active(gateway: Gateway) -> str:
 def test_an_activation_on_one_is_used_by_all(
     start: Start, monkeypatch: pytest.MonkeyPatch, *, notified: bool
 ) -> None:
-    """Uploaded, rolled back, by either of three; told at once, or found by asking."""
+    """Uploaded, rolled back, by either of three; told, without asking, or found by asking alone."""
 
     async def deaf(self: Bell) -> None:
         pass
 
-    if not notified:
+    if notified:
+        monkeypatch.setattr(bell, "POLL_S", 600.0)
+    else:
         monkeypatch.setattr(Bell, "_listen", deaf)
     gateways = [start() for _ in range(3)]
     first = active(gateways[0])
@@ -197,6 +207,41 @@ def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
     told = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
     assert told["risk"]["rounds"] == 1
     assert told["mean_score"]["rounds"] == 1
+
+
+def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -> None:
+    """Twenty times ten queries each: red when one writes over what the other added."""
+    calibrated = record()
+    start, failed = threading.Barrier(2), list[Exception]()
+
+    def add(url: str, seed: int) -> dict[str, Any]:
+        with Store(url) as store:
+            rng = np.random.default_rng(seed)
+            drift = Drift(
+                Watches(store),
+                Archive(store),
+                WatchingMetrics(Telemetry().registry),
+                false_alarm=1e-6,
+                rng=rng,
+            )
+            drift.follow(calibrated)
+            start.wait()
+            for _ in range(20):
+                drift.see(notes(calibrated, draw(rng, 10)))
+                try:
+                    drift.settle()
+                except Exception as exc:  # noqa: BLE001 - looked at below
+                    failed.append(exc)
+            start.wait()
+            return drift.as_json() or {}
+
+    with Store(store_url) as store:
+        store.add(calibrated, activate=True)
+    with ThreadPoolExecutor(2) as threads:
+        told = [each.result() for each in [threads.submit(add, store_url, s) for s in (1, 2)]]
+    assert failed == []
+    for each in told:
+        assert each["streams"]["mean_score"]["rounds"] == 400
 
 
 def test_an_alarm_at_one_gateway_voids_certificates_at_all(
