@@ -68,7 +68,7 @@ test: setup
 test-quick: setup
 	$(PYTEST) -m "not slow and not scale"
 
-# Several gateways: on PostgreSQL, which root installs where Debian's is missing.
+# Several gateways, also on Ray: on PostgreSQL, which root installs where Debian's is missing.
 test-scale: setup
 	tests/install-postgres.sh
 	$(PYTEST) -m scale

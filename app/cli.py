@@ -12,6 +12,7 @@ import click
 
 from app.client import GatewayUnreachable
 from app.commands import (
+    backup,
     database,
     gateway,
     keys,
@@ -73,5 +74,7 @@ for command in (
     verifying.verify,
     keys.key,
     database.db,
+    backup.backup,
+    backup.restore,
 ):
     cli.add_command(command)

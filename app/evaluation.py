@@ -35,6 +35,7 @@ class Arguments:
     shares: tuple[str, ...]
     prices: tuple[str, ...]
     cache: str | None
+    ray: str | None  # the cluster that embeds
     report: Path | None
     command: str
 
@@ -66,7 +67,7 @@ def prepare(arguments: Arguments) -> Prepared:
         arguments=arguments,
         rows=rows,
         protocol=with_prices(protocol, arguments.prices, next(iter(rows.values()))),
-        encoder=cached(arguments.encoder.open(), arguments.cache),
+        encoder=cached(arguments.encoder.open(), arguments.cache, arguments.ray),
     )
 
 
@@ -144,13 +145,29 @@ def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) ->
     return replace(protocol, prices=tuple(prices[name] for name in rows.pool))
 
 
-def cached(encoder: Encoder, cache: str | None) -> Encoder:
-    """The encoder behind a file of embeddings: the given one, or the user's where none is named."""
+def cached(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
+    """The encoder behind a file of embeddings: the given one, or the user's where none is named.
+
+    Args:
+        encoder: Embeds what the file does not have.
+        cache: The file, or ``off``.
+        ray: The address of a cluster that embeds instead of this process.
+
+    Raises:
+        InputError: A cluster has nothing to fill.
+    """
     if isinstance(encoder, HybridEncoder):  # the n-grams are quicker computed than read
-        return HybridEncoder(cached(encoder.semantic, cache))
+        return HybridEncoder(cached(encoder.semantic, cache, ray))
     if cache == OFF or (cache is None and encoder.spec.kind == "char-ngrams"):
+        if ray is not None:
+            raise InputError("--ray fills the file of embeddings: name one with --cache")
         return encoder  # character n-grams are computed faster than they are read
-    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache))
+    spread = None
+    if ray is not None:
+        from app.cluster.embedding import over_cluster
+
+        spread = over_cluster(ray, encoder.spec)
+    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache), spread)
 
 
 def false_abstain_budget(given: str) -> float | None:

@@ -12,8 +12,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, Self
+
+from prometheus_client import Gauge
 
 from app.active import ActiveCalibration
 from app.errors import StoreDamaged, StoreError
@@ -52,13 +55,20 @@ class Follower:
         self._store = store
         self._active = active
         self._text = text
-        self._telemetry = telemetry
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # the record that is not tried again
         self._hearers: list[Callable[[Pulse], None]] = []
         self._bell = Bell(store.url)
         self._task: asyncio.Task[None] | None = None
+        self._answered_at = time.monotonic()
         self.lost = False  # the store cannot be read now
+        # Here and not among all metrics: a gateway without a router has no store.
+        self._up = Gauge(
+            "racer_store_up",
+            "0 while the store cannot be read: what was read last goes on deciding",
+            registry=telemetry.registry,
+        )
+        self._up.set(1)
 
     async def __aenter__(self) -> Self:
         """Load what an earlier run activated; without it the gateway serves on, and says so."""
@@ -75,6 +85,8 @@ class Follower:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        if self.lost:
+            self._store.cut()
         await self._bell.__aexit__(None, None, None)
 
     def tell(self, hearer: Callable[[Pulse], None]) -> None:
@@ -91,7 +103,8 @@ class Follower:
             StoreError: The store cannot be read, or the record in it is damaged.
         """
         async with self._one_at_a_time:
-            pulse = await self._store.run(self._store.pulse, self.setup)
+            pulse = await self._store.pulsing(self._store.pulse, self.setup)
+            self._lost(False)
             await self._take(pulse, made)
             for hearer in self._hearers:
                 await self._store.run(hearer, pulse)
@@ -145,9 +158,10 @@ class Follower:
             await self._bell.wait()
             asking = asyncio.create_task(self.catch_up(), name="catching up with the store")
             try:
-                await asyncio.wait([asking], timeout=PATIENCE_S)
-                if not asking.done():
-                    self._lost(True)
+                while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
+                    if self._answered_at < time.monotonic() - PATIENCE_S:
+                        self._lost(True)
+                        self._store.cut()
                 await asking
             except asyncio.CancelledError:
                 asking.cancel()
@@ -158,10 +172,9 @@ class Follower:
                 self._lost(True)
             except Exception:
                 log.exception("a calibration cannot be used; what decided before goes on")
-                self._lost(True)
-            else:
-                self._lost(False)
 
     def _lost(self, lost: bool) -> None:
+        if not lost:
+            self._answered_at = time.monotonic()
         self.lost = lost
-        self._telemetry.store_up.set(not lost)
+        self._up.set(not lost)

@@ -97,7 +97,7 @@ class Leases:
         if not wanting:
             return
         held = {limit: self._buckets[limit].leased for limit in wanting}
-        drawing = asyncio.ensure_future(self._store.run(draw, self._store, self._gateway, held))
+        drawing = asyncio.ensure_future(self._store.pulsing(draw, self._store, self._gateway, held))
         await asyncio.wait([drawing], timeout=PATIENCE_S)
         if not drawing.done():
             self._go_on_alone("it does not answer")
@@ -105,6 +105,10 @@ class Leases:
             drawn = await drawing
         except StoreError as exc:
             self._go_on_alone(str(exc))
+            return
+        except Exception:
+            log.exception("leases cannot be drawn")
+            self._go_on_alone("see above")
             return
         self._alone = False
         for limit, bucket in self._buckets.items():
@@ -154,14 +158,11 @@ def draw(store: Store, gateway: str, held: Mapping[Limit, float]) -> dict[Limit,
         for limit, left in held.items():
             place = (limit.key, limit.unit)
             gateways, lent = others.get(place, (0, 0.0))
-            budget = budgets.get(place) or BudgetRow(
-                key=limit.key, unit=limit.unit, level=limit.per_minute, at=now
-            )
+            budget = budgets[place]
             filled = budget.level + max(0.0, now - budget.at) * limit.per_minute / _MINUTE_S
             level = min(filled, limit.per_minute - lent - max(left, 0.0))
             units = max(0.0, min(lease_size(limit, gateways + 1) - left, level))
             budget.level, budget.at = level - units, now
-            session.add(budget)
             drawn[limit] = Drawn(units, gateways + 1)
         _hold(session, gateway, {limit: held[limit] + drawn[limit].units for limit in held}, now)
         return drawn
@@ -180,10 +181,12 @@ def give_back(store: Store, gateway: str, held: Mapping[Limit, float]) -> None:
 
 
 def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_Place, BudgetRow]:
-    """What is left of limits, locked in one order, so that no two gateways wait for each other.
-
-    Of two that draw the first lease of a limit the second fails, and draws again.
-    """
+    """What is left of limits, locked in one order, so that no two gateways wait for each other."""
+    full = [
+        {"key": each.key, "unit": each.unit, "level": each.per_minute, "at": 0.0}
+        for each in sorted(limits)
+    ]
+    session.execute(insert_into(session, BudgetRow).on_conflict_do_nothing(), full)
     of_them = tuple_(BudgetRow.key, BudgetRow.unit).in_([(each.key, each.unit) for each in limits])
     found = select(BudgetRow).where(of_them).order_by(BudgetRow.key, BudgetRow.unit)
     return {(row.key, row.unit): row for row in session.scalars(found.with_for_update())}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from fastapi import Depends, Request
 
@@ -26,6 +26,7 @@ from app.lag import LoopLag
 from app.leasing import Leases
 from app.math_child import MathChild
 from app.routing import RoutingService
+from app.scoring import Scoring
 from app.service import ChatService
 from app.settings import Secrets, Settings
 from app.store import Store
@@ -35,9 +36,11 @@ from app.watching.watcher import Watcher
 from app.worker import RoutingWorker
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method
-from racer_core.racer import Racer
+from racer_core.racer import Racer, Trained
 
 log = logging.getLogger(__name__)
+
+Opened = TypeVar("Opened", bound=Trained)
 
 MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes milliseconds
 
@@ -97,11 +100,44 @@ class Services:
         return self.router
 
 
+@dataclass(frozen=True, slots=True)
+class Router:
+    """What is known of a router, and who gives its scores once it is entered."""
+
+    trained: Trained
+    scoring: AbstractAsyncContextManager[Scoring]
+
+
+OpenRouter = Callable[[Settings, Telemetry], Router]
+
+
+def router_here(settings: Settings, telemetry: Telemetry) -> Router:
+    """Artifact and encoder in this process, on a thread of their own."""
+    racer, limits = open_racer(settings), settings.limits
+    return Router(
+        racer,
+        RoutingWorker(
+            racer,
+            queue=limits.queue,
+            queue_s=limits.queue_s,
+            batch=limits.batch,
+            telemetry=telemetry,
+        ),
+    )
+
+
 @asynccontextmanager
-async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[Services]:
+async def open_services(
+    settings: Settings, secrets: Secrets, open_router: OpenRouter = router_here
+) -> AsyncGenerator[Services]:
     """Open everything, before a socket accepts: what is wrong is one sentence and an exit code.
 
     Without an artifact only what asks candidates by name is opened: no encoder, and no store.
+
+    Args:
+        settings: The configuration.
+        secrets: Its keys.
+        open_router: Opens the configured artifact; it may block.
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
@@ -114,18 +150,18 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
         tracer = await stack.enter_async_context(
             open_tracer(settings.telemetry, telemetry.spans_dropped)
         )
-        racer = None
+        opened = None
         if settings.artifact is None:
             log.warning(NoRouter.sentence)
         else:
-            racer = await asyncio.to_thread(open_racer, settings)
+            opened = await asyncio.to_thread(open_router, settings, telemetry)
         fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
         limits = settings.limits
         quotas = Quotas(settings.access.keys, limits.in_flight, limits.body_buffer_bytes)
         router = None
-        if racer is not None:
+        if opened is not None:
             router = await stack.enter_async_context(
-                _open_router(settings, secrets.store(settings), racer, fleet, telemetry, tracer)
+                _open_routing(settings, secrets.store(settings), opened, fleet, telemetry, tracer)
             )
             await stack.enter_async_context(Leases(router.store, quotas.buckets()))
         await stack.enter_async_context(LoopLag(telemetry.loop_lag))
@@ -142,60 +178,55 @@ async def open_services(settings: Settings, secrets: Secrets) -> AsyncGenerator[
 
 
 @asynccontextmanager
-async def _open_router(
+async def _open_routing(
     settings: Settings,
     store_url: str,
-    racer: Racer,
+    router: Router,
     fleet: Fleet,
     telemetry: Telemetry,
     tracer: Tracer | None,
 ) -> AsyncGenerator[RouterServices]:
-    limits = settings.limits
+    trained = router.trained
     async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, store_url))
-        worker = await stack.enter_async_context(
-            RoutingWorker(
-                racer,
-                queue=limits.queue,
-                queue_s=limits.queue_s,
-                batch=limits.batch,
-                telemetry=telemetry,
-            )
-        )
+        scoring = await stack.enter_async_context(router.scoring)
         active = ActiveCalibration(telemetry)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
         follower = Follower(
             store,
             active,
-            setup=setup_digest(racer.artifact.digest, settings.candidates),
+            setup=setup_digest(trained.artifact.digest, settings.candidates),
             text=settings.routing.text,
             telemetry=telemetry,
         )
+        # Before all that writes, and so closed after it: it cuts who waits for a silent server.
+        await stack.enter_async_context(follower)
         calibrations = await stack.enter_async_context(
-            CalibrationService(settings, racer, worker, store, active, follower, grouping)
+            CalibrationService(settings, trained, scoring, store, active, follower, grouping)
         )
         watcher = await stack.enter_async_context(
-            Watcher(settings.watching, store, active, telemetry, key=racer.artifact.salt.encode())
+            Watcher(settings.watching, store, active, telemetry, key=trained.artifact.salt.encode())
         )
         follower.tell(watcher.hear)
-        await stack.enter_async_context(follower)
         mathematics = MathChild(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
         reader = AnswerReader(
-            worker.embed,
+            scoring.embed,
             mathematics.form,
             similarity=settings.aggregation.similarity,
-            embed_chars=limits.query_chars,
+            embed_chars=settings.limits.query_chars,
         )
-        routing = RoutingService(settings, racer, worker, active, grouping, fleet.down, telemetry)
+        routing = RoutingService(
+            settings, trained, scoring, active, grouping, fleet.down, telemetry
+        )
         chat = ChatService(
             settings,
             routing,
             fleet,
             reader,
             watcher,
-            racer.artifact.stacked,
+            trained.artifact.stacked,
             telemetry,
             tracer,
         )
@@ -212,10 +243,19 @@ async def _open_router(
 
 def open_racer(settings: Settings) -> Racer:
     """Load artifact and encoder, and compare them with the configuration. Raises as above."""
+    return _opened(Racer, settings)
+
+
+def open_trained(settings: Settings) -> Trained:
+    """The same without its encoder, which is then somewhere else."""
+    return _opened(Trained, settings)
+
+
+def _opened(kind: type[Opened], settings: Settings) -> Opened:
     if settings.artifact is None:
         raise SettingsError(NoRouter.sentence)
-    racer = Racer.load(settings.artifact, settings.pool)
-    spec, wanted = racer.artifact.encoder, settings.encoder
+    opened = kind.load(settings.artifact, settings.pool)
+    spec, wanted = opened.artifact.encoder, settings.encoder
     for field in ("backend", "dtype"):
         asked, has = getattr(wanted, field), getattr(spec, field)
         if asked is not None and asked != has:
@@ -223,7 +263,7 @@ def open_racer(settings: Settings) -> Racer:
                 f"encoder.{field} is {asked}, but the artifact was trained with {has}: change the "
                 "setting, or train again with `racer train`"
             )
-    for candidate, was in zip(settings.candidates, racer.artifact.candidates, strict=True):
+    for candidate, was in zip(settings.candidates, opened.artifact.candidates, strict=True):
         if was.model is not None and was.model != (candidate.model or candidate.name):
             raise SettingsError(
                 f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
@@ -236,12 +276,12 @@ def open_racer(settings: Settings) -> Racer:
                 f"{dict(was.parameters)}, the configuration has {candidate.parameters}: change "
                 "them back, or label and train again"
             )
-    if settings.aggregation.method is Method.STACKED and racer.artifact.stacked is None:
+    if settings.aggregation.method is Method.STACKED and opened.artifact.stacked is None:
         raise SettingsError(
             "aggregation.method is stacked, but the artifact has no stacked vote: train it on rows "
             "with answers, or choose another method"
         )
-    return racer
+    return opened
 
 
 async def _services(request: Request) -> Services:

@@ -69,8 +69,8 @@ class Outcome:
             | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
         )
 
-    def note(self, key: str) -> DecisionNote:
-        """What is remembered of it, under the name of the caller's key."""
+    def note(self, key: str, query: str | None) -> DecisionNote:
+        """What is remembered of it, under the name of the caller's key; the query if it is kept."""
         routed, decision = self.routed, self.routed.decision
         scored = routed.scored
         near = None if scored is None else scored.neighbours
@@ -98,6 +98,7 @@ class Outcome:
             shadow_rate=self.shadow_rate,
             outcome=self.ended,
             repeated=routed.repeated,
+            query=query,
         )
 
     @property

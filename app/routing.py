@@ -19,13 +19,13 @@ from app.query import Query
 from app.reasons import Reason
 from app.records import Record
 from app.schemas import DecisionOptions
+from app.scoring import ScoredQuery, Scoring
 from app.settings import Settings
 from app.telemetry import Telemetry
 from app.watching.decisions import ChosenBy
-from app.worker import RoutingWorker, ScoredQuery
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InfeasibleAlphaError, InputError
-from racer_core.racer import Racer
+from racer_core.racer import Trained
 from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
@@ -110,16 +110,16 @@ class RoutingService:
     def __init__(
         self,
         settings: Settings,
-        racer: Racer,
-        worker: RoutingWorker,
+        trained: Trained,
+        scoring: Scoring,
         active: ActiveCalibration,
         grouping: Grouping,
         down: Callable[[], Collection[str]],
         telemetry: Telemetry,
     ) -> None:
         self._settings = settings
-        self._racer = racer
-        self._worker = worker
+        self._trained = trained
+        self._scoring = scoring
         self._active = active
         self._grouping = grouping
         self._down = down
@@ -223,7 +223,7 @@ class RoutingService:
         asked = options.group is not None and self._settings.routing.group_by == "request"
         if asked and record.rows(later=later).groups is not None:
             reasons.append(Reason.GROUP_ASSUMED)
-        fingerprint = self._racer.fingerprint(query.text)
+        fingerprint = self._trained.fingerprint(query.text)
         decision = self._decide(calibration, query, scored, options, fingerprint)
         if decision.trivial and not query.whole_pool:
             reasons.append(_why_everyone(calibration, decision, scored))
@@ -262,7 +262,7 @@ class RoutingService:
 
     def _allowed(self, ask: Ask, reasons: list[str]) -> tuple[str, ...]:
         """The candidates that the request, its pool and its key leave."""
-        names = self._racer.pool
+        names = self._trained.pool
         if ask.pool is not None:
             names = self._only(names, self._settings.pools[ask.pool].candidates)
         if ask.caller.candidates is not None:
@@ -303,7 +303,7 @@ class RoutingService:
         limit_s = min(self._settings.limits.route_timeout_s, deadline - time.monotonic())
         try:
             async with asyncio.timeout(limit_s):
-                scored = await self._worker.score(text)
+                scored = await self._scoring.score(text)
         except Overloaded:
             raise
         except Exception:
@@ -322,7 +322,7 @@ class RoutingService:
         if scored is None:
             unknown = [0.0] * len(calibration.pool)
             return calibration.whole_pool(unknown, alpha=options.alpha, score=options.score)
-        scores = [scored.scores[self._racer.pool.index(name)] for name in calibration.pool]
+        scores = [scored.scores[self._trained.pool.index(name)] for name in calibration.pool]
         if query.whole_pool:
             return calibration.whole_pool(
                 scores, alpha=options.alpha, score=options.score, truncated=scored.truncated
@@ -345,9 +345,9 @@ class RoutingService:
 
     def _known(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
-            if name not in self._racer.pool:
+            if name not in self._trained.pool:
                 raise NotFound(
-                    f"no candidate {name[:128]!r}; the pool is {list(self._racer.pool)}",
+                    f"no candidate {name[:128]!r}; the pool is {list(self._trained.pool)}",
                     code="model_not_found",
                     param="candidates",
                 )
@@ -357,7 +357,7 @@ class RoutingService:
         """Router scores of these candidates, best first."""
         if scored is None:
             return {}
-        scores = dict(zip(self._racer.pool, scored.scores, strict=True))
+        scores = dict(zip(self._trained.pool, scored.scores, strict=True))
         return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
 
     def _count(self, routed: Routed) -> None:

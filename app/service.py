@@ -157,7 +157,7 @@ class ChatService:
                 certificate=routed.certificate,
                 ended=Ended.FAILED,
             )
-            self._watcher.note(failed.note(request.caller.name))
+            self._note(failed, request)
             raise
         self._trace(decision_id, routed, routed.certificate)
         shadow = self._watcher.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
@@ -209,7 +209,7 @@ class ChatService:
         """Remember a decision that came to no answer, and charge the answers that were there."""
         outcome = self._outcome(turn, got, ended=ended)
         _charge(turn, got, outcome)
-        self._watcher.note(outcome.note(turn.request.caller.name))
+        self._note(outcome, turn.request)
 
     def _outcome(
         self,
@@ -379,10 +379,14 @@ class ChatService:
             yield event
 
     def _remembered(self, outcome: Outcome, ask: Ask) -> Outcome:
-        self._watcher.note(outcome.note(ask.caller.name))
+        self._note(outcome, ask)
         self._telemetry.overhead_seconds.observe(outcome.overhead_ms / 1e3)
         self._trace(outcome.decision_id, outcome.routed, outcome.certificate)
         return outcome
+
+    def _note(self, outcome: Outcome, ask: Ask) -> None:
+        query = ask.query.text if self._settings.watching.store_queries else None
+        self._watcher.note(outcome.note(ask.caller.name, query))
 
     def _trace(self, decision_id: str, routed: Routed, certificate: Certificate) -> None:
         if self._tracer is not None:

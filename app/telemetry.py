@@ -114,11 +114,6 @@ class Telemetry:
         self.queue_depth = Gauge(
             "racer_router_queue", "Queries waiting for the router", registry=self.registry
         )
-        self.store_up = Gauge(
-            "racer_store_up",
-            "0 while the store cannot be read: what was read last goes on deciding",
-            registry=self.registry,
-        )
         self.calibration_rows = Gauge(
             "racer_calibration_rows",
             "Rows that count in the active calibration",

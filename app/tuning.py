@@ -6,7 +6,6 @@ The suggestion is a change of the configuration, to be reviewed.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import io
 import re
 from collections import Counter
@@ -18,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from app.configuration import Change, parsed, put
 from app.errors import SettingsError, UpstreamError
 from app.evaluator import Evaluator, Ratings
 from app.fleet.fleet import Fleet
@@ -110,33 +109,6 @@ async def _rate(
         return await asyncio.gather(*(of(row) for row in rows.rows))
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The configuration before and after, as text."""
-
-    path: Path
-    before: str
-    after: str
-
-    @property
-    def diff(self) -> str:
-        """A unified diff; empty when nothing would change."""
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.after.splitlines(keepends=True),
-            fromfile=str(self.path),
-            tofile=str(self.path),
-        )
-        return "".join(lines)
-
-    def write(self) -> None:
-        """Replace the file. Raises :class:`SettingsError` when it cannot be written."""
-        try:
-            self.path.write_text(self.after, encoding="utf-8")
-        except OSError as exc:
-            raise SettingsError(f"{self.path}: cannot be written ({exc.strerror})") from exc
-
-
 def change(path: Path, tuning: Tuning) -> Change:
     """Put the chosen score, alpha and vote into the file; comments and order stay.
 
@@ -148,11 +120,11 @@ def change(path: Path, tuning: Tuning) -> Change:
     try:
         before = path.read_text(encoding="utf-8")
         kept = before if tuning.chosen.evaluated else _without_evaluators(before)
-        editor, document = _parsed(kept)
+        editor, document = parsed(kept)
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
-    _set(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value})
-    _set(document, "aggregation", _vote(tuning.chosen))
+    put(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value})
+    put(document, "aggregation", _vote(tuning.chosen))
     if tuning.chosen.temperature is None:
         document["aggregation"].pop("temperature", None)
     if not tuning.chosen.evaluated:
@@ -161,30 +133,6 @@ def change(path: Path, tuning: Tuning) -> Change:
     after = io.StringIO()
     editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
     return Change(path, before, after.getvalue())
-
-
-def _parsed(text: str) -> tuple[YAML, Any]:
-    """The document, and an editor that writes it as it was indented."""
-    # ruamel.yaml and not PyYAML: it keeps comments, quotes and order through a round trip.
-    # Its round-trip loader builds no Python objects.
-    editor = YAML(typ="rt")
-    editor.preserve_quotes = True
-    editor.width = 4096
-    editor.explicit_start = re.search(r"^---", text, re.MULTILINE) is not None
-    nested = re.search(r"^\w+:[^\n]*\n(?: *#[^\n]*\n)*( +)[^\s#-]", text, re.MULTILINE)
-    listed = re.search(r"^( *)- ", text, re.MULTILINE)
-    offset = len(listed[1]) if listed else 0
-    mapping = len(nested[1]) if nested else 2
-    editor.indent(mapping=mapping, sequence=offset + 2, offset=offset)
-    representer: Any = editor.representer
-    representer.add_representer(type(None), _null)
-    document: Any = editor.load(text)  # pyright: ignore[reportUnknownMemberType]
-    return editor, document
-
-
-def _null(representer: Any, _: None) -> Any:
-    """As it is written, and not as nothing."""
-    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def _without_evaluators(text: str) -> str:
@@ -201,18 +149,6 @@ def _without_evaluators(text: str) -> str:
         text,
         flags=re.MULTILINE,
     )
-
-
-def _set(document: Any, section: str, values: dict[str, Any]) -> None:
-    """Change what differs; what is new comes first, where no comment of another section is."""
-    if document.get(section) is None:
-        document[section] = values
-        return
-    for name, value in values.items():
-        if name not in document[section]:
-            document[section].insert(0, name, value)
-        elif document[section][name] != value:  # else 0.10 would become 0.1
-            document[section][name] = value
 
 
 def _vote(chosen: Trial) -> dict[str, Any]:

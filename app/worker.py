@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.errors import NotReady, Overloaded
+from app.scoring import ScoredQuery, put, room_for
 from app.telemetry import Telemetry
 from racer_core.racer import Racer, Scored
-from racer_core.types import IdArray
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
 _SORTED: Final = 64  # rows of which those of like length are scored together
@@ -30,20 +30,6 @@ _SORTED: Final = 64  # rows of which those of like length are scored together
 # queries find the thread free. A query counts as live for so long.
 _REST: Final = 3.0
 _LIVE_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredQuery:
-    """Router scores f of one query, in the order of the pool, and its neighbours' patterns."""
-
-    scores: list[float]
-    truncated: bool
-    neighbours: IdArray | None
-
-    @property
-    def usable(self) -> bool:
-        """All are chances; NaN is none, and would leave the order of candidates undefined."""
-        return all(0.0 <= score <= 1.0 for score in self.scores)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,10 +118,8 @@ class RoutingWorker:
                 progress(done, count)
             some = [texts[row] for row in rows]
             part, took_s = self._thread.submit(self._timed, some).result()
-            whole = whole or _room_for(part, count)
-            whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
-            if whole.neighbours is not None and part.neighbours is not None:
-                whole.neighbours[rows] = part.neighbours
+            whole = whole or room_for(part, count)
+            put(part, whole, rows)
             done += len(rows)
             if done < count and time.monotonic() - self._asked < _LIVE_S:
                 time.sleep(_REST * took_s)
@@ -205,16 +189,6 @@ def _slices(texts: Sequence[str]) -> Iterator[list[int]]:
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         for first in range(0, len(order), _ROWS):
             yield [start + row for row in order[first : first + _ROWS]]
-
-
-def _room_for(part: Scored, count: int) -> Scored:
-    """What the scores of so many rows go into; filled slice by slice, it is never held twice."""
-    near = part.neighbours
-    return Scored(
-        np.empty((count, part.scores.shape[1])),
-        np.empty(count, bool),
-        None if near is None else np.empty((count, near.shape[1]), near.dtype),
-    )
 
 
 def _fail(items: Iterable[_Waiting], exc: Exception) -> None:

@@ -72,10 +72,67 @@ class LabelledColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Racer:
-    """A loaded artifact with its encoder opened."""
+class Trained:
+    """A loaded artifact: all that a router knows but the scores of a query. Opens no encoder."""
 
     artifact: Artifact
+
+    @classmethod
+    def load(cls, folder: str | Path, pool: Sequence[str] | None = None) -> Self:
+        """Read an artifact. Raises :class:`ArtifactError` when it is not of this pool."""
+        return cls(artifacts.load(folder, pool))
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """The candidates, in the order of the columns of every score."""
+        return self.artifact.pool
+
+    def calibrate_columns(
+        self,
+        rows: LabelledColumns,
+        options: CalibrationOptions,
+        *,
+        scorer: Scorer,
+        prices: Sequence[float] | None,
+    ) -> Calibration:
+        """As :meth:`Racer.calibrate`, of columns that were looked at. Blocks."""
+        scored = _row_scores(rows, scorer)
+        calibration = Calibration(
+            pool=self.pool,
+            fingerprints=tuple(rows.fingerprints),
+            scores=scored.scores,
+            labels=rows.labels,
+            options=options,
+            neighbours=scored.neighbours,
+            patterns=self.artifact.patterns,
+            prices=None if prices is None else tuple(prices),
+            groups=rows.groups,
+        )
+        return calibration
+
+    def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
+        """Which rows have a query that the router was trained or tuned on."""
+        known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
+        return [i for i, each in enumerate(fingerprints) if each in known]
+
+    def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
+        """Raises :class:`OverlapError` where any row has a query of training or tuning."""
+        if overlap := self.overlap(fingerprints):
+            raise OverlapError(
+                f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
+                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
+                "guarantee"
+            )
+
+    def fingerprint(self, query: str) -> bytes:
+        """The keyed hash by which records know a query."""
+        return artifacts.fingerprint(self.artifact.salt, query)
+
+
+@dataclass(frozen=True, slots=True)
+class Racer(Trained):
+    """A loaded artifact with its encoder opened."""
+
     encoder: Encoder
 
     @classmethod
@@ -90,11 +147,6 @@ class Racer:
         except InputError as exc:
             raise ArtifactError(f"the router gives no chances for a first query: {exc}") from exc
         return racer
-
-    @property
-    def pool(self) -> tuple[str, ...]:
-        """The candidates, in the order of the columns of every score."""
-        return self.artifact.pool
 
     def score(self, queries: Sequence[str]) -> Scored:
         """F for each query, in calibration and in serving alike.
@@ -151,47 +203,6 @@ class Racer:
         )
         refuse_uncounted(calibration)
         return calibration
-
-    def calibrate_columns(
-        self,
-        rows: LabelledColumns,
-        options: CalibrationOptions,
-        *,
-        scorer: Scorer,
-        prices: Sequence[float] | None,
-    ) -> Calibration:
-        """As :meth:`calibrate`, of rows that come as columns and were looked at. Blocks."""
-        scored = _row_scores(rows, scorer)
-        calibration = Calibration(
-            pool=self.pool,
-            fingerprints=tuple(rows.fingerprints),
-            scores=scored.scores,
-            labels=rows.labels,
-            options=options,
-            neighbours=scored.neighbours,
-            patterns=self.artifact.patterns,
-            prices=None if prices is None else tuple(prices),
-            groups=rows.groups,
-        )
-        return calibration
-
-    def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
-        """Which rows have a query that the router was trained or tuned on."""
-        known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
-        return [i for i, each in enumerate(fingerprints) if each in known]
-
-    def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
-        """Raises :class:`OverlapError` where any row has a query of training or tuning."""
-        if overlap := self.overlap(fingerprints):
-            raise OverlapError(
-                f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
-                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
-                "guarantee"
-            )
-
-    def fingerprint(self, query: str) -> bytes:
-        """The keyed hash by which records know a query."""
-        return artifacts.fingerprint(self.artifact.salt, query)
 
     def _columns(self, rows: LabelledRows) -> LabelledColumns:
         order = [rows.pool.index(name) for name in self.pool]

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.calibrating.columns import RowColumns
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
-from racer_core.racer import LabelledColumns, Racer, Scorer
+from racer_core.racer import LabelledColumns, Scorer, Trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Built:
 
 
 def build(
-    racer: Racer,
+    trained: Trained,
     rows: RowColumns,
     options: CalibrationOptions,
     *,
@@ -33,7 +33,7 @@ def build(
     Whether they were training rows is looked at before.
 
     Args:
-        racer: The router that serves.
+        trained: The router that serves.
         rows: About the router's pool, in any order of it.
         options: What the guarantee says.
         scorer: Scores the rows that brought no scores.
@@ -42,7 +42,7 @@ def build(
     Raises:
         CalibrationError: The columns do not fit.
     """
-    order = [rows.pool.index(name) for name in racer.pool]
+    order = [rows.pool.index(name) for name in trained.pool]
     columns = LabelledColumns(
         queries=rows.queries,
         fingerprints=rows.fingerprints,
@@ -51,6 +51,6 @@ def build(
         groups=rows.groups,
     )
     return Built(
-        calibration=racer.calibrate_columns(columns, options, scorer=scorer, prices=prices),
+        calibration=trained.calibrate_columns(columns, options, scorer=scorer, prices=prices),
         own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
     )

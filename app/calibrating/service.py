@@ -28,12 +28,12 @@ from app.grouping import Grouping
 from app.reasons import Reason
 from app.records import LaterTurns, Record
 from app.schemas import CalibrateFields, CalibrateOptions
+from app.scoring import Scoring
 from app.settings import Candidate, Settings
 from app.store import Store, now
-from app.worker import RoutingWorker
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import CalibrationError
-from racer_core.racer import Racer, refuse_uncounted
+from racer_core.racer import Trained, refuse_uncounted
 
 
 class LargeChange(Conflict):
@@ -48,8 +48,8 @@ class CalibrationService:
     def __init__(
         self,
         settings: Settings,
-        racer: Racer,
-        worker: RoutingWorker,
+        trained: Trained,
+        scoring: Scoring,
         store: Store,
         active: ActiveCalibration,
         follower: Follower,
@@ -57,8 +57,8 @@ class CalibrationService:
     ) -> None:
         self._settings = settings
         self._grouping = grouping
-        self._racer = racer
-        self._worker = worker
+        self._trained = trained
+        self._scoring = scoring
         self._store = store
         self._active = active
         self._follower = follower
@@ -156,7 +156,7 @@ class CalibrationService:
             pool=self._settings.pool,
             query_chars=self._settings.limits.query_chars,
             equality=textual(self._settings.aggregation.equality),
-            salt=self._racer.artifact.salt,
+            salt=self._trained.artifact.salt,
             text=self._settings.routing.text,
         )
         return read_rows(upload, order, progress, fields), options
@@ -181,7 +181,7 @@ class CalibrationService:
             score=options.score or routing.score,
             risk_target=options.risk_target or routing.risk_target,
             r=options.r,
-            null_threshold=self._racer.artifact.null_threshold,
+            null_threshold=self._trained.artifact.null_threshold,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )
         first, later = rows.turns(later=False), rows.turns(later=True)
@@ -191,12 +191,12 @@ class CalibrationService:
                 "come in the same upload"
             )
         if not options.allow_overlap:
-            self._racer.refuse_overlap(rows.fingerprints)
+            self._trained.refuse_overlap(rows.fingerprints)
         built = self._built(first, promised, progress)
         refuse_uncounted(built.calibration)
         kept = self._later(later, promised, progress)
         progress("thresholds")
-        overlap = len(self._racer.overlap(rows.fingerprints))
+        overlap = len(self._trained.overlap(rows.fingerprints))
         found = self._evidence(first, built, dry_run=options.dry_run)
         found |= {"source": source, "overlap": overlap}
         if kept is not None:
@@ -231,16 +231,16 @@ class CalibrationService:
     def _built(self, rows: RowColumns, promised: CalibrationOptions, progress: Progress) -> Built:
         progress("scoring", 0, len(rows))
         return build(
-            self._racer,
+            self._trained,
             replace(rows, groups=self._groups(rows)),
             promised,
-            scorer=partial(self._worker.score_rows, progress=partial(progress, "scoring")),
+            scorer=partial(self._scoring.score_rows, progress=partial(progress, "scoring")),
             prices=self._settings.prices,
         )
 
     def _evidence(self, rows: RowColumns, built: Built, *, dry_run: bool) -> dict[str, Any]:
         """What the record says for itself; a dry run also shows what else could be chosen."""
-        calibration, stacked = built.calibration, self._racer.artifact.stacked
+        calibration, stacked = built.calibration, self._trained.artifact.stacked
         found = evidence(calibration) | {
             "duplicates": rows.duplicates,
             "near_duplicates": rows.near_duplicates,

@@ -77,6 +77,7 @@ from racer_core.types import RiskTarget, Score
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--cache", metavar="FILE|off", help="Where embeddings are kept; the user's cache.")
+@click.option("--ray", metavar="ADDRESS", help="Embed over this Ray cluster.")
 @click.option("--report", "folder", type=FILE, help="Folder for a page, figures and tables.")
 @JSON
 def evaluate(
@@ -97,6 +98,7 @@ def evaluate(
     prices: tuple[str, ...],
     seed: int,
     cache: str | None,
+    ray: str | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -126,6 +128,7 @@ def evaluate(
         shares=shares,
         prices=prices,
         cache=cache,
+        ray=ray,
         report=folder,
         command=shlex.join(["racer", *sys.argv[1:]]),
     )

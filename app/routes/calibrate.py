@@ -72,7 +72,7 @@ async def calibrate(request: Request, services: OpenServices) -> Response:
     asked = {"wait": given.pop("wait")} if "wait" in given else {}
     wait = wire.checked(CalibrateQuery, asked).wait
     with calibrations.jobs.arriving():
-        folder = spool_folder(settings.store)
+        folder = spool_folder(services.store.url)
         upload = await receive(request, settings.limits.upload_bytes, folder)
     try:
         job = calibrations.start(upload, given | upload.fields, request.state.caller.name)

@@ -31,9 +31,20 @@ def load(
         SettingsError: One sentence that names the file, the field and what is wrong.
     """
     try:
-        values = _parse_yaml(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as exc:
         raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
+    except ValueError as exc:
+        raise SettingsError(f"{path}: not text in UTF-8") from exc
+    return checked(text, path, environment, **overrides)
+
+
+def checked(
+    text: str, path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
+) -> tuple[Settings, Secrets]:
+    """The same of what the file holds, or is to hold."""
+    try:
+        values = _parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as exc:  # a bad date, endless nesting
         raise SettingsError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(values, dict):

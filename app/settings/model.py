@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,7 +21,8 @@ AUTO = "auto"  # the model name that asks for routing
 
 
 def _without_password(url: str) -> str:
-    if urlsplit(url).password is not None:
+    parts = urlsplit(url)
+    if parts.password is not None or "password" in parse_qs(parts.query):
         raise ValueError("must hold no password: set $RACER_STORE_URL to the whole URL instead")
     return url
 

@@ -11,9 +11,10 @@ from app.settings.base import Frozen, http_url
 
 
 class Watching(Frozen):
-    """Decisions are kept for feedback and `racer verify`; prompts and answers are not."""
+    """Decisions are kept for feedback and `racer verify`; answers never are."""
 
     decisions: bool = True
+    store_queries: bool = False  # the text that the router read, and not its keyed hash alone
     keep_days: Annotated[float, Field(gt=0)] = 30.0
     keep_rows: Annotated[int, Field(gt=0)] = 1_000_000
     feedback: Literal["admin", "all"] = "admin"  # whose verdicts count
@@ -22,9 +23,11 @@ class Watching(Frozen):
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
 
     @model_validator(mode="after")
-    def _shadow_decisions_are_kept(self) -> Self:
+    def _what_is_kept_of_decisions_has_decisions(self) -> Self:
         if self.shadow_rate > 0.0 and not self.decisions:
             raise ValueError("shadow_rate needs `decisions: true`: nobody could judge them")
+        if self.store_queries and not self.decisions:
+            raise ValueError("store_queries needs `decisions: true`: queries are kept with them")
         return self
 
 

@@ -19,10 +19,10 @@ from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import Conflict, NotFound, SettingsError, StoreBusy, StoreDamaged
+from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.records import Record
 from app.store import engine, schema
-from app.store.engine import Transaction
+from app.store.engine import Lines, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
 
@@ -67,14 +67,22 @@ class Store:
             raise SettingsError(f"store {engine.shown(url)}: {reason}") from exc
         finally:
             self._engine.dispose()  # refused or not, it begins with no connection
+        self._lines = Lines(self._engine)
         self._threads = ThreadPoolExecutor(engine.THREADS, thread_name_prefix="racer-store")
+        # Of their own, so that nobody's work delays what gateways must agree on.
+        self._pulses = ThreadPoolExecutor(engine.PULSES, thread_name_prefix="racer-store-pulse")
         self.url = url
         self.is_shared = self._engine.dialect.name != "sqlite"  # other gateways may use it, too
 
     def close(self) -> None:
         """End the threads, and return the connections."""
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._pulses, self._threads):
+            threads.shutdown(cancel_futures=True)
         self._engine.dispose()
+
+    def cut(self) -> None:
+        """The server does not answer: let whoever waits for it hear that."""
+        self._lines.cut()
 
     def __enter__(self) -> Self:
         return self
@@ -83,17 +91,14 @@ class Store:
         self.close()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do what uses the store on a thread of its own: a locked one holds up no other work.
-
-        Raises:
-            StoreBusy: It does not answer, and nobody can tell whether it did what it was asked.
-        """
+        """Do what uses the store on a thread of its own: a locked one holds up no other work."""
         call = partial(contextvars.copy_context().run, work, *args, **kwargs)
-        try:
-            async with asyncio.timeout(engine.ANSWER_S):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except TimeoutError as exc:
-            raise StoreBusy("the store does not answer; try again soon") from exc
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def pulsing(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same for what every gateway does all the time, and is done in a moment."""
+        call = partial(work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pulses, call)
 
     def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
         """Keep a record, and make it the active one in the same transaction if asked.
@@ -263,5 +268,6 @@ def _digest(*parts: str | bytes) -> str:
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8) + data)
+        digest.update(len(data).to_bytes(8))
+        digest.update(data)
     return digest.hexdigest()

@@ -8,21 +8,26 @@ restarted since.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import sqlite3
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Final
 
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import SettingsError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from app.store.tables import Base
+from racer_core.errors import InputError, RacerError
 
 THREADS: Final = 4  # that use the store at once
+PULSES: Final = 2  # that look after what is shared, beside them
 CONNECT_S: Final = 5
-ANSWER_S: Final = 75  # longer than PostgreSQL itself takes to give up, see below
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
     "connect_timeout": CONNECT_S,
@@ -39,15 +44,21 @@ def open_engine(url: str) -> Engine:
     """
     try:
         parsed = make_url(url)
+        if "@" in (parsed.host or ""):
+            raise SettingsError("store: in a user's name or password @ is written %40")
         match parsed.get_backend_name():
             case "sqlite":
-                engine = create_engine(parsed)
+                engine = create_engine(parsed, hide_parameters=True)
                 event.listen(engine, "connect", _sqlite_pragmas)
                 return engine
             case "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
                 return create_engine(
-                    parsed, connect_args=_POSTGRESQL, pool_pre_ping=True, pool_size=THREADS + 1
+                    parsed,
+                    connect_args=_POSTGRESQL,
+                    pool_pre_ping=True,
+                    pool_size=THREADS + PULSES + 1,
+                    hide_parameters=True,  # a prompt may be one: errors must not repeat it
                 )
             case other:
                 raise SettingsError(f"store {other}: it is neither sqlite nor postgresql")
@@ -55,10 +66,45 @@ def open_engine(url: str) -> Engine:
         raise SettingsError(
             f"store: {exc.name} is not installed: `pip install 'racer-gateway[postgres]'`"
         ) from exc
-    except ArgumentError as exc:
+    except (ArgumentError, ValueError) as exc:  # ValueError: a port that is no number
         raise SettingsError(
             f"store {shown(url)}: expected a URL such as sqlite:///racer.db"
         ) from exc
+
+
+class Lines:
+    """The connections to a server, so that they can be cut.
+
+    A server that takes a question and never answers holds whoever asked for ever: no time limit of
+    its own or of the network's applies.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._lock = Lock()
+        self._open: set[Any] = set()
+        self._error: Any = engine.dialect.loaded_dbapi.Error
+        if engine.dialect.name != "sqlite":
+            # Those that nobody uses, too: one is first tried, and then used.
+            event.listen(engine, "connect", self._opened)
+            event.listen(engine, "close", self._closed)
+
+    def cut(self) -> None:
+        """Whoever waits on one is told that it broke."""
+        with self._lock:
+            for line in self._open:
+                with (
+                    contextlib.suppress(OSError, self._error),  # it is closed already
+                    socket.socket(fileno=os.dup(line.fileno())) as wire,
+                ):
+                    wire.shutdown(socket.SHUT_RDWR)
+
+    def _opened(self, line: Any, _: Any) -> None:
+        with self._lock:
+            self._open.add(line)
+
+    def _closed(self, line: Any, _: Any) -> None:
+        with self._lock:
+            self._open.discard(line)
 
 
 def begin_writing(session: Session) -> None:
@@ -103,12 +149,14 @@ class Transaction:
             raise _fault(failure, "written") from failure
         finally:
             self._session.close()
-        if isinstance(exc, SQLAlchemyError):
+        if isinstance(exc, SQLAlchemyError | UnicodeEncodeError):
             raise _fault(exc, "used") from exc
 
 
-def _fault(exc: SQLAlchemyError, what: str) -> StoreError:
-    """What went wrong, told apart where an operator would do something else about it."""
+def _fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
+    """What went wrong, told apart where somebody would do something else about it."""
+    if isinstance(exc, DataError | UnicodeEncodeError):
+        return InputError("a name has characters that the store cannot hold")
     driver = getattr(exc, "orig", None)
     code = getattr(driver, "sqlite_errorcode", 0) & 0xFF or getattr(driver, "sqlstate", None)
     match code:
@@ -136,9 +184,12 @@ def _sqlite_pragmas(connection: Any, _: Any) -> None:
 
 
 def shown(url: str) -> str:
-    """A URL without the user's name and password."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    """A URL without what may be a secret: whom it names, and its options."""
+    try:
+        plain = make_url(url).set(username=None, password=None, query={})
+    except (ArgumentError, ValueError):
+        return url.partition(":")[0]
+    return plain.render_as_string()
 
 
 def now() -> str:

@@ -61,6 +61,8 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
 
     with engine.begin() as connection:
         _alone(connection)
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index takes its time
         found = version(connection)
         if found is not None and found not in _known():
             raise SettingsError(_refusal(found))

@@ -174,17 +174,21 @@ class Archive:
     def judge_in(self, session: Session, note: DecisionNote, loss: float | None) -> bool:
         """The same as part of a transaction; returns whether the loss counts, and is new.
 
-        One query has one loss, however many gateways drew it. Who asks in transactions that exclude
-        each other finds what the one before did.
+        One query has one loss, however many gateways drew it: the decisions of it are locked, and
+        what another did is seen.
         """
         if loss is not None and self._store.is_shared:
-            counted = (
-                (DecisionRow.calibration_id == note.calibration_id)
-                & (DecisionRow.fingerprint == note.fingerprint)
-                & (DecisionRow.id != note.decision_id)
-                & DecisionRow.loss.is_not(None)
+            same = (
+                select(DecisionRow.id, DecisionRow.loss)
+                .where(DecisionRow.calibration_id == note.calibration_id)
+                .where(DecisionRow.fingerprint == note.fingerprint)
+                .order_by(DecisionRow.id)
+                .with_for_update()
             )
-            if session.scalar(select(DecisionRow.id).where(counted).limit(1)) is not None:
+            if any(
+                counted is not None and each != note.decision_id
+                for each, counted in session.execute(same)
+            ):
                 loss = None
         fresh = (DecisionRow.id == note.decision_id) & ~DecisionRow.judged
         statement = update(DecisionRow).where(fresh).values(judged=True, loss=loss)

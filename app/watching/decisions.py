@@ -1,4 +1,4 @@
-"""What is remembered of one decision: enough to decide it again, never a prompt or an answer."""
+"""What is remembered of one decision: enough to decide it again, and never an answer."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ class DecisionNote:
         outcome: How the request ended. Decisions are kept however that was, or what is concluded
             from them would be about patient clients and easy queries.
         repeated: The query came before, or is one of the rows: it says nothing new.
+        query: What the router read, where the operator has it kept.
     """
 
     decision_id: str
@@ -106,6 +107,7 @@ class DecisionNote:
     shadow_rate: float | None = None
     outcome: Ended = Ended.ANSWERED
     repeated: bool = False
+    query: str | None = None
 
     @property
     def like_rows(self) -> bool:

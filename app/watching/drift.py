@@ -75,14 +75,15 @@ class Drift:
         self._rng = rng
         self._lock = Lock()
         self._followed: _Followed | None = None
+        self._former: _Followed | None = None  # it may decide for a moment yet
         self._settled_at = time.monotonic()
 
     def stale(self, calibration_id: str) -> tuple[str, ...]:
         """Why certificates of this calibration are void: a reason for each stream that alarmed."""
-        followed = self._followed
-        if followed is None or followed.record.id != calibration_id:
-            return ()
-        return tuple(Reason.STALE.of(name) for name in followed.raised)
+        for followed in (self._followed, self._former):
+            if followed is not None and followed.record.id == calibration_id:
+                return tuple(Reason.STALE.of(name) for name in followed.raised)
+        return ()
 
     def follow(self, record: Record) -> None:
         """Watch for another calibration: go on where its watch was, or begin."""
@@ -92,11 +93,11 @@ class Drift:
                     self._settle(self._followed)
             except StoreError as exc:  # a calibration must be activated all the same
                 log.warning("what was seen last of the calibration before is lost: %s", exc)
-            self._followed = _Followed(record=record)
+            self._former, self._followed = self._followed, _Followed(record=record)
             self._show(())
             try:
                 self._settle(self._followed)
-            except StoreError as exc:
+            except StoreError as exc:  # until it is heard of with the next pulse
                 log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
 
     def hear(self, pulse: Pulse) -> None:

@@ -50,7 +50,7 @@ class Journal:
         self._unwritten: set[str] = set()  # waiting, or being written now
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
         self._written = asyncio.Condition()
-        self._failing = False
+        self._fault: StoreError | None = None  # why the last batch could not be written
         self._closing = False
         self._task: asyncio.Task[None] | None = None
 
@@ -82,8 +82,8 @@ class Journal:
             StoreError: It cannot be written now.
         """
         while decision_id in self._unwritten:
-            if self._failing:
-                raise StoreError("decisions cannot be written now")
+            if self._fault is not None:
+                raise type(self._fault)(f"decisions cannot be written now: {self._fault}")
             self._hurry.set()
             async with self._written:
                 await self._written.wait()
@@ -97,9 +97,9 @@ class Journal:
             self._hurry.clear()
             if self._waiting:  # else it is closed, unused
                 await self._write_batch()
-            if self._failing and self._closing:
+            if self._fault is not None and self._closing:
                 self._give_up()
-            elif self._failing:
+            elif self._fault is not None:
                 await asyncio.sleep(RETRY_S)
             if not self._waiting and not self._closing:
                 self._arrived.clear()
@@ -108,16 +108,16 @@ class Journal:
         batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
         try:
             await asyncio.to_thread(self._write, batch)
-        except StoreError:
-            if not self._failing:
+        except StoreError as exc:
+            if self._fault is None:
                 log.exception("decisions cannot be written; they wait")
-            self._failing = True
+            self._fault = exc
             self._waiting.extendleft(reversed(batch))
         except Exception:
             log.exception("%d decisions are lost", len(batch))
             self._lose(batch)
         else:
-            self._failing = False
+            self._fault = None
             self._unwritten.difference_update(note.decision_id for note in batch)
         async with self._written:
             self._written.notify_all()

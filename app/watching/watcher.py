@@ -221,22 +221,21 @@ class Watcher:
         return verify(note, active if mine else self._store.record(note.calibration_id))
 
     def _rows(self, record: Record) -> bytes:
-        kept = self._archive.shadow(self._store.ids(record.artifact))
+        """A query is one row, as in an upload: what was judged of it first."""
         pool = record.calibration.pool
-        lines = [
-            json.dumps(
-                {
+        rows: dict[str, dict[str, Any]] = {}
+        for note, correct in self._archive.shadow(self._store.ids(record.artifact)):
+            if note.answered_like_rows and note.pool == pool and note.scores and note.shadow_rate:
+                row = {
                     "scores": dict(zip(pool, note.scores, strict=True)),
                     "correct": {name: correct[name] for name in pool},
                     "group": note.group,
                     "weight": 1.0 / note.shadow_rate,
                     "decision_id": note.decision_id,
                 }
-            )
-            for note, correct in kept
-            if note.answered_like_rows and note.pool == pool and note.scores and note.shadow_rate
-        ]
-        return "".join(f"{line}\n" for line in lines).encode()
+                asked = {} if note.query is None else {"query": note.query}
+                rows.setdefault(note.fingerprint, asked | row)
+        return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()
 
     async def _follow(self, record: Record) -> None:
         rows = record.calibration.fingerprints

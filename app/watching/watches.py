@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.jsons import dumped
 from app.store import Store, now
-from app.store.engine import begin_writing, notify
+from app.store.engine import begin_writing, insert_into, notify
 from app.store.tables import WatchRow
 from racer_core.calibration.monitoring import Watch
 from racer_core.errors import InputError
@@ -50,25 +50,38 @@ class Watches:
         """
         with self._store.transaction() as session:
             begin_writing(session)
-            row = session.scalar(
-                select(WatchRow).where(WatchRow.calibration_id == calibration_id).with_for_update()
-            )
-            watch = None if row is None else _read(row)
-            since = now() if row is None or watch is None else row.since
+            row = _locked(session, calibration_id) or _begun(session, calibration_id, begin())
+            watch = _read(row)
+            since = now() if watch is None else row.since
             kept = KeptWatch(watch=watch or begin(), since=since, session=session)
             yield kept
-            said = {
-                "since": kept.since,
-                "state": dumped(kept.watch.to_state()).decode(),
-                "raised": dumped(kept.watch.raised).decode(),
-            }
-            if row is None:
-                session.add(WatchRow(calibration_id=calibration_id, **said))
-                return
+            said = _said(kept.watch, kept.since)
             if (row.since, row.raised) != (said["since"], said["raised"]):
                 notify(session)
             for name, value in said.items():
                 setattr(row, name, value)
+
+
+def _locked(session: Session, calibration_id: str) -> WatchRow | None:
+    found = select(WatchRow).where(WatchRow.calibration_id == calibration_id)
+    return session.scalar(found.with_for_update())
+
+
+def _begun(session: Session, calibration_id: str, watch: Watch) -> WatchRow:
+    """A new one, unless another gateway began it at the same moment."""
+    row = {"calibration_id": calibration_id, **_said(watch, now())}
+    session.execute(insert_into(session, WatchRow).values(row).on_conflict_do_nothing())
+    begun = _locked(session, calibration_id)
+    assert begun is not None
+    return begun
+
+
+def _said(watch: Watch, since: str) -> dict[str, str]:
+    return {
+        "since": since,
+        "state": dumped(watch.to_state()).decode(),
+        "raised": dumped(watch.raised).decode(),
+    }
 
 
 def _read(row: WatchRow) -> Watch | None:

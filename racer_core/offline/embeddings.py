@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
 from racer_core.errors import InputError
 
 _PIECE = 256
+# Embeds pieces somewhere else, and gives each with its number as soon as it is done.
+Spread = Callable[[Sequence[Sequence[str]]], Iterable[tuple[int, Encoded]]]
 
 
 def default_cache() -> Path:
@@ -33,12 +35,18 @@ def default_cache() -> Path:
 class CachedEncoder:
     """An encoder in front of which the file stands.
 
+    Attributes:
+        encoder: Says what is embedded, and embeds it unless it is spread.
+        file: Where embeddings are kept.
+        spread: Has the same encoder somewhere else; None embeds here.
+
     Raises:
         InputError: The file cannot be opened.
     """
 
     encoder: Encoder
     file: Path
+    spread: Spread | None = None
 
     @property
     def spec(self) -> EncoderSpec:
@@ -59,13 +67,10 @@ class CachedEncoder:
                 )
                 known = _known(cache, keys)
                 missing = [i for i, key in enumerate(keys) if key not in known]
-                for start in range(0, len(missing), _PIECE):
-                    rows = missing[start : start + _PIECE]
-                    known |= _keep(
-                        cache,
-                        [keys[i] for i in rows],
-                        self.encoder.encode([texts[i] for i in rows]),
-                    )
+                pieces = [missing[at : at + _PIECE] for at in range(0, len(missing), _PIECE)]
+                asked = [[texts[i] for i in rows] for rows in pieces]
+                for number, encoded in (self.spread or self._here)(asked) if asked else ():
+                    known |= _keep(cache, [keys[i] for i in pieces[number]], encoded)
         except (OSError, sqlite3.Error) as exc:
             raise InputError(
                 f"embeddings {self.file} cannot be used ({exc}): delete the file or name another"
@@ -76,6 +81,9 @@ class CachedEncoder:
             np.stack([np.frombuffer(known[key][0], np.float32) for key in keys]),
             np.array([known[key][1] for key in keys], dtype=bool),
         )
+
+    def _here(self, pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, Encoded]]:
+        return enumerate(map(self.encoder.encode, pieces))
 
 
 _Known = dict[bytes, tuple[bytes, int]]

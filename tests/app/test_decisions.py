@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import event, select
 
 from app.errors import NotFound, StoreError
 from app.store import Store
+from app.store.tables import DecisionRow, VerdictRow
 from app.watching.archive import Archive
 from app.watching.decisions import DecisionNote
 from app.watching.journal import Journal
@@ -35,11 +38,13 @@ from .conftest import (
     configure,
     running,
 )
+from .databases import Postgres
 from .fake_pool import FakePool
 from .watched import Watched, draw, noted, notes, record
 
 RECORD = record()
 SCORES = [0.9, 0.5, 0.1]
+DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
 
 
 def note(**changes: Any) -> DecisionNote:
@@ -153,8 +158,9 @@ def archive(store: Store) -> Archive:
 @pytest.mark.parametrize(
     "changes",
     [{}, {"scores": None, "neighbours": None, "lambda_hat": math.inf, "selected": ()},
-     {"served_by": None, "shadow_rate": None, "group": None, "reasons": (), "answered": ()}],
-    ids=["full", "router failed", "bare"],
+     {"served_by": None, "shadow_rate": None, "group": None, "reasons": (), "answered": ()},
+     {"query": "é😀\0\ud800\n'"}],
+    ids=["full", "router failed", "bare", "with its query"],
 )  # fmt: skip
 def test_a_note_comes_back_as_it_was(archive: Archive, changes: dict[str, Any]) -> None:
     """Every field, with an infinite threshold and with what is not there."""
@@ -196,6 +202,84 @@ def test_old_decisions_are_deleted_with_their_verdicts(archive: Archive) -> None
     assert archive.known(made[2].decision_id).counted == {"adder": True}
     archive.add(made[:1], [True])  # the same id again
     assert archive.known(made[0].decision_id).verdicts == {}
+
+
+def test_no_verdict_outlives_its_decision(archive: Archive, store: Store) -> None:
+    """By age and by number; on either database, whatever happens to it otherwise."""
+    made = [aged(days) for days in (40, 3, 2, 1)]
+    archive.add(made, [True] * 4)
+    for each in made:
+        archive.say(each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA)
+    assert archive.prune(30.0, 2) == 2
+    with store.transaction() as session:
+        left = set(session.scalars(select(VerdictRow.decision_id)))
+    assert left == {each.decision_id for each in made[2:]}
+
+
+@pytest.mark.scale
+def test_what_somebody_judges_just_now_is_passed_over(postgres: Postgres) -> None:
+    """And deleted the next time: who deletes waits for nobody, so that no two wait for each other.
+
+    Red, once a lock was waited for long enough, when nothing is passed over.
+    """
+    url = postgres.create()
+    made = [aged(40) for _ in range(3)]
+    with Store(url) as store, Store(url) as another:
+        archive = Archive(store)
+        archive.add(made, [True] * 3)
+        with another.transaction() as judging:
+            judging.get_one(DecisionRow, made[1].decision_id, with_for_update=True)
+            assert archive.prune(30.0, 10) == 2
+            assert kept_of(archive, made) == [False, True, False]
+        assert archive.prune(30.0, 10) == 1
+
+
+def test_gateways_that_delete_at_once_do_not_disturb_each_other(
+    archive: Archive, database: str
+) -> None:
+    """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
+
+    Nobody is refused, for nobody waits in a circle.
+    """
+    old, young = [aged(40) for _ in range(6_000)], [aged(1) for _ in range(50)]
+    archive.add([*old, *young], [True] * 6_050)
+    ids = [each.decision_id for each in young]
+    for each in ids:
+        archive.say(each, lambda _: {"adder": True}, key="data", counts=False)
+    with Store(database) as another:
+        pruning = 4 if another.is_shared else 1
+
+        def delete(_: int) -> int:
+            return sum(iter(lambda: archive.prune(30.0, 10_000), 0))
+
+        with ThreadPoolExecutor(pruning + 1) as threads:
+            accepting = threads.submit(lambda: [Archive(another).accept(ids) for _ in range(10)])
+            deleted = sum(threads.map(delete, range(pruning)))
+            accepting.result()
+    assert deleted == 6_000
+    assert not any(kept_of(archive, old[::100]))
+    assert all(archive.known(each).counted == {"adder": True} for each in ids)
+
+
+def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
+    archive: Archive, store: Store, database: str
+) -> None:
+    """Between the look at decisions and that at verdicts, by another gateway."""
+    made = [aged(days) for days in (40, 1)]
+    archive.add(made, [True] * 2)
+    for each in made:
+        known, _ = archive.say(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
+        archive.judge(known.note, None)
+    with Store(database) as another:
+
+        def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "FROM verdicts" in statement:
+                assert Archive(another).prune(30.0, 10) == 1
+
+        event.listen(store._engine, "before_cursor_execute", meanwhile)
+        found = archive.shadow([RECORD.id])
+        event.remove(store._engine, "before_cursor_execute", meanwhile)
+    assert [each.decision_id for each, _ in found] == [made[1].decision_id]
 
 
 def test_the_newest_decisions_are_kept(archive: Archive) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from app.front.keys import Caller
+from app.records import Record
 from app.settings.watching import Watching
 from app.store import Store
 from app.store.tables import WatchRow
@@ -491,6 +492,11 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         raised = watcher.stale
         assert raised
         world.store.add(fresh, activate=True)
+
+        async def meanwhile(new: Record) -> None:  # which is followed, while the old one decides
+            assert new is not fresh or watcher.stale == raised
+
+        await world.active.tell(meanwhile)
         await world.active.swap(fresh)
         assert watcher.stale == ()
         await feed(watcher, notes(fresh, draw(rng, 10)))

@@ -276,16 +276,21 @@ def test_keys_can_have_other_names(serve: Serve) -> None:
     assert gateway.get("/v1/models", DATA_KEY).status_code == 401
 
 
+@pytest.mark.parametrize("stored", [False, True])
 def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
-    serve: Serve, pool: FakePool, caplog: pytest.LogCaptureFixture
+    serve: Serve, pool: FakePool, caplog: pytest.LogCaptureFixture, *, stored: bool
 ) -> None:
-    """Canary keys and a canary prompt go through every kind of answer; nothing repeats them."""
+    """Canary keys and a canary prompt go through every kind of answer; nothing repeats them.
+
+    Also where queries are stored: only who may see a decision sees its query.
+    """
     upstream_key, prompt = "the-adders-own-key", "CANARY-prompt-41"
     said: list[str] = []
     servers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "aiohttp", "app")]
     with caplog.at_level(logging.DEBUG), collector() as listening:
         gateway = serve(
             telemetry={"otlp_endpoint": listening.url},
+            watching={"store_queries": stored},
             candidates=[
                 {"name": n, "base_url": pool.url, "api_key_env": "KEY", "timeout_s": 0.3}
                 for n in ("adder", "speller", "poet")

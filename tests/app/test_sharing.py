@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 import pytest
 
 from app.following import PATIENCE_S
@@ -24,7 +25,20 @@ from app.watching.drift import Drift
 from app.watching.metrics import WatchingMetrics
 from app.watching.watches import Watches
 
-from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, TWO, Gateway, Serve, noisy, until
+from .conftest import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    TWO,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    labelled,
+    noisy,
+    running,
+    until,
+)
 from .cuttable import Cuttable, End
 from .databases import Postgres
 from .fake_pool import FakePool
@@ -301,9 +315,20 @@ def degraded(gateway: Gateway) -> list[str]:
     return response.json().get("degraded", [])
 
 
+def goes_on_with_its_share(gateway: Gateway, secret: str) -> None:
+    """The lease is used up, and then there is more: red when nothing fills the bucket."""
+
+    def ask() -> int:
+        return gateway.post("/route", secret, json={"query": ONE}).status_code
+
+    for _ in range(5):
+        assert until(lambda: ask() == 429, 30)
+        assert until(lambda: ask() == 200, 10)
+
+
 def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> None:
     """Under the last calibration, certified; said so; and what was decided is kept afterwards."""
-    secret, line = configured_key("team", requests_per_minute=6_000)
+    secret, line = configured_key("team", requests_per_minute=600)
     gateway = start(access={"keys": [line]})
     before = gateway.decided(TWO)
     with stopped(postgres):
@@ -312,32 +337,86 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
         assert gateway.decided(TWO) == before
         made = gateway.route(ONE)["decision_id"]
         assert gateway.chat(TWO)["racer"]["certificate"]["holds"]
-        for _ in range(40):  # more than a lease
-            assert gateway.post("/route", secret, json={"query": ONE}).status_code == 200
-            time.sleep(0.05)
-        refused = gateway.post("/calibrate", ADMIN_KEY, json={"rows": []})
-        assert refused.status_code in (422, 503)
-        answer = gateway.get("/calibrations", ADMIN_KEY)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+        goes_on_with_its_share(gateway, secret)
+        for answer in (
+            gateway.get("/calibrations", ADMIN_KEY),
+            gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(10_000, 60))}),
+        ):
+            code = answer.json()["error"]["code"]
+            assert (answer.status_code, code) == (503, "store_unavailable")
     assert until(lambda: degraded(gateway) == [], AGREED_S)
     assert "racer_store_up 1.0" in gateway.get("/metrics", ADMIN_KEY).text
     assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
 
 
 def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postgres) -> None:
-    """It takes connections and never answers: said, routed around, and over when it wakes."""
-    secret, line = configured_key("team", requests_per_minute=6_000)
-    gateway = start(access={"keys": [line]})
+    """It takes connections and never answers: said, routed around, and over when it wakes.
+
+    Who must wait for it hears so: more of them than the gateway has places for requests.
+    """
+    secret, line = configured_key("team", requests_per_minute=600)
+    gateway = start(access={"keys": [line]}, limits={"in_flight": 8})
     before = gateway.decided(TWO)
-    with postgres.frozen():
+    made = gateway.route(ONE)["decision_id"]
+    with postgres.frozen(), ThreadPoolExecutor(8) as threads:
+        asking = [threads.submit(say, gateway, made, {"adder": True}) for _ in range(8)]
+        assert {each.result().status_code for each in asking} == {503}
         assert until(lambda: degraded(gateway) == ["store"], 10 * PATIENCE_S)
         assert gateway.decided(TWO) == before
-        for _ in range(40):  # more than a lease
-            assert gateway.post("/route", secret, json={"query": ONE}).status_code == 200
-            time.sleep(0.05)
+        goes_on_with_its_share(gateway, secret)
         made = gateway.route(ONE)["decision_id"]
     assert until(lambda: degraded(gateway) == [], AGREED_S)
     assert until(lambda: gateway.get(f"/decisions/{made}", ADMIN_KEY).status_code == 200, AGREED_S)
+
+
+def test_a_gateway_stops_though_its_database_hangs(
+    tmp_path: Path, noisy_artifact: Path, pool: FakePool, postgres: Postgres, store_url: str
+) -> None:
+    """With decisions to be written, a lease to be given back and a watch to be kept."""
+    _, line = configured_key("team", requests_per_minute=600)
+    watching = {"false_alarm": 0.01}
+    path = configure(tmp_path, noisy_artifact, pool.url, access={"keys": [line]}, watching=watching)
+    with ExitStack() as stack:
+        gateway = stack.enter_context(running(path, ENVIRONMENT | {"RACER_STORE_URL": store_url}))
+        calibrated(gateway, 1)
+        with postgres.frozen():
+            gateway.route(ONE)
+            began = time.monotonic()
+            stack.close()
+            assert time.monotonic() - began < 30  # what the container gives it, or `drain_s`
+
+
+def test_nobodys_work_delays_what_gateways_must_agree_on(start: Start, store_url: str) -> None:
+    """Verdicts that wait for a locked decision have all threads: an activation passes them."""
+    gateways = [start(), start()]
+    first = active(gateways[0])
+    second = calibrated(gateways[0], 1)["id"]
+    made = gateways[1].route(TWO)["decision_id"]
+    assert say(gateways[1], made, {"poet": True}).status_code == 200
+    with (
+        psycopg.connect(store_url) as connection,
+        ThreadPoolExecutor(6) as threads,
+    ):
+        connection.execute("SELECT 1 FROM decisions WHERE id = %s FOR UPDATE", [made])
+        waiting = [threads.submit(say, gateways[1], made, {"adder": True}) for _ in range(6)]
+        time.sleep(0.5)
+        assert gateways[0].post(f"/calibrations/{first}/activate", ADMIN_KEY).status_code == 200
+        began = time.monotonic()
+        assert until(lambda: active(gateways[1]) == first, AGREED_S)
+        assert (
+            time.monotonic() - began < 4
+        )  # the lock is waited for longer: red behind the verdicts
+        connection.rollback()
+        assert {each.result().status_code for each in waiting} <= {200, 503}
+    assert second != first
+
+
+@pytest.mark.parametrize(
+    "path", ["/decisions/a%00b", "/calibrations/a%00b"], ids=["decision", "calibration"]
+)
+def test_a_name_that_postgresql_cannot_hold_is_refused(start: Start, path: str) -> None:
+    """NUL in an id is the caller's fault, not the gateway's."""
+    assert start().get(path, ADMIN_KEY).status_code in (400, 404)
 
 
 def holds(response: Any) -> bool:

@@ -20,9 +20,10 @@ import pytest
 from app import active, lifespan
 from app.calibrating import reading, service
 from app.errors import Overloaded
+from app.scoring import ScoredQuery
 from app.store import Store
 from app.telemetry import Telemetry
-from app.worker import RoutingWorker, ScoredQuery
+from app.worker import RoutingWorker
 from racer_core import strict_json
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder

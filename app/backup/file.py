@@ -1,0 +1,266 @@
+"""The file of a backup: a zip of one member for each calibration, and a manifest behind them.
+
+A member is a line of JSON, the record but for its arrays, and then these as they are stored. The
+manifest has the SHA-256 of each. Records are written and read one at a time: one of a million rows
+has tens of megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile
+
+from pydantic import ValidationError
+
+from app.errors import SettingsError
+from app.settings.access import Key
+from app.settings.base import Frozen
+from app.store import now
+from app.store.calibrations import is_whole
+from app.store.tables import CalibrationRow, WatchRow
+from app.validation import problems
+from racer_core import __version__, strict_json
+from racer_core.errors import InputError
+
+FORMAT: Final = 1
+_MANIFEST: Final = "manifest.json"
+_UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error)
+
+
+class Watch(Frozen):
+    """The drift alarms of a calibration, as they are stored."""
+
+    since: str
+    state: str
+    raised: str
+
+
+class Head(Frozen):
+    """A calibration as it is stored, but for its arrays."""
+
+    id: str
+    created_at: str
+    artifact: str
+    document: str
+    digest: str
+    active: bool
+    watch: Watch | None
+
+
+class Member(Frozen):
+    """Where a calibration is in the file, and what its bytes must be."""
+
+    id: str
+    sha256: str
+
+    @property
+    def path(self) -> str:
+        """Its name in the file."""
+        return f"calibrations/{self.id}"
+
+
+class Counts(Frozen):
+    """What is in the file, for people."""
+
+    calibrations: int
+    active: int
+    watches: int
+    keys: int
+
+
+class Manifest(Frozen):
+    """What the file says of itself."""
+
+    format: Literal[1]
+    program: str
+    created_at: str
+    counts: Counts
+    calibrations: tuple[Member, ...]
+    keys: tuple[Key, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One calibration with all that stands in a store of it."""
+
+    row: CalibrationRow
+    active: bool  # it decides for its artifact
+    watch: WatchRow | None
+
+
+class Writer:
+    """Calibrations go in one after the other; the manifest comes last.
+
+    Args:
+        file: An empty zip.
+    """
+
+    def __init__(self, file: ZipFile) -> None:
+        self._file = file
+        self._members: list[Member] = []
+        self._active = self._watches = 0
+
+    def add(self, kept: Kept) -> None:
+        """Write one calibration."""
+        row, watch = kept.row, kept.watch
+        head = Head(
+            id=row.id,
+            created_at=row.created_at,
+            artifact=row.artifact,
+            document=row.document,
+            digest=row.digest,
+            active=kept.active,
+            watch=watch and Watch(since=watch.since, state=watch.state, raised=watch.raised),
+        )
+        line = head.model_dump_json().encode() + b"\n"
+        member = Member(id=row.id, sha256=_sha256(line, row.arrays))
+        with self._file.open(member.path, "w", force_zip64=True) as written:
+            written.write(line)
+            written.write(row.arrays)
+        self._members.append(member)
+        self._active += kept.active
+        self._watches += watch is not None
+
+    def finish(self, keys: tuple[Key, ...]) -> Manifest:
+        """Write the manifest, and return it."""
+        manifest = Manifest(
+            format=FORMAT,
+            program=__version__,
+            created_at=now(),
+            counts=Counts(
+                calibrations=len(self._members),
+                active=self._active,
+                watches=self._watches,
+                keys=len(keys),
+            ),
+            calibrations=tuple(self._members),
+            keys=keys,
+        )
+        self._file.writestr(_MANIFEST, manifest.model_dump_json(indent=1))
+        return manifest
+
+
+@contextmanager
+def writing(path: Path) -> Generator[Writer]:
+    """A backup that takes its name, mode 0600, once it is whole; else no trace of it is left.
+
+    Raises:
+        SettingsError: It cannot be written there.
+    """
+    try:
+        number, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(number, "wb") as file:
+                with ZipFile(file, "w", ZIP_DEFLATED, compresslevel=1) as packed:
+                    yield Writer(packed)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(unfinished).replace(path)
+        except BaseException:
+            Path(unfinished).unlink()
+            raise
+    except OSError as exc:
+        raise SettingsError(f"{path}: cannot be written ({exc.strerror})") from exc
+
+
+class Backup:
+    """A backup that is read. Use it as a context.
+
+    Raises:
+        InputError: It cannot be read, or is no backup that this program knows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = ZipFile(path)
+        except OSError as exc:
+            raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+        except BadZipFile as exc:
+            raise InputError(f"{path}: it is no backup, or was cut off") from exc
+        try:
+            self.manifest = self._read_manifest()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def calibrations(self) -> Iterator[Kept]:
+        """The calibrations, one at a time, each with its digests verified.
+
+        Raises:
+            InputError: One of them is not what was written.
+        """
+        for member in self.manifest.calibrations:
+            line, arrays = self._read(member.path)
+            if _sha256(line, arrays) != member.sha256:
+                raise self._damaged(f"calibration {member.id} is not what the manifest says")
+            try:
+                kept = _kept(Head.model_validate_json(line), arrays)
+            except ValidationError as exc:
+                raise self._damaged(f"calibration {member.id} cannot be read") from exc
+            if not is_whole(kept.row):
+                raise self._damaged(f"the digest of calibration {member.id} does not match")
+            yield kept
+
+    def _read_manifest(self) -> Manifest:
+        said = strict_json.load_object(b"".join(self._read(_MANIFEST)))
+        if said.get("format") != FORMAT:
+            raise InputError(
+                f"{self._path}: its format is {said.get('format')!r}, this program reads {FORMAT}: "
+                f"restore it with racer {said.get('program')}, which wrote it"
+            )
+        try:
+            return Manifest.model_validate(said)
+        except ValidationError as exc:
+            told = "; ".join(sentence for _, sentence in problems(exc))
+            raise self._damaged(f"its manifest: {told}") from exc
+
+    def _read(self, name: str) -> tuple[bytes, bytes]:
+        """The first line, and the rest."""
+        try:
+            with self._file.open(name) as member:
+                return member.readline(), member.read()
+        except _UNREADABLE as exc:
+            raise self._damaged(f"{name} cannot be read") from exc
+
+    def _damaged(self, what: str) -> InputError:
+        return InputError(f"{self._path} is damaged: {what}")
+
+
+def _sha256(line: bytes, arrays: bytes) -> str:
+    sha256 = hashlib.sha256(line)
+    sha256.update(arrays)
+    return sha256.hexdigest()
+
+
+def _kept(head: Head, arrays: bytes) -> Kept:
+    row = CalibrationRow(
+        id=head.id,
+        created_at=head.created_at,
+        artifact=head.artifact,
+        document=head.document,
+        arrays=arrays,
+        digest=head.digest,
+    )
+    watch = head.watch and WatchRow(calibration_id=head.id, **head.watch.model_dump())
+    return Kept(row=row, active=head.active, watch=watch)

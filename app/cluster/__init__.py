@@ -1,0 +1,1 @@
+"""The gateway on a Ray cluster; the only package that imports ray."""

@@ -1,0 +1,76 @@
+"""Changes of the configuration file: what is not changed keeps its comments, order and quotes."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from app.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The configuration before and after, as text."""
+
+    path: Path
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """A unified diff; empty when nothing would change."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            fromfile=str(self.path),
+            tofile=str(self.path),
+        )
+        return "".join(lines)
+
+    def write(self) -> None:
+        """Replace the file. Raises :class:`SettingsError` when it cannot be written."""
+        try:
+            self.path.write_text(self.after, encoding="utf-8")
+        except OSError as exc:
+            raise SettingsError(f"{self.path}: cannot be written ({exc.strerror})") from exc
+
+
+def parsed(text: str) -> tuple[YAML, Any]:
+    """The document, and an editor that writes it as it was indented."""
+    # ruamel.yaml and not PyYAML: it keeps comments, quotes and order through a round trip.
+    # Its round-trip loader builds no Python objects.
+    editor = YAML(typ="rt")
+    editor.preserve_quotes = True
+    editor.width = 4096
+    editor.explicit_start = re.search(r"^---", text, re.MULTILINE) is not None
+    nested = re.search(r"^\w+:[^\n]*\n(?: *#[^\n]*\n)*( +)[^\s#-]", text, re.MULTILINE)
+    listed = re.search(r"^( *)- ", text, re.MULTILINE)
+    offset = len(listed[1]) if listed else 0
+    mapping = len(nested[1]) if nested else 2
+    editor.indent(mapping=mapping, sequence=offset + 2, offset=offset)
+    representer: Any = editor.representer
+    representer.add_representer(type(None), _null)
+    document: Any = editor.load(text)  # pyright: ignore[reportUnknownMemberType]
+    return editor, document
+
+
+def _null(representer: Any, _: None) -> Any:
+    """As it is written, and not as nothing."""
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def put(document: Any, section: str, values: dict[str, Any]) -> None:
+    """Change what differs; what is new comes first, where no comment of another section is."""
+    if document.get(section) is None:
+        document[section] = values
+        return
+    for name, value in values.items():
+        if name not in document[section]:
+            document[section].insert(0, name, value)
+        elif document[section][name] != value:  # else 0.10 would become 0.1
+            document[section][name] = value

@@ -1,0 +1,72 @@
+"""What a gateway asks of whatever gives scores: a thread of its own process, or a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from racer_core.racer import Scored
+from racer_core.types import IdArray
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredQuery:
+    """Router scores f of one query, in the order of the pool, and its neighbours' patterns."""
+
+    scores: list[float]
+    truncated: bool
+    neighbours: IdArray | None
+
+    @property
+    def usable(self) -> bool:
+        """All are chances; NaN is none, and would leave the order of candidates undefined."""
+        return all(0.0 <= score <= 1.0 for score in self.scores)
+
+
+class Scoring(Protocol):
+    """Scores queries, many rows, and embeds texts."""
+
+    async def score(self, query: str) -> ScoredQuery:
+        """Score one query; cancelling gives up its place.
+
+        Raises:
+            Overloaded: Too many queries wait, or this one waited too long.
+        """
+        ...
+
+    def score_rows(
+        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+    ) -> Scored:
+        """Score many rows, behind live queries. Blocks the calling thread, not the event loop's.
+
+        Args:
+            texts: Taken a few at a time.
+            progress: Hears how many rows were scored, and of how many; what it raises ends the
+                scoring.
+        """
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embeddings of texts, (B, D), each of length 1."""
+        ...
+
+
+def room_for(part: Scored, count: int) -> Scored:
+    """What the scores of so many rows go into; filled slice by slice, it is never held twice."""
+    near = part.neighbours
+    return Scored(
+        np.empty((count, part.scores.shape[1])),
+        np.empty(count, bool),
+        None if near is None else np.empty((count, near.shape[1]), near.dtype),
+    )
+
+
+def put(part: Scored, whole: Scored, rows: Sequence[int]) -> None:
+    """Write what was scored to the places of its rows."""
+    whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
+    if whole.neighbours is not None and part.neighbours is not None:
+        whole.neighbours[rows] = part.neighbours

@@ -1,0 +1,466 @@
+"""`racer backup` and `racer restore`: what is carried from one store to another, what refused."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sqlite3
+import stat
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+from sqlalchemy import event, select
+
+from app.backup import calibrations as backup
+from app.backup import file as backup_file
+from app.backup.file import Backup
+from app.errors import Conflict, SettingsError, StoreError
+from app.records import LaterTurns, Record
+from app.store import Store, now
+from app.store.engine import open_engine
+from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+from racer_core.errors import InputError
+
+from .conftest import TWO, Command, Gateway, Serve, configure, until
+from .databases import Postgres
+from .test_schema import at
+from .test_store import PARTS, record
+
+TABLES = (CalibrationRow, ActiveRow, WatchRow)
+OTHER = "b" * 64  # another artifact than that of `record`
+
+
+def rows(store: Store) -> dict[str, set[tuple[Any, ...]]]:
+    """All that a backup is about, to the last byte."""
+    found: dict[str, set[tuple[Any, ...]]] = {}
+    with store.transaction() as session:
+        for table in TABLES:
+            columns = table.__table__.columns
+            found[table.__tablename__] = {tuple(row) for row in session.execute(select(*columns))}
+    return found
+
+
+def watch(store: Store, name: str, raised: str = '["risk"]') -> None:
+    """Keep alarms of a calibration."""
+    with store.transaction() as session:
+        said = {"since": now(), "state": '{"ü": [1e300]}', "raised": raised}
+        session.merge(WatchRow(calibration_id=name, **said))
+
+
+def fill(store: Store) -> None:
+    """Three calibrations of one artifact, one of another; two are active, two are watched."""
+    later = LaterTurns(calibration=record("x", 3).calibration, text="conversation")
+    store.add(record("cal-1"), activate=True)
+    everything = record("cal-2", 2, PARTS["everything"], smoothing_salt=b"\x00salt\xff")
+    store.add(replace(everything, later=later), activate=True)
+    store.add(record("cal-3", 3), activate=False)
+    store.add(replace(record("cal-4", 4), artifact=OTHER), activate=True)
+    watch(store, "cal-1")
+    watch(store, "cal-2", raised="[]")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the backup of a test is."""
+    return tmp_path / "racer-backup.zip"
+
+
+@pytest.fixture
+def saved(store: Store, file: Path) -> Path:
+    """A backup of a store that was filled."""
+    fill(store)
+    backup.save(store, (), file)
+    return file
+
+
+def restored(store: Store, file: Path, *, activate: bool = False) -> backup.Restored:
+    """Restore a backup."""
+    with Backup(file) as opened:
+        return backup.restore(store, opened, activate=activate)
+
+
+KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.scale)]
+
+
+@pytest.fixture(params=KINDS)
+def another(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A second empty store, of every kind beside every kind of the first."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'another.db'}"
+    else:
+        postgres: Postgres = request.getfixturevalue("postgres")
+        url = postgres.create()
+    with Store(url) as opened:
+        yield opened
+
+
+# What is carried ------------------------------------------------------------------------------
+
+
+def test_every_byte_comes_back_in_any_kind_of_store(
+    store: Store, another: Store, saved: Path
+) -> None:
+    """Calibrations with their digests, which are active, alarms: SQLite and PostgreSQL alike."""
+    done = restored(another, saved)
+    assert done.added == ["cal-1", "cal-2", "cal-3", "cal-4"]
+    assert sorted(done.activated) == ["cal-2", "cal-4"]
+    assert rows(another) == rows(store)
+    for name in done.added:
+        another.record(name)  # its digest is verified
+
+
+def test_the_manifest_says_what_is_there(saved: Path) -> None:
+    """Counts, and the digest of every member as it stands in the file."""
+    with ZipFile(saved) as opened:
+        said = json.loads(opened.read("manifest.json"))
+        sums = [
+            hashlib.sha256(opened.read(f"calibrations/{each['id']}")).hexdigest()
+            for each in said["calibrations"]
+        ]
+        assert len(opened.namelist()) == 1 + len(sums)
+    assert said["format"] == 1
+    assert said["counts"] == {"calibrations": 4, "active": 2, "watches": 2, "keys": 0}
+    assert [each["sha256"] for each in said["calibrations"]] == sums
+
+
+def test_a_second_time_changes_nothing(another: Store, saved: Path) -> None:
+    """All is there already; what was activated is active."""
+    restored(another, saved)
+    before = rows(another)
+    done = restored(another, saved, activate=True)
+    assert (done.added, done.activated, done.left) == ([], [], [])
+    assert len(done.there) == 4
+    assert rows(another) == before
+
+
+def test_what_is_there_stays(another: Store, saved: Path) -> None:
+    """The calibration that decides, its alarms, and those of one that the backup has too."""
+    another.add(record("cal-9", 9), activate=True)
+    watch(another, "cal-9", raised='["set_size"]')
+    done = restored(another, saved)
+    assert (done.activated, done.left) == (["cal-4"], ["cal-2"])
+    assert another.pulse("a" * 64).active_id == "cal-9"
+    watch(another, "cal-1", raised='["mean_score"]')
+    before = rows(another)
+    restored(another, saved)
+    assert rows(another) == before
+
+
+def test_what_was_active_decides_again_where_it_is_asked_for(another: Store, saved: Path) -> None:
+    """Once for each artifact; alarms are those of the backup."""
+    another.add(record("cal-9", 9), activate=True)
+    done = restored(another, saved, activate=True)
+    assert (sorted(done.activated), done.left) == (["cal-2", "cal-4"], [])
+    assert another.pulse("a" * 64).active_id == "cal-2"
+    assert another.pulse(OTHER).active_id == "cal-4"
+
+
+def test_one_with_other_content_is_refused_and_nothing_is_changed(
+    another: Store, saved: Path
+) -> None:
+    """The others are not added either: red when each calibration is a transaction."""
+    another.add(record("cal-3", 33), activate=False)
+    before = rows(another)
+    with pytest.raises(Conflict, match="cal-3 is there with other content"):
+        restored(another, saved, activate=True)
+    assert rows(another) == before
+
+
+def test_a_damaged_one_is_not_taken_for_the_same(saved: Path, tmp_path: Path) -> None:
+    """Its digest says so, its content does not."""
+    path = tmp_path / "another.db"
+    with Store(f"sqlite:///{path}") as another:
+        restored(another, saved)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE calibrations SET document = '{}' WHERE id = 'cal-3'")
+        with pytest.raises(Conflict, match="cal-3"):
+            restored(another, saved)
+
+
+# What is damaged ------------------------------------------------------------------------------
+
+
+def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """The same zip with other members."""
+    with ZipFile(path) as opened:
+        members = {name: opened.read(name) for name in opened.namelist()}
+    change(members)
+    with ZipFile(path, "w") as opened:
+        for name, data in members.items():
+            opened.writestr(name, data)
+
+
+def head_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
+    """Another head of the last calibration, with its digest in the manifest made to fit."""
+
+    def change(members: dict[str, bytes]) -> None:
+        line, _, arrays = members["calibrations/cal-4"].partition(b"\n")
+        data = json.dumps(json.loads(line) | changes).encode() + b"\n" + arrays
+        members["calibrations/cal-4"] = data
+        said = json.loads(members["manifest.json"])
+        said["calibrations"][-1]["sha256"] = hashlib.sha256(data).hexdigest()
+        members["manifest.json"] = json.dumps(said).encode()
+
+    return change
+
+
+def manifest_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
+    """Another manifest."""
+
+    def change(members: dict[str, bytes]) -> None:
+        said = json.loads(members["manifest.json"]) | changes
+        members["manifest.json"] = json.dumps(said).encode()
+
+    return change
+
+
+def last_byte_changed(members: dict[str, bytes]) -> None:
+    """Of the arrays of the last calibration; the zip's own checksums fit."""
+    data = members["calibrations/cal-4"]
+    members["calibrations/cal-4"] = data[:-1] + bytes([data[-1] ^ 1])
+
+
+def activated(members: dict[str, bytes]) -> None:
+    """Another one is said to be active; the digest of its record still matches."""
+    data = members["calibrations/cal-3"]
+    members["calibrations/cal-3"] = data.replace(b'"active":false', b'"active":true')
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
+    "arrays": (last_byte_changed, "cal-4 is not what the manifest says"),
+    "active": (activated, "cal-3 is not what the manifest says"),
+    "document": (head_changed(document="{}"), "digest of calibration cal-4"),
+    "artifact": (head_changed(artifact="a" * 64), "digest of calibration cal-4"),
+    "another's": (head_changed(id="cal-5"), "digest of calibration cal-4"),
+    "no head": (head_changed(digest=None), "cal-4 cannot be read"),
+    "missing": (lambda members: members.pop("calibrations/cal-4"), "cal-4 cannot be read"),
+    "no manifest": (lambda members: members.pop("manifest.json"), "manifest.json cannot be read"),
+    "manifest": (manifest_changed(counts=None), "its manifest: counts"),
+    "newer": (manifest_changed(format=2, program="9.0"), "with racer 9.0"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_backup_is_refused_before_anything_is_written(
+    saved: Path, tmp_path: Path, damage: str
+) -> None:
+    """Also the last of its calibrations: the store, which somebody has locked, is not asked."""
+    change, told = DAMAGES[damage]
+    rewritten(saved, change)
+    path = tmp_path / "locked.db"
+    with Store(f"sqlite:///{path}") as locked, closing(sqlite3.connect(path)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InputError, match=told):
+            restored(locked, saved)
+        connection.rollback()
+        assert rows(locked) == {table.__tablename__: set() for table in TABLES}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_a_backup_that_was_cut_off_is_refused(another: Store, saved: Path, share: float) -> None:
+    """Wherever: a zip's table of contents stands at its end."""
+    data = saved.read_bytes()
+    saved.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(InputError, match=r"racer-backup\.zip"):
+        restored(another, saved)
+    assert not any(rows(another).values())
+
+
+def test_any_byte_that_is_changed_is_noticed_or_changes_nothing(saved: Path) -> None:
+    """Two hundred of them, anywhere in the file: what is read is what was written."""
+    data = saved.read_bytes()
+    with Backup(saved) as opened:
+        wanted = [kept.row.digest for kept in opened.calibrations()]
+    refused = 0
+    for place in np.random.default_rng(0).integers(0, len(data), 200):
+        saved.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+        try:
+            with Backup(saved) as opened:
+                assert [kept.row.digest for kept in opened.calibrations()] == wanted
+        except InputError:
+            refused += 1
+    assert refused > 100
+
+
+def test_a_calibration_that_is_damaged_in_the_store_is_left_out_and_told(
+    serve: Serve, racer: Command, tmp_path: Path, file: Path
+) -> None:
+    """Exit code 1 and its name; all the others are in the backup."""
+    gateway = serve(folder=tmp_path)
+    bad, good = gateway.calibrate(60)["id"], gateway.calibrate(60)["id"]
+    with closing(sqlite3.connect(tmp_path / "racer.db")) as connection, connection:
+        connection.execute("UPDATE calibrations SET document = '{}' WHERE id = ?", (bad,))
+    code, told, error = racer("backup", file, "--config", tmp_path / "racer.yaml", "--json")
+    assert code == 1
+    assert bad in error
+    assert json.loads(told)["calibrations"] == 2
+    with Backup(file) as opened:
+        assert [each.row.id for each in opened.calibrations() if each.active] == [good]
+
+
+# The file -------------------------------------------------------------------------------------
+
+
+def test_nobody_else_reads_it_and_the_one_before_is_replaced(saved: Path, store: Store) -> None:
+    """Mode 0600, also where the one before was open to all."""
+    saved.chmod(0o644)
+    store.add(record("cal-5", 5), activate=False)
+    backup.save(store, (), saved)
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    with Backup(saved) as opened:
+        assert len(opened.manifest.calibrations) == 5
+
+
+def test_what_fails_in_the_middle_leaves_the_one_before(
+    saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing beside it."""
+    before, beside = saved.read_bytes(), set(saved.parent.iterdir())
+    add = backup_file.Writer.add
+
+    def fail(self: backup_file.Writer, kept: backup_file.Kept) -> None:
+        if kept.row.id == "cal-3":
+            raise StoreError("the power failed")
+        add(self, kept)
+
+    monkeypatch.setattr(backup_file.Writer, "add", fail)
+    with pytest.raises(StoreError, match="power"):
+        backup.save(store, (), saved)
+    assert saved.read_bytes() == before
+    assert set(saved.parent.iterdir()) == beside
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(store: Store, tmp_path: Path) -> None:
+    """No such folder; a folder itself."""
+    for path in (tmp_path / "no" / "backup.zip", tmp_path):
+        with pytest.raises(SettingsError, match="cannot be written"):
+            backup.save(store, (), path)
+
+
+def large(name: str) -> Record:
+    """A record of 50,000 rows: 2.2 MB."""
+    rng = np.random.default_rng(len(name))
+    small = record(name)
+    return replace(
+        small,
+        calibration=replace(
+            small.calibration,
+            fingerprints=tuple(rng.bytes(16) for _ in range(50_000)),
+            scores=rng.random((50_000, 3)),
+            labels=rng.random((50_000, 3)) < 0.5,
+        ),
+    )
+
+
+def test_large_calibrations_are_never_in_memory_together(
+    store: Store, another: Store, file: Path
+) -> None:
+    """Of twenty, 40 MB, at most a few at a time; red when a session or a list keeps them."""
+    first = large("cal-0")
+    size = len(first.encoded()[1])
+    for number in range(20):
+        store.add(replace(first, id=f"cal-{number}"), activate=number == 19)
+    tracemalloc.start()
+    try:
+        backup.save(store, (), file)
+        saving = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        restored(another, file)
+        restoring = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert saving < 8 * size
+    assert restoring < 8 * size
+    assert another.pulse("a" * 64).active_id == "cal-19"
+
+
+# While it is used -----------------------------------------------------------------------------
+
+
+def test_a_backup_is_of_one_moment_while_calibrations_change(
+    store: Store, database: str, file: Path
+) -> None:
+    """Before each look at the store another gateway activates a new one: one is active, and there.
+
+    Red when it is looked up what is active after what is there.
+    """
+    store.add(record("cal-0"), activate=True)
+    store.add(record("cal-00"), activate=False)
+    names = (f"cal-{number}" for number in itertools.count(1))
+    with Store(database) as another:
+
+        def meanwhile(*_: Any) -> None:
+            another.add(record(next(names)), activate=True)
+
+        event.listen(store._engine, "before_cursor_execute", meanwhile)
+        backup.save(store, (), file)
+        event.remove(store._engine, "before_cursor_execute", meanwhile)
+    with Backup(file) as opened:
+        assert [each.row.id for each in opened.calibrations() if each.active] == ["cal-1"]
+        assert opened.manifest.counts.calibrations == 4  # two, and one before each of two looks
+
+
+def test_a_gateway_on_what_was_restored_decides_as_the_one_that_was_saved(
+    serve: Serve, racer: Command, tmp_path: Path, file: Path
+) -> None:
+    """Saved while it runs, restored elsewhere: the same set by the same calibration."""
+    gateway = serve(folder=tmp_path / "one")
+    code, told, error = racer("backup", file, "--config", tmp_path / "one/racer.yaml", "--json")
+    assert code == 0, error
+    assert json.loads(told)["calibrations"] == json.loads(told)["active"] == 1
+    second = tmp_path / "two"
+    configure(second, Path(str(gateway.settings.artifact)), "http://127.0.0.1:1/v1")
+    code, told, error = racer("restore", file, "--config", second / "racer.yaml", "--json")
+    assert code == 0, error
+    said = json.loads(told)
+    assert (said["added"], len(said["activated"]), said["keys lacking"]) == (1, 1, [])
+    other = serve(calibrated=False, folder=second)
+    assert other.ready() == gateway.ready()
+    assert other.decided(TWO) == gateway.decided(TWO)
+
+
+def test_a_running_gateway_follows_what_is_restored_into_its_store(
+    serve: Serve, racer: Command, tmp_path: Path, file: Path
+) -> None:
+    """``--activate`` is an activation like any other."""
+    gateway = serve(folder=tmp_path)
+    config = tmp_path / "racer.yaml"
+    assert racer("backup", file, "--config", config)[0] == 0
+    first, second = active(gateway), gateway.calibrate(100)["id"]
+    assert racer("restore", file, "--config", config)[0] == 0
+    assert active(gateway) == second
+    assert racer("restore", file, "--config", config, "--activate")[0] == 0
+    assert until(lambda: active(gateway) == first, 10.0)
+
+
+def active(gateway: Gateway) -> str:
+    """The calibration that decides there."""
+    return gateway.ready()["calibration"]
+
+
+def test_a_database_of_another_version_is_refused_as_by_a_start(
+    database: str, file: Path, racer: Command, tmp_path: Path, artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By both commands, with the sentence of ``racer serve``; no file is made."""
+    engine = open_engine(database)
+    at(engine, "0001")
+    engine.dispose()
+    with pytest.raises(SettingsError) as start:
+        Store(database)
+    assert "racer db upgrade" in str(start.value)
+    monkeypatch.setenv("RACER_STORE_URL", database)
+    config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1")
+    assert racer("backup", file, "--config", config) == (2, "", f"racer: {start.value}\n")
+    assert not file.exists()
+    with Store(f"sqlite:///{tmp_path / 'newest.db'}") as store:
+        backup.save(store, (), file)
+    assert racer("restore", file, "--config", config) == (2, "", f"racer: {start.value}\n")

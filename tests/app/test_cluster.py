@@ -1,0 +1,249 @@
+"""The router behind a handle: what is asked again, what is refused, and what is not loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from app.cluster import deployments
+from app.cluster.joining import join
+from app.cluster.scoring import RayScoring
+from app.errors import Overloaded, SettingsError
+from app.scoring import ScoredQuery
+from racer_core.errors import ArtifactError
+from racer_core.racer import Racer
+
+from .conftest import ENVIRONMENT, ONE, configure
+
+ROOT = Path(__file__).parents[2]
+STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/nobody"}
+TEXTS = [f"What is {n} plus {n + 1}?" for n in range(300)]
+DIED = ActorDiedError()
+
+
+class Response(Future[Any]):
+    """What a handle gives: awaited on a loop, or waited for on a thread."""
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self).__await__()
+
+
+@dataclass
+class Handle:
+    """A router's handle whose answers are made here; the next calls come to ``faults``."""
+
+    racer: Racer
+    faults: list[Exception | Overloaded] = field(default_factory=list)
+    value: Any = None  # instead of the router's
+    hang: bool = False
+    asked: list[tuple[Any, str]] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
+
+    def __getattr__(self, method: str) -> Any:
+        if method not in ("score", "score_rows", "embed"):
+            raise AttributeError(method)
+        return _Method(self, method)
+
+
+@dataclass
+class _Method:
+    handle: Handle
+    name: str
+
+    def remote(self, asked: str | Sequence[str], artifact: str) -> Response:
+        handle, response = self.handle, Response()
+        handle.asked.append((asked, artifact))
+        handle.responses.append(response)
+        if handle.hang:
+            return response
+        if handle.faults:
+            response.set_exception(handle.faults.pop(0))
+        elif handle.value is not None:
+            response.set_result(handle.value)
+        else:
+            response.set_result(self._answer(asked))
+        return response
+
+    def _answer(self, asked: str | Sequence[str]) -> Any:
+        racer = self.handle.racer
+        if isinstance(asked, str):
+            return ScoredQuery(racer.score([asked]).scores[0].tolist(), False, None)
+        return (
+            racer.encoder.encode(asked).embeddings if self.name == "embed" else racer.score(asked)
+        )
+
+
+@pytest.fixture(scope="module")
+def loaded(artifact: Path) -> Racer:
+    """The artifact with its encoder."""
+    return Racer.load(artifact)
+
+
+@pytest.fixture
+def handle(loaded: Racer) -> Handle:
+    """A router that answers."""
+    return Handle(loaded)
+
+
+@pytest.fixture
+def scoring(handle: Handle) -> RayScoring:
+    """The gateway's side of it."""
+    return RayScoring(cast("Any", handle), "digest")
+
+
+def test_rows_come_back_in_their_places(scoring: RayScoring, handle: Handle, loaded: Racer) -> None:
+    """Red when pieces change places, or one is left out; every call names the artifact."""
+    told: list[tuple[int, int]] = []
+    found, right = scoring.score_rows(TEXTS, lambda *each: told.append(each)), loaded.score(TEXTS)
+    assert np.array_equal(found.scores, right.scores)
+    assert np.array_equal(found.truncated, right.truncated)
+    assert found.neighbours is not None
+    assert right.neighbours is not None
+    assert np.array_equal(found.neighbours, right.neighbours)
+    assert {artifact for _, artifact in handle.asked} == {"digest"}
+    assert told == sorted(told)
+    assert {count for _, count in told} == {len(TEXTS)}
+
+
+def test_what_a_dead_replica_was_asked_is_asked_once_more(
+    scoring: RayScoring, handle: Handle, loaded: Racer
+) -> None:
+    """Of a query, of a piece of a calibration and of texts. Red without the second attempt."""
+    handle.faults = [DIED]
+    assert asyncio.run(scoring.score(ONE)).scores == loaded.score([ONE]).scores[0].tolist()
+    handle.faults = [DIED]
+    assert np.array_equal(scoring.score_rows(TEXTS).scores, loaded.score(TEXTS).scores)
+    handle.faults = [DIED]
+    assert asyncio.run(scoring.embed([ONE])).shape[0] == 1
+    handle.faults = [DIED, DIED]
+    with pytest.raises(ActorDiedError):
+        asyncio.run(scoring.score(ONE))
+
+
+def test_too_many_queries_are_overload_not_failure(scoring: RayScoring, handle: Handle) -> None:
+    """At the replica or before it. Red when the whole pool would be called instead."""
+    handle.value = Overloaded("far behind")
+    with pytest.raises(Overloaded, match=r"^far behind$"):
+        asyncio.run(scoring.score(ONE))
+    handle.faults = [BackPressureError(1, 1)]
+    with pytest.raises(Overloaded):
+        asyncio.run(scoring.score(ONE))
+    handle.value = ValueError("broken")
+    with pytest.raises(ValueError, match="broken"):  # no score, whatever it was
+        asyncio.run(scoring.score(ONE))
+
+
+def test_another_error_is_raised_at_once(scoring: RayScoring, handle: Handle) -> None:
+    """Asking again what a router cannot do would double the load."""
+    handle.faults = [RayTaskError("score", "its stack", ValueError("broken"))]
+    with pytest.raises(RayTaskError):
+        asyncio.run(scoring.score(ONE))
+    assert len(handle.asked) == 1
+
+
+def test_a_calibration_that_is_given_up_leaves_nothing_behind(
+    scoring: RayScoring, handle: Handle
+) -> None:
+    """Red when replicas go on with rows that nobody waits for."""
+    handle.hang = True
+
+    def give_up(done: int, _: int) -> None:
+        if len(handle.asked) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scoring.score_rows(TEXTS, give_up)
+    assert len(handle.responses) == 2
+    assert all(each.cancelled() for each in handle.responses)
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration, and the environment of a node."""
+    for name, value in (ENVIRONMENT | STORE).items():
+        monkeypatch.setenv(name, value)
+    return configure(tmp_path / "node", artifact, "http://127.0.0.1:1/v1")
+
+
+def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
+    configuration: Path, loaded: Racer
+) -> None:
+    """In the middle of a rollout: its scores would meet thresholds of other scores."""
+
+    async def ask() -> None:
+        router = deployments.Router.__new__(deployments.Router)
+        await router.__init__(configuration)  # as Serve makes it
+        try:
+            for asked in (router.score(ONE, "x"), router.score_rows([ONE], "x")):
+                with pytest.raises(ArtifactError):
+                    await asked
+            with pytest.raises(ArtifactError):
+                await router.embed([ONE], "x")
+            scored = await router.score_rows(TEXTS, loaded.artifact.digest)
+            assert np.array_equal(scored.scores, loaded.score(TEXTS).scores)
+        finally:
+            await router._scoring.__aexit__()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment"),
+    [
+        ({"access": {"admin": {"port": 9000}}}, STORE),
+        ({}, {}),
+        ({}, STORE | {"RACER_DATA_KEY": ""}),
+    ],
+    ids=["a second listener", "a store of its own", "no key"],
+)
+def test_a_replica_does_not_start_with_what_serve_cannot_keep(
+    tmp_path: Path,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    environment: dict[str, str],
+) -> None:
+    """Red when calibrations would be lost with a replica, or anybody could ask."""
+    monkeypatch.delenv("RACER_STORE_URL", raising=False)
+    for name, value in (ENVIRONMENT | environment).items():
+        monkeypatch.setenv(name, value)
+    path = configure(tmp_path / "node", artifact, "http://127.0.0.1:1/v1", **changes)
+    with pytest.raises(SettingsError):
+        deployments.build({"config": str(path)})
+
+
+def test_a_gateway_loads_no_encoder() -> None:
+    """The demo's encoder needs torch; a gateway that decides by its artifact does not."""
+    config = ROOT / "deploy/demo/racer.yaml"
+    opened = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from app import settings\n"
+        "from app.cluster import deployments\n"
+        "from app.lifespan import open_{}\n"
+        f"found = open_{{}}(settings.load(Path({str(config)!r}), {{{{}}}})[0])\n"
+        "assert found.pool\n"
+        "print('torch' in sys.modules)\n"
+    )
+    for kind, loads in (("trained", b"False"), ("racer", b"True")):
+        script = opened.format(kind, kind)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+        assert done.stdout.split()[-1] == loads
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:x"])
+def test_a_cluster_that_is_not_there_is_one_sentence(address: str) -> None:
+    """At once. Red when Ray is left to try, or when it is a stack."""
+    with pytest.raises(SettingsError, match="no Ray cluster"):
+        join(address)

@@ -1,0 +1,248 @@
+"""`watching.store_queries`: a query's text beside its decision, where the operator wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app import logs
+from app.store import Store, now
+from app.watching.archive import Archive
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    configure,
+    running,
+    until,
+    user,
+)
+from .fake_pool import FakePool
+from .watched import Watched, noted, record
+
+RECORD = record()
+SCORES = [0.9, 0.5, 0.1]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the configuration and the store."""
+    return tmp_path_factory.mktemp("storing")
+
+
+@pytest.fixture(scope="module")
+def storing(place: Path, artifact: Path, _pool: FakePool) -> Iterator[Gateway]:
+    """A gateway whose operator keeps queries, and samples every decision; shared."""
+    watching = {"store_queries": True, "shadow_rate": 1.0}
+    with running(configure(place, artifact, _pool.url, watching=watching), ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        yield gateway
+
+
+def documents(folder: Path) -> list[dict[str, Any]]:
+    """Every decision that is in the store's file."""
+    with closing(sqlite3.connect(folder / "racer.db")) as connection:
+        found = connection.execute("SELECT document FROM decisions ORDER BY created_at, id")
+        return [json.loads(document) for (document,) in found]
+
+
+def seen(gateway: Gateway, decision_id: str, key: str = DATA_KEY) -> dict[str, Any]:
+    """GET /decisions/{id}, with the status checked."""
+    response = gateway.get(f"/decisions/{decision_id}", key)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_without_the_setting_there_is_none(gateway: Gateway, pool: FakePool) -> None:
+    """Null, where a query would stand."""
+    assert seen(gateway, gateway.chat(ONE)["id"])["query"] is None
+
+
+CHAT = "/v1/chat/completions"
+ASKED = [
+    pytest.param(CHAT, {"model": "auto", "messages": user("{}")}, 200, id="chat"),
+    pytest.param(CHAT, {"model": "auto", "messages": user("{}"), "stream": True}, 200, id="stream"),
+    pytest.param("/v1/completions", {"model": "auto", "prompt": "{}"}, 200, id="completions"),
+    pytest.param("/v1/responses", {"model": "auto", "input": "{}"}, 200, id="responses"),
+    pytest.param("/route", {"query": "{}"}, 200, id="decision"),
+    pytest.param(
+        CHAT,
+        {"model": "auto", "messages": user(f"{NOBODY}{{}}"), "racer": {"on_abstain": "error"}},
+        422,
+        id="refused",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), ASKED)
+def test_whatever_is_asked_is_kept_with_its_decision(
+    storing: Gateway, pool: FakePool, place: Path, path: str, body: dict[str, Any], status: int
+) -> None:
+    """On every way of asking, and where it ends with an error."""
+    query = f"What is 3 plus 4? {path} {len(json.dumps(body))}"
+    before = len(documents(place))
+    asked = json.loads(json.dumps(body).replace("{}", query, 1))
+    assert storing.post(path, json=asked).status_code == status
+    assert until(lambda: len(documents(place)) == before + 1, 30.0)
+    assert documents(place)[-1]["query"].endswith(query)
+
+
+def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool, place: Path) -> None:
+    """Nobody answered: what was asked is there all the same, and no answer ever."""
+    for name in POOL:
+        pool.fail(name, "500")
+    before = len(documents(place))
+    assert storing.ask("What is 5 plus 6, failed?").status_code == 502
+    assert until(lambda: len(documents(place)) == before + 1, 30.0)
+    assert documents(place)[-1]["query"] == "What is 5 plus 6, failed?"
+    pool.reset()
+    for name in POOL:
+        pool.say(name, "correct horse battery staple")
+    seen(storing, storing.chat("What is 5 plus 6, answered?")["id"])
+    content = (place / "racer.db").read_bytes()
+    assert b"answered?" in content
+    assert b"battery" not in content
+
+
+def test_who_may_see_a_decision_sees_its_query(storing: Gateway, pool: FakePool) -> None:
+    """Its own key and an admin; another key's decision stays unknown."""
+    own = storing.chat(TWO)["id"]
+    admins = storing.post("/route", ADMIN_KEY, json={"query": ONE}).json()["decision_id"]
+    assert seen(storing, own)["query"] == seen(storing, own, ADMIN_KEY)["query"] == TWO
+    assert seen(storing, admins, ADMIN_KEY)["query"] == ONE
+    refused = storing.get(f"/decisions/{admins}")
+    assert refused.status_code == 404
+    assert ONE not in refused.text
+
+
+def test_it_is_what_the_router_read(serve: Serve) -> None:
+    """All turns where it reads them, cut where it cuts."""
+    gateway = serve(
+        watching={"store_queries": True},
+        routing={"text": "conversation"},
+        limits={"query_chars": 40},
+    )
+    turns = [*user("What is 3 plus 4?"), {"role": "assistant", "content": "7"}, *user("And 5?")]
+    body = {"model": "auto", "messages": [{"role": "system", "content": "Be brief."}, *turns]}
+    answer = gateway.post(CHAT, json=body).json()
+    assert seen(gateway, answer["id"])["query"] == "What is 3 plus 4?\n\n7\n\nAnd 5?"
+    long = gateway.chat("What is 3 plus 4? " * 10)
+    assert seen(gateway, long["id"])["query"] == ("What is 3 plus 4? " * 10)[:40]
+
+
+def test_a_decision_with_its_query_is_verified(
+    storing: Gateway, racer: Command, pool: FakePool, place: Path
+) -> None:
+    """From the store and by the gateway: what is decided again rests on the hash as before."""
+    decision_id = storing.route(TWO)["decision_id"]
+    assert seen(storing, decision_id)["query"] == TWO
+    for where in (("--config", place / "racer.yaml"), ("--url", storing.url, "--key", ADMIN_KEY)):
+        code, told, error = racer("verify", decision_id, *where, "--json")
+        assert code == 0, error
+        assert json.loads(told)["matches"]
+
+
+def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is locked while the decision waits: what failed is told without its text.
+
+    Not even whoever writes whole tracebacks, as pytest does, finds it there.
+    """
+    prompt = "CANARY-prompt-41"
+    stream = io.StringIO()
+    with logs.written("json", stream):
+        gateway = serve(folder=tmp_path, watching={"store_queries": True})
+        with closing(sqlite3.connect(tmp_path / "racer.db")) as connection:
+            connection.execute("BEGIN IMMEDIATE")  # others can read
+            decision_id = gateway.route(f"{prompt} {ONE}")["decision_id"]
+            assert until(lambda: "decisions cannot be written" in stream.getvalue(), 60.0)
+            said = gateway.get("/metrics").text
+            connection.rollback()
+        path = f"/decisions/{decision_id}"
+        assert until(lambda: gateway.get(path).status_code == 200, 30.0)
+        assert seen(gateway, decision_id)["query"] == f"{prompt} {ONE}"
+    assert "INSERT INTO decisions" in caplog.text
+    assert prompt not in caplog.text
+    assert prompt not in stream.getvalue()
+    assert prompt not in said
+
+
+def test_it_needs_decisions(racer: Command, tmp_path: Path, artifact: Path) -> None:
+    """They are kept with them: exit code 2, and the field is named."""
+    watching = {"decisions": False, "store_queries": True}
+    path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
+    code, _, said = racer("validate", "--config", path)
+    assert code == 2
+    assert "store_queries needs `decisions: true`" in said
+
+
+# Shadow rows ----------------------------------------------------------------------------------
+
+
+def judge(gateway: Gateway, query: str) -> None:
+    """Ask, and say that the adder alone was right."""
+    correct = {name: name == "adder" for name in POOL}
+    body = {"decision_id": gateway.chat(query)["id"], "correct": correct}
+    assert gateway.post("/feedback", ADMIN_KEY, json=body).status_code == 200
+
+
+def test_shadow_rows_with_queries_calibrate_as_any_rows_do(serve: Serve, pool: FakePool) -> None:
+    """The router scores them itself: unlike scores without queries, they void nothing."""
+    gateway = serve(watching={"store_queries": True, "shadow_rate": 1.0})
+    asked = [f"What is {number} plus {number + 7}, twice?" for number in range(20)]
+    for query in asked:
+        judge(gateway, query)
+    rows = gateway.get("/shadow/rows", ADMIN_KEY).text
+    assert [json.loads(line)["query"] for line in rows.splitlines()] == asked
+    headers = {"content-type": "application/x-ndjson"}
+    made = gateway.post("/calibrate", ADMIN_KEY, content=rows.encode(), headers=headers)
+    assert made.status_code == 200, made.text
+    assert made.json()["evidence"]["rows"] == 20
+    certificate = gateway.route("What is 50 plus 60?")["certificate"]
+    assert certificate["calibration_id"] == made.json()["id"]
+    assert "row_scores_unverified" not in certificate["reasons"]
+    assert certificate["holds"]
+
+
+def test_a_query_is_one_shadow_row(store: Store) -> None:
+    """An upload in which one query had two labels would be refused as a whole: the first counts."""
+    world = Watched(store, RECORD)
+    archive = Archive(store)
+    one = replace(noted(RECORD, SCORES), shadow_rate=0.5, query=ONE)
+    again = replace(one, decision_id="chatcmpl-again", created_at=now())
+    before = replace(noted(RECORD, SCORES), shadow_rate=0.5)
+    archive.add([again, one, before], [True] * 3)
+    for note, right in ((again, False), (one, True), (before, True)):
+        labels = dict.fromkeys(POOL, right)
+        known, _ = archive.say(
+            note.decision_id, lambda _, said=labels: said, key="admin", counts=True
+        )
+        archive.judge(known.note, None)
+
+    async def story() -> bytes:
+        async with await world.watcher() as watcher:
+            return await watcher.shadow_rows()
+
+    rows = [json.loads(line) for line in asyncio.run(story()).splitlines()]
+    assert [row["decision_id"] for row in rows] == [one.decision_id, before.decision_id]
+    assert rows[0]["query"] == ONE
+    assert rows[0]["correct"] == dict.fromkeys(POOL, True)
+    assert "query" not in rows[1]  # scores stand in for it

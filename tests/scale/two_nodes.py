@@ -1,0 +1,27 @@
+"""A process that holds a Ray cluster of two nodes until its standard input ends.
+
+Ray is kept out of the tests' own process, whose warnings are errors.
+"""
+
+import json
+import sys
+
+from ray.cluster_utils import Cluster
+
+
+def main(folder: str) -> None:
+    """Start both, say where they are, and wait."""
+    node = {"num_cpus": 6, "object_store_memory": 100 * 2**20}
+    head = node | {"temp_dir": folder, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    second = cluster.add_node(**node)
+    (raylet,) = second.all_processes["raylet"]
+    told = {"address": cluster.address, "second": raylet.process.pid}
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
