@@ -19,7 +19,7 @@ from typing import Any
 import rig
 from verdict import Arm, table, typical
 
-from app.store.engine import THREADS
+from app.store.engine import PULSES, THREADS
 from app.watching.drift import SETTLE_S
 from racer_core.offline.report.canvas import LAW, Canvas
 
@@ -27,7 +27,7 @@ RESULTS = rig.HERE / "results"
 FULL = 0.7  # of what a part can, or its queue grows without end
 RATES = (10, 100, 1_000, 10_000, 100_000)
 MAX_CONNECTIONS, RESERVED = 100, 3  # PostgreSQL's, as it comes
-CONNECTIONS = THREADS + 2  # of a gateway: its threads, the journal, the bell
+CONNECTIONS = THREADS + PULSES + 2  # of a gateway: its threads, the journal, the bell
 DAY_S = 86_400
 ENCODER = "lean, float32"
 TOKENS = 64
