@@ -30,5 +30,5 @@ def test_tables_stand_in_their_places_and_nothing_else_changes() -> None:
 
 def test_a_result_without_a_place_is_an_error() -> None:
     """Nobody would see it."""
-    with pytest.raises(ValueError, match="no place for three"):
+    with pytest.raises(ValueError, match="no page has a place for three"):
         filled([EMPTY], {"one": "", "three": ""})
