@@ -524,7 +524,7 @@ def test_every_error_that_a_request_can_meet_is_tried() -> None:
     """Rows of the table that only an administrator, or a broken disk, meets stand elsewhere."""
     elsewhere = {
         "RowsError", "OverlapError", "CalibrationError", "ArtifactError", "Conflict",
-        "StoreFull", "StoreBusy",  # calibrations
+        "StoreFull", "StoreBusy", "StoreUnavailable",  # calibrations
         "UnsupportedBody",  # no client of these sends anything but JSON
         "Overloaded", "UpstreamOverloaded",  # queues and buffers that are full
         "NotReady", "RacerError",  # above
