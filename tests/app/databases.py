@@ -41,7 +41,6 @@ class Postgres:
         self._folder = Path(tempfile.mkdtemp(prefix="racer-postgres-"))
         self._password = secrets.token_hex(8)
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres")
         given = self._folder / "password"
