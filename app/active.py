@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, Generic, TypeVar
 
@@ -36,7 +36,9 @@ class ActiveCalibration:
         self._sub_pools = _Parts[_Place, Calibration](threads)
         self._grouped = _Parts[_Place, GroupedRows](threads)
         self._groups = _Parts[tuple[_Place, RowPlan], GroupThreshold](threads)
-        self._followers: list[Callable[[Record], Awaitable[None]]] = []
+        # Of its own, so that no work in other threads delays an activation.
+        self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
+        self._followers: list[Callable[[Record], None]] = []
 
     @property
     def ready(self) -> bool:
@@ -54,23 +56,26 @@ class ActiveCalibration:
             raise NotReady(self._why_not)
         return self._record
 
-    async def tell(self, follower: Callable[[Record], Awaitable[None]]) -> None:
-        """Call this with the active record, and with every later one before it decides."""
+    async def tell(self, follower: Callable[[Record], None]) -> None:
+        """Call this on a thread with the active record, and every later one before it decides."""
         self._followers.append(follower)
         if self._record is not None:
-            await follower(self._record)
+            await self._prepare(follower, self._record)
 
     async def swap(self, record: Record) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
-        await asyncio.to_thread(_warm, record.calibration)
+        await self._prepare(_warm, record.calibration)
         if record.later is not None:
-            await asyncio.to_thread(_warm, record.later.calibration)
+            await self._prepare(_warm, record.later.calibration)
         for follower in self._followers:
-            await follower(record)
+            await self._prepare(follower, record)
         self._record = record
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()
         self._telemetry.calibration_rows.set(record.calibration.n)
+
+    async def _prepare(self, work: Callable[[PartT], None], given: PartT) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)
 
     def refuse(self, reason: str) -> None:
         """Remember why a stored record cannot be used."""

@@ -90,7 +90,7 @@ class Follower:
         await self._bell.__aexit__(None, None, None)
 
     def tell(self, hearer: Callable[[Pulse], None]) -> None:
-        """Call this on a thread with whatever the store says."""
+        """Call this with whatever the store says; it must not block."""
         self._hearers.append(hearer)
 
     async def catch_up(self, made: Record | None = None) -> None:
@@ -107,7 +107,7 @@ class Follower:
             self._lost(False)
             await self._take(pulse, made)
             for hearer in self._hearers:
-                await self._store.run(hearer, pulse)
+                hearer(pulse)
 
     async def _take(self, pulse: Pulse, made: Record | None) -> None:
         wanted = pulse.active_id
@@ -122,7 +122,7 @@ class Follower:
 
     async def _read(self, calibration_id: str) -> Record:
         try:
-            return await self._store.run(self._store.record, calibration_id)
+            return await self._store.pulsing(self._store.record, calibration_id)
         except StoreDamaged as exc:
             self._damaged = calibration_id
             log.error("%s; what decided before goes on", exc)
@@ -135,7 +135,7 @@ class Follower:
         """Say why nothing decides, where another artifact's calibration is there."""
         if self._active.ready:
             return
-        other = await self._store.run(self._store.others, self.setup)
+        other = await self._store.pulsing(self._store.others, self.setup)
         if other is not None:
             self._active.refuse(
                 f"calibration {other} was made with another artifact, or with candidates that were "

@@ -7,7 +7,9 @@ seconds, and learns from the others' additions what alarmed; the order in which 
 tells nothing of the values. What a gateway had not added when it was killed is missing, which tells
 nothing of them either.
 
-Everything here blocks; calls may come from several threads.
+Everything here blocks but :meth:`Drift.stale` and :meth:`Drift.hear`; calls may come from several
+threads. Whoever changes a watch waits for his turn, and perhaps for the store; whoever follows
+another calibration waits for neither, so that nobody's verdict delays an activation.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class Drift:
         self._metrics = metrics
         self._false_alarm = false_alarm
         self._rng = rng
-        self._lock = Lock()
+        self._turn = Lock()  # to change a watch; held while the store is asked
+        self._moment = Lock()  # to change what is known here; never held for longer
         self._followed: _Followed | None = None
         self._former: _Followed | None = None  # it may decide for a moment yet
         self._settled_at = time.monotonic()
@@ -86,38 +89,36 @@ class Drift:
         return ()
 
     def follow(self, record: Record) -> None:
-        """Watch for another calibration: go on where its watch was, or begin."""
-        with self._lock:
-            try:
-                if self._followed is not None and self._followed.waiting:
-                    self._settle(self._followed)
-            except StoreError as exc:  # a calibration must be activated all the same
-                log.warning("what was seen last of the calibration before is lost: %s", exc)
+        """Watch for another calibration: go on where its watch was, or begin.
+
+        What waits for the watch of the one before is added when this one's is.
+        """
+        told = None
+        try:
+            told = self._watches.told(record.id)
+        except StoreError as exc:  # until it is heard of with the next pulse
+            log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
+        with self._moment:
             self._former, self._followed = self._followed, _Followed(record=record)
             self._show(())
-            try:
-                self._settle(self._followed)
-            except StoreError as exc:  # until it is heard of with the next pulse
-                log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
+        if told is not None:
+            self._learn(record.id, *told)
 
     def hear(self, pulse: Pulse) -> None:
         """Learn what alarmed elsewhere."""
-        if pulse.watched_since is None:
-            return
-        with self._lock:
-            if self._followed is not None and self._followed.record.id == pulse.active_id:
-                self._learn(self._followed, pulse.watched_since, pulse.raised)
+        if pulse.active_id is not None and pulse.watched_since is not None:
+            self._learn(pulse.active_id, pulse.watched_since, pulse.raised)
 
     def reset(self) -> None:
         """Begin again for the same calibration, with a new false-alarm probability."""
-        with self._lock:
-            if self._followed is None:
+        with self._turn:
+            followed = self._followed
+            if followed is None:
                 return
-            record = self._followed.record
-            with self._changing(record) as kept:
-                kept.watch, kept.since = self._new(record), now()
-            self._followed = _Followed(record=record)
-            self._learn(self._followed, kept.since, ())
+            with self._changing(followed.record) as kept:
+                kept.watch, kept.since = self._new(followed.record), now()
+            followed.waiting.clear()
+            self._learn(followed.record.id, kept.since, ())
 
     def see(self, notes: Sequence[DecisionNote]) -> None:
         """Feed the label-free streams with routed queries, in order; a repeat tells nothing new.
@@ -125,7 +126,7 @@ class Drift:
         Raises:
             StoreError: They wait on.
         """
-        with self._lock:
+        with self._turn:
             followed = self._followed
             if followed is None:
                 return
@@ -140,8 +141,8 @@ class Drift:
             ).items():
                 waiting = followed.waiting.setdefault(name, [])
                 waiting += values[: MAX_WAITING - len(waiting)]
-            if followed.waiting and time.monotonic() - self._settled_at >= SETTLE_S:
-                self._settle(followed)
+            if time.monotonic() - self._settled_at >= SETTLE_S:
+                self._settle_waiting()
 
     def judge(self, note: DecisionNote, loss: float | None) -> None:
         """Bet on the loss of a shadow decision of which all is known: once, whoever asks.
@@ -153,7 +154,7 @@ class Drift:
         Raises:
             StoreError: Nothing is changed.
         """
-        with self._lock:
+        with self._turn:
             followed = self._followed
             if followed is None or followed.record.id != note.calibration_id or loss is None:
                 self._archive.judge(note, None)
@@ -163,17 +164,16 @@ class Drift:
                 stream = kept.watch.streams.get(streams.RISK)
                 if counted and isinstance(stream, RiskEProcess):
                     stream.update(loss)
-            self._learn(followed, kept.since, kept.watch.raised)
+            self._learn(followed.record.id, kept.since, kept.watch.raised)
 
     def settle(self) -> None:
         """Add what waits. Raises :class:`StoreError`."""
-        with self._lock:
-            if self._followed is not None and self._followed.waiting:
-                self._settle(self._followed)
+        with self._turn:
+            self._settle_waiting()
 
     def as_json(self) -> dict[str, Any] | None:
         """What ``GET /drift`` says of the alarms; None before there is a calibration."""
-        with self._lock:
+        with self._turn:
             if self._followed is None:
                 return None
             kept = self._settle(self._followed)
@@ -187,9 +187,14 @@ class Drift:
             },
         }
 
+    def _settle_waiting(self) -> None:
+        self._settled_at = time.monotonic()
+        for followed in (self._former, self._followed):
+            if followed is not None and followed.waiting:
+                self._settle(followed)
+
     def _settle(self, followed: _Followed) -> KeptWatch:
         """Add what this gateway saw to the watch of all."""
-        self._settled_at = time.monotonic()
         with self._changing(followed.record) as kept:
             for name, values in followed.waiting.items():
                 stream = kept.watch.streams[name]
@@ -200,7 +205,7 @@ class Drift:
             # If nobody can tell whether they were kept, they are not added again: seen twice, they
             # would be evidence of nothing.
             followed.waiting.clear()
-        self._learn(followed, kept.since, kept.watch.raised)
+        self._learn(followed.record.id, kept.since, kept.watch.raised)
         return kept
 
     def _changing(self, record: Record) -> Any:
@@ -209,16 +214,20 @@ class Drift:
     def _new(self, record: Record) -> Watch:
         return streams.new_watch(record.calibration, self._false_alarm, self._rng)
 
-    def _learn(self, followed: _Followed, since: str, raised: Sequence[str]) -> None:
+    def _learn(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
         """Of one watch nothing that alarmed is forgotten, in whatever order it is heard of."""
-        known = followed.raised if since == followed.since else ()
-        told = tuple(name for name in streams.STREAMS if name in {*known, *raised})
-        self._followed = replace(followed, since=since, raised=told)
-        for name in told:
-            if name not in known:
-                log.warning("drift alarm: %s, calibration %s", name, followed.record.id)
-        if told != followed.raised:
-            self._show(told)
+        with self._moment:
+            followed = self._followed
+            if followed is None or followed.record.id != calibration_id:
+                return  # it was about one that no longer decides
+            known = followed.raised if since == followed.since else ()
+            told = tuple(name for name in streams.STREAMS if name in {*known, *raised})
+            self._followed = replace(followed, since=since, raised=told)
+            for name in told:
+                if name not in known:
+                    log.warning("drift alarm: %s, calibration %s", name, calibration_id)
+            if told != followed.raised:
+                self._show(told)
 
     def _show(self, raised: Sequence[str]) -> None:
         for name in streams.STREAMS:

@@ -166,7 +166,7 @@ class Watcher:
         await self._store.run(self._settle)
 
     def hear(self, pulse: Pulse) -> None:
-        """Learn which alarms other gateways raised. May block for a moment."""
+        """Learn which alarms other gateways raised."""
         if self._drift is not None:
             self._drift.hear(pulse)
 
@@ -237,12 +237,11 @@ class Watcher:
                 rows.setdefault(note.fingerprint, asked | row)
         return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()
 
-    async def _follow(self, record: Record) -> None:
+    def _follow(self, record: Record) -> None:
         rows = record.calibration.fingerprints
-        self._repeats = await asyncio.to_thread(Repeats, rows)
-        self._drawn = await asyncio.to_thread(Repeats, rows)
+        self._repeats, self._drawn = Repeats(rows), Repeats(rows)
         if self._drift is not None:
-            await self._store.run(self._drift.follow, record)
+            self._drift.follow(record)
 
     async def _keep_house(self) -> None:
         while not self._closing.is_set():

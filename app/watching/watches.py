@@ -40,6 +40,16 @@ class Watches:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    def told(self, calibration_id: str) -> tuple[str, tuple[str, ...]] | None:
+        """When the watch of a calibration began, and what alarmed; None: it is still to begin.
+
+        Waits for nobody who changes it.
+        """
+        with self._store.transaction() as session:
+            row = session.get(WatchRow, calibration_id)
+            watch = None if row is None else _read(row)
+            return None if row is None or watch is None else (row.since, tuple(watch.raised))
+
     @contextmanager
     def changing(self, calibration_id: str, begin: Callable[[], Watch]) -> Generator[KeptWatch]:
         """The watch of a calibration, kept as it then is; of several callers one at a time.

@@ -493,7 +493,7 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         assert raised
         world.store.add(fresh, activate=True)
 
-        async def meanwhile(new: Record) -> None:  # which is followed, while the old one decides
+        def meanwhile(new: Record) -> None:  # which is followed, while the old one decides
             assert new is not fresh or watcher.stale == raised
 
         await world.active.tell(meanwhile)
