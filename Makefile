@@ -8,8 +8,8 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-scale test-vllm fuzz bench bench-quick \
-	demo serve clean
+.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-scale test-ui test-alerts test-vllm \
+	fuzz bench bench-quick docs release lock demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
 READY := $(VENV)/.ready-$(notdir $(TORCH_INDEX))
@@ -63,15 +63,26 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) -m "not scale"
+	$(PYTEST) -m "not scale and not browser"
 
 test-quick: setup
-	$(PYTEST) -m "not slow and not scale"
+	$(PYTEST) -m "not slow and not scale and not browser"
 
 # Several gateways, also on Ray: on PostgreSQL, which root installs where Debian's is missing.
 test-scale: setup
 	tests/install-postgres.sh
 	$(PYTEST) -m scale
+
+# Through the page in Chromium, which root installs where Debian's is missing. What it looked like is
+# in .screenshots afterwards.
+test-ui: setup
+	tests/install-chromium.sh
+	$(PYTEST) -m browser tests/ui
+
+# Alerts, by Prometheus' own tool.
+test-alerts: setup
+	tests/install-promtool.sh
+	$(BIN)/pytest -m promtool tests/deploy
 
 # Real vLLM servers behind the gateway: some 10 GB of memory.
 test-vllm: setup setup-vllm
@@ -97,5 +108,28 @@ demo: setup
 serve: setup
 	$(BIN)/racer serve --config deploy/demo/racer.yaml
 
+# A release as a stranger gets it: built, installed in an empty environment by hashes, its demo run.
+RELEASE       := .venv-release
+RELEASE_READY := $(RELEASE)/.ready
+
+$(RELEASE_READY): deploy/release/requirements.txt
+	$(PYTHON) -m venv --clear $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+release: $(RELEASE_READY)
+	TORCH_INDEX=$(TORCH_INDEX) deploy/release/check.sh $(RELEASE) $(PYTHON)
+
+# After a change of constraints.txt or of what pyproject.toml asks for.
+lock: $(RELEASE_READY)
+	deploy/release/lock.sh $(RELEASE)
+
+# The site of docs/, into site/: a link that leads nowhere ends it.
+docs: setup
+	$(BIN)/python docs/reference/generate.py
+	$(BIN)/python -m tests.docs.blocks
+	$(BIN)/zensical build --strict
+
 clean:
-	rm -rf $(VENV) $(VLLM) $(LITELLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VLLM) $(LITELLM) $(RELEASE) dist site .cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache \
+		.screenshots .promtool

@@ -30,7 +30,9 @@ from app.demo_measure import measure
 from app.errors import SettingsError, UpstreamUnavailable
 from racer_core.records.reader import read_rows
 
-FOLDER = Path(__file__).resolve().parent.parent / "deploy" / "demo"
+# Beside the package in a checkout; one that was installed runs in the folder of the repository.
+_ROOTS = (Path(__file__).resolve().parent.parent, Path.cwd())
+FOLDER = next((root / "deploy/demo" for root in _ROOTS if (root / "deploy/demo").is_dir()), Path())
 CALIBRATION = FOLDER / "data" / "calibration.jsonl"
 START_LIMIT_S = 120.0
 
@@ -61,7 +63,9 @@ def run(
     """
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 120)
     with started(port, console) as running:
-        console.print(f"\nready after {running.seconds:.0f} s. Try it from another terminal:\n")
+        console.print(f"\nready after {running.seconds:.0f} s. In a browser: {running.url}/ui")
+        console.print(f"(this demo's admin key, for Calibrate and Watch: {running.admin_key})")
+        console.print("From another terminal:\n")
         console.print(_lines_to_copy(running.url), markup=False, highlight=False, soft_wrap=True)
         with (
             Progress(console=console) as bars,
@@ -90,14 +94,22 @@ def started(port: int, console: Console) -> Generator[Running]:
     begun = time.monotonic()
     signal.signal(signal.SIGTERM, _exit)  # else the children would be left behind
     if not (FOLDER / "racer.yaml").is_file():
-        raise SettingsError(f"{FOLDER} is not here: `racer demo` runs from a source checkout")
+        raise SettingsError("deploy/demo is not here: run `racer demo` in the repository's folder")
     _check_free(port)
     admin_key = secrets.token_urlsafe(24)
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="racer-demo-")))
         pool_port = _free_port()
         serve_pool = stack.enter_context(_process(_pool_command(pool_port), home / "pool.log"))
-        command = [sys.executable, "-m", "app", "serve", "--config", str(_config(home, pool_port))]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "app",
+            "serve",
+            "--config",
+            str(_config(home, pool_port)),
+        ]
         environment = {"RACER_ADMIN_KEY": admin_key, "RACER_DATA_KEY": ""}
         gateway = stack.enter_context(
             _process([*command, "--port", str(port)], home / "gateway.log", environment)

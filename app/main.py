@@ -29,9 +29,11 @@ from app.routes import (
     models,
     responses,
     route,
+    ui,
     watching,
 )
 from app.routes.answering import GONE, ClientLeft
+from app.ui.assets import Assets
 from racer_core import __version__
 from racer_core.errors import RacerError
 
@@ -78,7 +80,8 @@ def create_app(services: Services) -> FastAPI:
         redirect_slashes=False,  # a redirect would go wherever the Host header says
     )
     app.state.services = services
-    for part in (health, *_ANSWERING, calibrate, feedback, watching):
+    app.state.assets = Assets()
+    for part in (health, *_ANSWERING, calibrate, feedback, watching, ui):
         app.include_router(part.router)
     app.include_router(health.metrics_router)
     for kind, handler in {**_FAILED, HTTPException: _http_error}.items():

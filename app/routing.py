@@ -23,7 +23,7 @@ from app.scoring import ScoredQuery, Scoring
 from app.settings import Settings
 from app.telemetry import Telemetry
 from app.watching.decisions import ChosenBy
-from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.calibration import Calibration, Levels
 from racer_core.errors import InfeasibleAlphaError, InputError
 from racer_core.racer import Trained
 from racer_core.types import RoutingDecision
@@ -104,6 +104,57 @@ class Routed:
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskLevels:
+    """A decision, and the sets that other alphas would choose for the same query.
+
+    Attributes:
+        routed: The decision at the alpha in force.
+        found: The others; None where everybody is called at every alpha.
+        prices: Of a call, by candidate; None where they have none.
+    """
+
+    routed: Routed
+    found: Levels | None = None
+    prices: tuple[float, ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        decisions = self.found.decisions if self.found else ()
+        return {
+            **self.routed.as_json(),
+            "certificate": self.routed.certificate.as_json(),
+            "nonconformity": self._by_name(self.found.nonconformity) if self.found else {},
+            "levels": [
+                {
+                    "alpha": each.alpha,
+                    "lambda_hat": None if each.trivial else each.lambda_hat,
+                    "selected": list(each.selected),
+                    "null_in_set": each.null_selected,
+                    "abstained": each.abstained,
+                    "cost_share": self._cost_share(each.selected),
+                }
+                for each in decisions
+            ],
+        }
+
+    def _by_name(self, values: Sequence[float]) -> dict[str, float]:
+        return dict(zip(self.routed.certificate.pool, values, strict=True))
+
+    def _cost_share(self, names: Sequence[str]) -> float | None:
+        """What calling these costs, as a share of calling all; no price is told."""
+        if self.prices is None:
+            return None
+        price = self._by_name(self.prices)
+        return sum(price[name] for name in names) / sum(self.prices)
+
+
+def alphas_for(most: float | None, used: float) -> list[float]:
+    """The levels that are shown: half a percent apart, with the one in force among them."""
+    shown = {step / 200 for step in range(1, 101)} | {used}
+    return sorted(alpha for alpha in shown if most is None or alpha <= most)
+
+
 class RoutingService:
     """Chooses the set for one query with the calibration that is active at that moment."""
 
@@ -141,6 +192,31 @@ class RoutingService:
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
         """
+        routed = await self._routed(ask, deadline)
+        self._count(routed)
+        return routed
+
+    async def levels(self, ask: Ask, deadline: float) -> RiskLevels:
+        """The decision, and what it would be at every other alpha. It is counted nowhere.
+
+        Only for one question without turns before it. Raises as :meth:`route`.
+        """
+        routed = await self._routed(ask, deadline)
+        record, pool, scored = routed.record, routed.certificate.pool, routed.scored
+        threshold = await self._threshold(record, pool, routed.group, later=False)
+        if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
+            return RiskLevels(routed=routed)
+        found = await asyncio.to_thread(
+            threshold.calibration.levels,
+            routed.fingerprint,
+            [scored.scores[self._trained.pool.index(name)] for name in pool],
+            alphas_for(ask.caller.max_alpha, routed.decision.alpha),
+            neighbours=scored.neighbours,
+            score=routed.decision.score,
+        )
+        return RiskLevels(routed=routed, found=found, prices=threshold.calibration.prices)
+
+    async def _routed(self, ask: Ask, deadline: float) -> Routed:
         record = self._active.record()  # read once: one record decides and certifies
         query, options = ask.query, self._with_defaults(ask)
         reasons = list(query.reasons)
@@ -171,7 +247,6 @@ class RoutingService:
             routed = await self._decided(record, names, query, options, ask, scored, reasons)
             if routed.is_lasting:
                 self._kept.keep(record.id, conditions, routed)
-        self._count(routed)
         return routed
 
     async def without(self, routed: Routed, ask: Ask, failed: Collection[str]) -> tuple[str, ...]:

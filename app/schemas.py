@@ -136,6 +136,17 @@ class RouteRequest(DecisionOptions):
         return self
 
 
+class LevelsRequest(BaseModel):
+    """A question, and among whom it is decided."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: str = Field(description="The text to route on.")
+    score: Score | None = Field(default=None, strict=False)
+    candidates: list[str] | None = Field(default=None, min_length=1)
+    group: str | None = Field(default=None, max_length=128)
+
+
 class CalibrateOptions(BaseModel):
     """Options of ``POST /calibrate``: body fields, form fields or query parameters."""
 

@@ -24,7 +24,7 @@ from app.overrides import Overrides
 from app.payload import candidate_payload
 from app.pump import Pump
 from app.reasons import Reason
-from app.routing import Ask, Routed, RoutingService
+from app.routing import Ask, RiskLevels, Routed, RoutingService
 from app.settings import Settings
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry
@@ -95,6 +95,11 @@ class ChatService:
             overhead_ms=(time.monotonic() - started) * 1e3,
         )
         return self._remembered(outcome, ask)
+
+    async def levels(self, ask: Ask) -> RiskLevels:
+        """What every alpha would select; nobody is called, nothing is remembered or counted."""
+        levels = await self._routing.levels(ask, self._deadline(ask.options.timeout))
+        return replace(levels, routed=levels.routed.because(*self._watcher.stale))
 
     async def stream(self, request: Request) -> tuple[Pump, dict[str, str]]:
         """Events and headers. One selected candidate streams live; several are merged first."""

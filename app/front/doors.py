@@ -17,12 +17,14 @@ from starlette.routing import BaseRoute, compile_path
 Door = Literal["public", "data", "admin"]
 
 DOORS: Final[dict[str, Door]] = {
-    # Probes, and the description of the interface.
+    # Probes, the description of the interface, and the page, which has no secret.
     "GET /healthz": "public",
     "GET /readyz": "public",
     "GET /docs": "public",
     "GET /docs/oauth2-redirect": "public",
     "GET /openapi.json": "public",
+    "GET /ui": "public",
+    "GET /ui/{name}": "public",
     # Asking.
     "GET /v1/models": "data",
     "GET /v1/models/{model_id:path}": "data",
@@ -32,6 +34,7 @@ DOORS: Final[dict[str, Door]] = {
     "POST /v1/embeddings": "data",
     "POST /route": "data",
     "POST /v1/route": "data",
+    "POST /route/levels": "data",
     "GET /metrics": "data",
     # Saying what came of it; a key sees and judges its own decisions only.
     "POST /feedback": "data",

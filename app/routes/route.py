@@ -1,4 +1,7 @@
-"""POST /route: the decision and its certificate; costs no tokens unless asked to execute."""
+"""POST /route: the decision and its certificate; costs no tokens unless asked to execute.
+
+POST /route/levels: the same at every alpha, for who wants to choose one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from app.lifespan import OpenServices
 from app.openapi import BODY, CALLS, KEYED, errors, json_body
 from app.routes.answering import note_answer, note_prompt, unless_left
 from app.routing import Ask
-from app.schemas import DecisionOptions, Message, RouteRequest
+from app.schemas import DecisionOptions, LevelsRequest, Message, RouteRequest
 from app.surfaces.chat import Chat
 from app.turn import Request
 from racer_core.errors import InputError
@@ -66,10 +69,33 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
     return wire.json_response(told, headers=outcome.headers)
 
 
+@router.post(
+    "/route/levels",
+    summary="The sets that every alpha would choose",
+    responses=errors(*KEYED, *BODY, 404, 409),
+    openapi_extra=json_body(LevelsRequest),
+)
+async def levels(request: HttpRequest, services: OpenServices) -> Response:
+    """Nobody is called, and nothing of it is remembered or counted."""
+    settings = services.settings
+    body, _ = await wire.read(request, LevelsRequest, settings.limits.body_bytes)
+    asked = query.of_messages(_question(body.query), {}, settings)
+    options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
+    note_prompt(request, services, lambda: asked)
+    ask = Ask(query=asked, options=options, caller=caller_of(request))
+    return wire.json_response((await services.chat.levels(ask)).as_json())
+
+
 def _messages(body: RouteRequest) -> Sequence[Message]:
-    if body.query is not None and not body.query.strip():
+    if body.messages is not None:
+        return body.messages
+    return _question(body.query or "")
+
+
+def _question(text: str) -> Sequence[Message]:
+    if not text.strip():
         raise InputError("query is empty", param="query")
-    return body.messages or [Message(role="user", content=body.query)]
+    return [Message(role="user", content=text)]
 
 
 def _as_messages(query: str) -> dict[str, Any]:

@@ -67,6 +67,14 @@ class Sets:
     null_abstained: BoolArray  # (B,): emptied because p_null >= tau
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """One query at several risk levels. A larger alpha never adds anybody to its set."""
+
+    nonconformity: tuple[float, ...]  # s(x, m), in the order of the pool; lower fits better
+    decisions: tuple[RoutingDecision, ...]  # in the order of the alphas
+
+
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Rows that were scored exactly as queries are scored when serving.
@@ -208,6 +216,13 @@ class Calibration:
         At +inf nobody abstains: rows that abstain have the critical score +inf, so only the whole
         pool covers them, and an infeasible alpha must really give the whole pool.
         """
+        self._check(scores, fingerprints, neighbours)
+        fit = self._scoring.nonconformity(score, scores, neighbours, fingerprints)
+        return self._sets_of(fit, scores, lambda_hat)
+
+    def _check(
+        self, scores: FloatArray, fingerprints: Sequence[bytes], neighbours: IdArray | None
+    ) -> None:
         if scores.shape != (len(fingerprints), len(self.pool)):
             raise InputError(
                 f"scores of shape {scores.shape} for {len(fingerprints)} queries and a pool of "
@@ -216,7 +231,8 @@ class Calibration:
             )
         if (neighbours is None) != (self.neighbours is None):
             raise InputError("the rows were calibrated with another kind of router", param="scores")
-        fit = self._scoring.nonconformity(score, scores, neighbours, fingerprints)
+
+    def _sets_of(self, fit: FloatArray, scores: FloatArray, lambda_hat: float) -> Sets:
         inside = prediction_sets(fit, lambda_hat)
         abstains = self._null_abstains(scores) & math.isfinite(lambda_hat)
         count = len(self.pool)
@@ -242,17 +258,58 @@ class Calibration:
         ``neighbours`` are the pattern ids (J,) that its router gave with the scores, if it gives
         any.
         """
-        alpha = self.options.alpha if alpha is None else checked_alpha(alpha)
+        alpha = self.options.alpha if alpha is None else alpha
+        return self.levels(
+            fingerprint,
+            scores,
+            (alpha,),
+            neighbours=neighbours,
+            score=score,
+            truncated=truncated,
+        ).decisions[0]
+
+    def levels(
+        self,
+        fingerprint: bytes,
+        scores: Sequence[float],
+        alphas: Sequence[float],
+        *,
+        neighbours: IdArray | None = None,
+        score: Score | None = None,
+        truncated: bool = False,
+    ) -> Levels:
+        """Choose the set for one query at each of several alphas; its fit is computed once."""
         score = score or self.options.score
-        lambda_hat = self.lambda_hat(alpha, score)
+        thresholds = [self.lambda_hat(checked_alpha(alpha), score) for alpha in alphas]
         row = checked_scores(np.array([scores], dtype=np.float64))
         near = None if neighbours is None or self.neighbours is None else neighbours[None, :]
-        sets = self.sets(row, [fingerprint], lambda_hat, score, near)
+        self._check(row, [fingerprint], near)
+        fit = self._scoring.nonconformity(score, row, near, [fingerprint])
+        return Levels(
+            nonconformity=tuple(fit[0, : len(self.pool)].tolist()),
+            decisions=tuple(
+                self._decision(
+                    self._sets_of(fit, row, lambda_hat), row[0], alpha, score, lambda_hat, truncated
+                )
+                for alpha, lambda_hat in zip(alphas, thresholds, strict=True)
+            ),
+        )
+
+    def _decision(
+        self,
+        sets: Sets,
+        scores: FloatArray,
+        alpha: float,
+        score: Score,
+        lambda_hat: float,
+        truncated: bool,
+    ) -> RoutingDecision:
+        """The set of one query, best first."""
         chosen = np.flatnonzero(sets.selected[0])
-        best_first: list[int] = chosen[np.argsort(-row[0, chosen], kind="stable")].tolist()
+        best_first: list[int] = chosen[np.argsort(-scores[chosen], kind="stable")].tolist()
         return RoutingDecision(
             selected=tuple(self.pool[i] for i in best_first),
-            scores=tuple(float(row[0, i]) for i in best_first),
+            scores=tuple(float(scores[i]) for i in best_first),
             null_selected=bool(sets.null_selected[0]),
             alpha=alpha,
             score=score,

@@ -22,13 +22,15 @@ ENDPOINTS = {
     "/readyz": {"get"},
     "/metrics": {"get"},
 }
-# Second names, and the description itself.
+# Second names, the description itself, and the page.
 UNDESCRIBED = {
     "POST /v1/route",
     "POST /v1/calibrate",
     "GET /docs",
     "GET /docs/oauth2-redirect",
     "GET /openapi.json",
+    "GET /ui",
+    "GET /ui/{name}",
 }
 
 

@@ -1,0 +1,67 @@
+"""GET /ui: the page, and its files. Public: they hold nothing that is not in every release."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from app.errors import NotFound
+from app.ui.assets import PAGE, Assets
+
+router = APIRouter(include_in_schema=False)
+
+# Scripts and styles of our own files alone; nothing is embedded, framed, evaluated or sent away.
+POLICY: Final = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+)
+_HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "vary": "accept-encoding",
+    # Asked for anew each time, and answered with 304: gateways of two releases may serve at once.
+    "cache-control": "no-cache",
+}
+
+
+async def _assets(request: Request) -> Assets:
+    return request.app.state.assets
+
+
+Files = Annotated[Assets, Depends(_assets)]
+
+
+@router.get("/ui")
+async def page(request: Request, assets: Files) -> Response:
+    """The document; it asks for the rest."""
+    return await _served(PAGE, request, assets)
+
+
+@router.get("/ui/{name}")
+async def file(name: str, request: Request, assets: Files) -> Response:
+    """A script, a style, a picture. 404 `not_found` for any other name."""
+    return await _served(name, request, assets)
+
+
+async def _served(name: str, request: Request, assets: Assets) -> Response:
+    found = await assets.find(name)
+    if found is None:
+        raise NotFound("Not Found")
+    headers = {**_HEADERS, "etag": found.etag}
+    if found.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        packed = headers | {"content-encoding": "gzip"}
+        return Response(found.packed, media_type=found.kind, headers=packed)
+    return Response(found.plain, media_type=found.kind, headers=headers)

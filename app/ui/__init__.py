@@ -1,0 +1,1 @@
+"""The page: plain HTML, CSS and ES modules, and what serves them as they are."""

@@ -1,0 +1,137 @@
+/** What came of a question: the answer, its certificate in words, its price, and who said what. */
+
+import { ApiError, postJson } from "./api.js";
+import { el, fill, notice, setShare } from "./dom.js";
+import { duration, number, percent, plural } from "./format.js";
+import { failureInWords, guaranteeInWords, reasonInWords } from "./words.js";
+
+/**
+ * The cards of one answer.
+ *
+ * @param told What /route said.
+ * @param seen How long it took here, how many candidates there are, and the level that was asked.
+ */
+export function answerCards(told, seen) {
+  return el(
+    "div",
+    { class: "answers" },
+    el(
+      "section",
+      { class: "card", "aria-labelledby": "answer-title" },
+      el("h2", { id: "answer-title" }, told.abstained ? "Nobody was called" : "The answer"),
+      el("p", { class: "text big" }, told.answer ?? "The answer holds no text."),
+      told.abstained ? null : el("p", { class: "muted" }, servedBy(told)),
+      el("div", { class: "facts" }, facts(told, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
+      certificate(told.certificate),
+    ),
+    told.abstained ? null : sideBySide(told),
+  );
+}
+
+/** Whose text it is, and how the vote went. */
+function servedBy({ served_by: name, votes, calls }) {
+  const kinds = Object.keys(votes).length;
+  const called = calls.length;
+  if (kinds === 0) return `In the words of ${name}.`;
+  const how = called === 1 ? "Nobody else was asked." : kinds === 1 ? "All who voted agree." : `They gave ${plural(kinds, "different answer")}; this one won the vote.`;
+  return `In the words of ${name}. ${how}`;
+}
+
+/** What it cost beside calling everyone: only what is known. */
+function facts(told, { ms, size, level }) {
+  const called = told.calls.filter((call) => !call.skipped);
+  const answered = called.filter((call) => call.ms !== undefined);
+  const tokens = told.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
+  const found = [
+    ["candidates called", `${called.length} of ${size}`],
+    level?.cost_share == null || level.abstained
+      ? [`${size - called.length === 1 ? "call" : "calls"} saved beside calling all`, String(size - called.length)]
+      : [`of the price of calling all ${size}`, percent(level.cost_share, 0)],
+    ["until the answer was here", duration(ms)],
+    ["of it the gateway's own", duration(told.overhead_ms)],
+  ];
+  if (answered.length > 0) found.push(["the slowest call", duration(Math.max(...answered.map((call) => call.ms)))]);
+  if (tokens > 0) found.push([told.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
+  return found;
+}
+
+/** The certificate: what is promised, or why nothing is. */
+function certificate(told) {
+  const remarks = told.reasons.map(reasonInWords);
+  if (!told.holds) {
+    return notice(
+      "warn",
+      el("h3", {}, "No guarantee for this one"),
+      el("p", {}, "A premise failed:"),
+      el("ul", {}, remarks.map((each) => el("li", {}, each))),
+    );
+  }
+  return notice(
+    "good",
+    el("h3", {}, "The guarantee holds"),
+    el("p", {}, guaranteeInWords(told)),
+    remarks.length ? el("ul", {}, remarks.map((each) => el("li", {}, each))) : null,
+  );
+}
+
+/** Every answer beside the others, and the votes. */
+function sideBySide(told) {
+  const answers = told.answers ?? {};
+  const calls = Object.fromEntries(told.calls.map((call) => [call.candidate, call]));
+  const kinds = Object.entries(told.votes).sort(([, a], [, b]) => b - a);
+  const most = Math.max(...kinds.map(([, weight]) => weight), 1e-9);
+  return el(
+    "section",
+    { class: "card", "aria-labelledby": "said-title" },
+    el("h2", { id: "said-title" }, "What each said"),
+    kinds.length > 1
+      ? el(
+          "ol",
+          { class: "votes", "aria-label": "Votes" },
+          kinds.map(([form, weight]) =>
+            el(
+              "li",
+              {},
+              el("span", { class: "vote-form", title: form }, form),
+              el("span", { class: "bar-track", "aria-hidden": "true" }, setShare(el("span", { class: "bar-fill" }), "width", weight / most)),
+              el("span", { class: "num" }, `${number(weight)} ${weight === 1 ? "vote" : "votes"}`),
+            ),
+          ),
+        )
+      : null,
+    el("div", { class: "grid said" }, Object.keys(calls).map((name) => said(name, calls[name], answers[name], told))),
+  );
+}
+
+/** One candidate's answer, with what its call took, and whether it was right. */
+function said(name, call, text, told) {
+  const won = name === told.served_by;
+  const state = call.error ? failureInWords(call.error) : call.skipped || call.cancelled ? "not needed: the vote was decided" : duration(call.ms);
+  return el(
+    "article",
+    { class: `answer${won ? " won" : ""}` },
+    el("header", {}, el("h3", { title: name }, name), won ? el("span", { class: "chip" }, "chosen") : null),
+    text === undefined || text === null ? el("p", { class: "muted" }, "no answer") : el("p", { class: "text", tabindex: text.length > 400 ? "0" : null }, text),
+    el("footer", {}, el("span", { class: "muted" }, state), text ? verdict(name, told.decision_id) : null),
+  );
+}
+
+/** Two buttons that say whether an answer was right; this is what the realised risk is known by. */
+function verdict(name, decision) {
+  const place = el("span", { class: "verdict" });
+  const button = (label, correct) =>
+    el("button", { type: "button", class: "quiet small", "aria-label": `${name} was ${label.toLowerCase()}`, onclick: () => tell(correct) }, label);
+
+  /** Send the verdict, and say what became of it. */
+  async function tell(correct) {
+    try {
+      const { waiting } = await postJson("feedback", "data", { decision_id: decision, correct: { [name]: correct } });
+      fill(place, el("span", { class: "muted", role: "status" }, waiting.includes(name) ? "noted; it counts once an admin accepts it" : "noted"));
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      fill(place, el("span", { class: "muted", role: "alert" }, error.message));
+    }
+  }
+  return fill(place, button("Right", true), button("Wrong", false));
+}
+

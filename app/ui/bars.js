@@ -1,0 +1,90 @@
+/** The candidates of one question as bars, and the threshold as a line across them. */
+
+import { el, setShare } from "./dom.js";
+import { number, percent } from "./format.js";
+
+/**
+ * Where bars and line stand so that a candidate reaches the line exactly where it is in the set.
+ *
+ * With `gap` and `prob` the nonconformity is a constant less the score, so the scores themselves are
+ * drawn. With other kinds it is not a function of the score alone: drawn is what it leaves of one.
+ */
+function scale(scores, nonconformity) {
+  const sums = Object.keys(nonconformity).map((name) => nonconformity[name] + scores[name]);
+  const spread = Math.max(...sums) - Math.min(...sums);
+  if (spread < 1e-4) {
+    return { drawn: "score", bar: (name) => scores[name], line: (lambda) => sums[0] - lambda };
+  }
+  return { drawn: "fit", bar: (name) => 1 - nonconformity[name], line: (lambda) => 1 - lambda };
+}
+
+const DRAWN = {
+  score: "Bars show the router's score: how likely the candidate is to answer right. Whoever reaches the line is called.",
+  fit: "Bars show what a candidate still adds to those placed before it: the share of questions like this one that none of them answers. Whoever reaches the line is called.",
+};
+
+/**
+ * A table of candidates, best first, and a function that shows another level of `levels`.
+ *
+ * The set is always the one that the gateway says; the bars only show why.
+ */
+export function candidateBars({ pool_scores: scores, nonconformity }) {
+  const { drawn, bar, line } = scale(scores, nonconformity);
+  const names = Object.keys(scores).sort((a, b) => bar(b) - bar(a) || scores[b] - scores[a]);
+  const rows = names.map((name) => {
+    const fillOf = setShare(el("span", { class: "bar-fill" }), "width", bar(name));
+    const mark = el("span", { class: "limit", "aria-hidden": "true" });
+    const place = el("td", { class: "place" });
+    const row = el(
+      "tr",
+      {},
+      el("th", { scope: "row", title: name }, el("span", { class: "name" }, name)),
+      el("td", { class: "bar" }, el("span", { class: "bar-track" }, fillOf, mark)),
+      el("td", { class: "num", title: "router score" }, number(scores[name], 3)),
+      place,
+    );
+    return { name, row, mark, place };
+  });
+  const heading = drawn === "score" ? "Router score" : "Adds to the set";
+  const table = el(
+    "table",
+    { class: "bars" },
+    el("caption", { class: "unseen" }, "Candidates, their router scores, and who is in the set"),
+    el(
+      "thead",
+      {},
+      el("tr", {}, el("th", { scope: "col" }, "Candidate"), el("th", { scope: "col" }, el("span", { class: "heads" }, heading, el("span", { class: "key" }, "threshold"))), el("th", { scope: "col", class: "num" }, "Score"), el("th", { scope: "col", class: "place" }, "In the set")),
+    ),
+    el("tbody", {}, rows.map(({ row }) => row)),
+  );
+
+  /** Draw the line of one level, and who is in its set. */
+  function show(level) {
+    const selected = new Set(level.selected);
+    for (const { name, row, mark, place } of rows) {
+      const inside = selected.has(name);
+      row.dataset.in = String(inside);
+      place.replaceChildren(el("span", { class: "chip" }, inside ? "called" : "left out"));
+      mark.hidden = level.lambda_hat === null;
+      if (level.lambda_hat !== null) setShare(mark, "left", line(level.lambda_hat));
+    }
+  }
+  return { table, show, legend: DRAWN[drawn] };
+}
+
+/** One sentence about a level: who is called, and what that saves. */
+export function levelInWords(level, names) {
+  const called = level.selected.length;
+  if (level.abstained) return `At ${percent(level.alpha)} nobody is called: no candidate is likely to know.`;
+  if (level.lambda_hat === null) {
+    return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so all ${names.length} are called.`;
+  }
+  return `At ${percent(level.alpha)}: ${called} of ${names.length} ${called === 1 ? "is" : "are"} called.`;
+}
+
+/** What is saved beside calling everyone: money where prices are known, calls otherwise. */
+export function savingInWords(level, size) {
+  if (level.cost_share !== null) return `costs ${percent(level.cost_share, 0)} of calling all ${size}`;
+  const saved = size - level.selected.length;
+  return saved === 0 ? "no call is saved" : `${saved} of ${size} calls saved`;
+}

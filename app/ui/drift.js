@@ -1,0 +1,119 @@
+/** The realised risk with its interval, and the evidence of drift. For admins. */
+
+import { ApiError, getJson } from "./api.js";
+import { keyWanted } from "./calibrate.js";
+import { chart, window } from "./charts.js";
+import { el, fill, notice, setShare } from "./dom.js";
+import { count, moment, percent, plural, range, shortId } from "./format.js";
+import { hasKey } from "./keys.js";
+import { adviceFor, sentence, streamInWords } from "./words.js";
+
+const KEPT = 360; // points of a line: an hour
+
+/** Two cards, and how to ask for what they show. */
+export function driftView() {
+  const risk = el("div", {});
+  const alarms = el("div", {});
+  const evidence = el("div", { class: "chart", hidden: true });
+  let points = [];
+  let followed = "";
+
+  /** Ask once; the lines begin anew with another calibration or after a reset. */
+  async function poll() {
+    if (!hasKey("admin")) {
+      missing(keyWanted("It needs the admin key."));
+      return;
+    }
+    try {
+      const told = await getJson("drift", "admin");
+      const identity = `${told.calibration_id} ${told.alarms?.since}`;
+      if (identity !== followed) points = [];
+      followed = identity;
+      fill(risk, riskView(told));
+      fill(alarms, alarmView(told));
+      evidence.hidden = told.alarms === null;
+      if (told.alarms === null) return;
+      points.push({ at: new Date(), streams: told.alarms.streams });
+      if (points.length > KEPT) points.shift();
+      drawEvidence(evidence, points);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      const advice = adviceFor(error);
+      missing(notice("info", sentence(error.message), advice ? el("p", {}, advice) : null));
+    }
+  }
+
+  /** Say why there is nothing to see. */
+  function missing(why) {
+    fill(risk, why);
+    fill(alarms, el("p", { class: "muted" }, "Nothing is known of it here."));
+    evidence.hidden = true;
+  }
+  return {
+    risk: el("section", { class: "card", "aria-labelledby": "risk-title" }, el("h2", { id: "risk-title" }, "Realised risk"), risk),
+    drift: el("section", { class: "card", "aria-labelledby": "drift-title" }, el("h2", { id: "drift-title" }, "Evidence of drift"), alarms, evidence),
+    poll,
+  };
+}
+
+/** Between which bounds the risk lies, by feedback and by the shadow sample. */
+function riskView(told) {
+  const { feedback, shadow, alpha, risk_q95: high, decisions } = told;
+  const rows = [interval("All feedback", feedback.lower, feedback.upper, alpha)];
+  if (shadow.sampled > 0) rows.push(interval("Shadow sample", shadow.lower, shadow.upper, alpha, shadow.risk));
+  return [
+    el("div", { class: "intervals" }, rows),
+    el("p", { class: "muted" }, `Asked for: at most ${percent(alpha)} on average; 95 of 100 such calibrations stay below ${percent(high)}.`),
+    feedback.identified === 0
+      ? el("p", { class: "hint" }, `Nothing is known of ${plural(decisions.at_own_alpha_and_pool ?? decisions.kept, "decision")} yet: say under “Try”, or with POST /feedback, who was right.`)
+      : el("p", { class: "hint" }, `Of ${plural(decisions.at_own_alpha_and_pool, "decision")}, ${count(feedback.identified)} can be judged by feedback; the interval holds whatever the others were.`),
+  ];
+}
+
+/** A share from 0 to 1 as a bar between two bounds, with alpha as a mark. */
+function interval(name, lower, upper, alpha, at = null) {
+  const words = range(lower, upper);
+  const bar = el("span", { class: "between" });
+  setShare(bar, "left", lower);
+  setShare(bar, "width", Math.max(upper - lower, 0.004));
+  return el(
+    "div",
+    { class: "interval" },
+    el("span", {}, name),
+    el("span", { class: "bar-track", "aria-hidden": "true" }, bar, setShare(el("span", { class: "limit" }), "left", alpha), at === null ? null : setShare(el("span", { class: "dot" }), "left", at)),
+    el("strong", {}, words),
+  );
+}
+
+/** What alarmed, or that nothing did. */
+function alarmView({ alarms, calibration_id: id }) {
+  if (alarms === null) return notice("info", "No alarms are configured (", el("code", {}, "watching.false_alarm"), " is null).");
+  const since = `watched since ${moment(alarms.since)}, calibration ${shortId(id)}`;
+  if (alarms.raised.length === 0) return el("p", { class: "sentence" }, el("span", { class: "chip on" }, "no alarm"), " ", el("span", { class: "muted" }, `${since}. While nothing changes, any alarm ever has a chance of at most ${percent(alarms.false_alarm)}.`));
+  return notice(
+    "bad",
+    el("strong", {}, `Alarm: ${alarms.raised.map(streamInWords).join(", ")}.`),
+    el("p", {}, `Questions are not drawn like the calibrated rows any more; certificates are void until you calibrate on new rows. (${since})`),
+  );
+}
+
+/** Capital of each stream as a share of where it alarms, on a logarithmic axis. */
+function drawEvidence(element, points) {
+  const names = Object.keys(points.at(-1).streams);
+  const share = ({ capital, alarm_at: at }) => Math.max(capital / at, 1e-12);
+  const label = `Evidence against “nothing changed”: ${names.map((name) => `${streamInWords(name)} ${percent(share(points.at(-1).streams[name]), 2)} of an alarm`).join(", ")}.`;
+  chart(element, label, (colour) => ({
+    data: names.map((name, i) => ({
+      x: points.map(({ at }) => at),
+      y: points.map(({ streams }) => (streams[name] ? share(streams[name]) : null)),
+      name: streamInWords(name),
+      mode: "lines+markers",
+      marker: { size: 4 },
+      line: { color: colour(`series-${i + 1}`), width: 2 },
+      hovertemplate: "%{y:.2%} of an alarm",
+    })),
+    x: { type: "date", range: window(points.map(({ at }) => at)) },
+    y: { type: "log", title: "share of an alarm", tickformat: "~%", dtick: 1, rangemode: "normal", range: [Math.min(-3, Math.log10(Math.min(...points.flatMap(({ streams }) => Object.values(streams).map(share))))), 0.4] },
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color: colour("bad"), width: 2, dash: "dash" } }],
+  }));
+}

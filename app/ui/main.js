@@ -1,0 +1,70 @@
+/** The page: keys, colours, tabs, and how the gateway is. Each tab is a module of its own. */
+
+import { ApiError, readiness } from "./api.js";
+import { advice, statusInWords } from "./advice.js";
+import { startCalibrate } from "./calibrate.js";
+import { byId, fill } from "./dom.js";
+import { hasKey, onKeys, useKeys } from "./keys.js";
+import { startTabs } from "./tabs.js";
+import { startTheme } from "./theme.js";
+import { startTry } from "./try.js";
+import { startWatch } from "./watch.js";
+
+const LOOK_EVERY_MS = 5000;
+
+/** Wire the dialog that takes keys. Its fields are emptied when it closes. */
+function startKeys() {
+  const dialog = byId("keys");
+  const fields = [byId("data-key"), byId("admin-key")];
+  byId("keys-open").addEventListener("click", () => dialog.showModal());
+  document.addEventListener("keys-wanted", () => dialog.showModal());
+  byId("keys-form").addEventListener("submit", () => useKeys(...fields.map((field) => field.value)));
+  byId("keys-forget").addEventListener("click", () => {
+    useKeys("", "");
+    dialog.close();
+  });
+  dialog.addEventListener("close", () => fields.forEach((field) => (field.value = "")));
+  onKeys(() => {
+    const held = ["data", "admin"].filter(hasKey);
+    byId("keys-open").dataset.held = String(held.length > 0);
+    byId("keys-open").setAttribute("aria-label", held.length ? `Keys: ${held.join(" and ")}` : "Keys");
+  });
+}
+
+/** Say every few seconds whether the gateway is ready, and what to do where it is not. */
+function startStatus() {
+  const pill = byId("status");
+  let said = "";
+
+  /** Ask, and show what changed. */
+  async function look() {
+    let ready;
+    try {
+      ready = await readiness();
+    } catch {
+      ready = { status: "unreachable" };
+    }
+    const text = JSON.stringify(ready);
+    if (text === said) return;
+    said = text;
+    const { state, words } = statusInWords(ready);
+    pill.dataset.state = state;
+    pill.textContent = words;
+    fill(byId("advice"), advice(ready));
+    document.dispatchEvent(new CustomEvent("readiness", { detail: ready }));
+  }
+  document.addEventListener("look-again", look);
+  setInterval(() => document.hidden || look(), LOOK_EVERY_MS);
+  return look();
+}
+
+startTheme();
+startKeys();
+startTry();
+const calibrate = startCalibrate();
+const watch = startWatch();
+startTabs((name) => {
+  calibrate.shown(name === "calibrate");
+  watch.shown(name === "watch");
+});
+startStatus();

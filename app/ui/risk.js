@@ -1,0 +1,48 @@
+/** The risk level that somebody chose, or the gateway's own while nobody did. */
+
+import { byId } from "./dom.js";
+import { percent } from "./format.js";
+
+/** Wire the slider, half a percent a step as in /route/levels; `moved` is told of each change. */
+export function riskLevel(moved) {
+  const slider = byId("alpha");
+  const output = byId("alpha-value");
+  const back = byId("alpha-usual");
+  let touched = false;
+  let usual = null;
+
+  slider.addEventListener("input", () => set(true));
+  back.addEventListener("click", () => {
+    set(false);
+    slider.focus();
+  });
+
+  /** Take a change in, and say it. */
+  function set(now) {
+    touched = now;
+    if (!touched && usual !== null) slider.value = Math.round(200 * usual);
+    const alpha = touched ? slider.valueAsNumber / 200 : usual;
+    const words = alpha === null ? "as calibrated" : percent(alpha) + (chosen() === undefined ? " · as calibrated" : "");
+    output.textContent = words;
+    slider.setAttribute("aria-valuetext", words);
+    back.hidden = chosen() === undefined;
+    moved();
+  }
+
+  /** What was chosen; undefined while it is the gateway's own. */
+  function chosen() {
+    const alpha = slider.valueAsNumber / 200;
+    return touched && alpha !== usual ? alpha : undefined;
+  }
+
+  return {
+    chosen,
+    /** Learn which level is in force where none is chosen, and which may be. */
+    know(alpha, levels) {
+      usual = alpha;
+      const most = levels.at(-1)?.alpha;
+      if (most !== undefined) slider.max = Math.max(1, Math.floor(200 * most + 1e-9));
+      set(touched);
+    },
+  };
+}

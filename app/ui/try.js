@@ -1,0 +1,138 @@
+/** Try: a question, the sets that every risk level would choose, and what the called ones say. */
+
+import { answerCards } from "./answer.js";
+import { ApiError, postJson } from "./api.js";
+import { candidateBars, levelInWords, savingInWords } from "./bars.js";
+import { byId, el, fill, notice, say } from "./dom.js";
+import { listed } from "./format.js";
+import { onKeys } from "./keys.js";
+import { riskLevel } from "./risk.js";
+import { adviceFor, reasonInWords, sentence } from "./words.js";
+
+const PAUSE_MS = 450; // after the last key, before the question is looked at
+
+/** Wire the form; nothing is asked before somebody types. */
+export function startTry() {
+  const form = byId("ask");
+  const question = byId("question");
+  const risk = riskLevel(() => shown?.show());
+  const button = byId("ask-button");
+  const story = [...byId("set").children]; // how it works, for as long as there is no question
+  let shown = null; // what /route/levels said of the question, with its bars
+  let waiting = 0;
+  let looking = new AbortController();
+
+  question.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(look, PAUSE_MS);
+  });
+  question.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    await ask();
+  });
+  onKeys(() => question.value.trim() && look());
+
+  /** Show the sets of the question as it stands. Nobody is called for it. */
+  async function look() {
+    clearTimeout(waiting);
+    looking.abort();
+    looking = new AbortController();
+    const { signal } = looking;
+    const query = question.value;
+    if (!query.trim()) {
+      shown = null;
+      fill(byId("set"), story);
+      return;
+    }
+    try {
+      const told = await postJson("route/levels", "data", { query }, signal);
+      fill(byId("ask-error"));
+      shown = showSet(query, told, risk);
+    } catch (error) {
+      if (error.name !== "AbortError") fail(error);
+    }
+  }
+
+  /** Call the set, and show what comes of it. */
+  async function ask() {
+    const query = question.value;
+    if (!query.trim()) {
+      fill(byId("ask-error"), notice("info", "Write a question first."));
+      question.focus();
+      return;
+    }
+    if (shown?.query !== query) await look();
+    button.disabled = true;
+    button.textContent = "Asking …";
+    fill(byId("ask-error"));
+    const begun = performance.now();
+    try {
+      const alpha = risk.chosen();
+      const body = { query, execute: true, ...(alpha === undefined ? {} : { alpha }) };
+      const told = await postJson("route", "data", body);
+      const size = Object.keys(told.pool_scores).length || told.certificate.guarantee.pool.length;
+      const level = shown?.levelOf(told.certificate.guarantee.alpha);
+      say(`${told.abstained ? "Nobody was called." : `The answer of ${told.served_by}:`} ${(told.answer ?? "").slice(0, 300)}`);
+      fill(byId("answer"), answerCards(told, { ms: performance.now() - begun, size, level }));
+    } catch (error) {
+      fail(error);
+    } finally {
+      button.disabled = false;
+      button.textContent = "Ask";
+    }
+  }
+
+  /** Say what went wrong, and what to do. */
+  function fail(error) {
+    if (!(error instanceof ApiError)) throw error;
+    const advice = adviceFor(error);
+    fill(byId("ask-error"), notice("bad", el("strong", {}, "That did not work. "), sentence(error.message), advice ? el("p", {}, advice) : null));
+  }
+}
+
+/** The bars of one question, moved by the slider. `risk` says which level is wanted. */
+function showSet(query, told, risk) {
+  const { levels, certificate } = told;
+  const usual = certificate.guarantee.alpha;
+  const names = certificate.guarantee.pool;
+  const summary = el("p", { class: "sentence" });
+  const saving = el("span", { class: "muted" });
+  const everyone = levels.length === 0;
+  const bars = everyone ? null : candidateBars(told);
+  const why = certificate.reasons.map(reasonInWords);
+  fill(
+    byId("set"),
+    el(
+      "section",
+      { class: "card", "aria-labelledby": "set-title" },
+      el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Who would be called"), saving),
+      summary,
+      everyone ? notice("info", `All ${names.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
+      everyone ? null : el("p", { class: "hint" }, bars.legend),
+    ),
+  );
+  risk.know(usual, levels);
+  show();
+
+  /** Draw the level that is wanted. */
+  function show() {
+    if (everyone) return;
+    const level = levelOf(risk.chosen() ?? usual);
+    summary.textContent = levelInWords(level, names);
+    say(level.selected.length > 0 ? `${summary.textContent} ${listed(level.selected)}.` : summary.textContent);
+    saving.textContent = level.abstained ? "" : savingInWords(level, names.length);
+    bars.show(level);
+  }
+
+  /** The level with this alpha. */
+  function levelOf(alpha) {
+    return levels.find((each) => each.alpha === alpha);
+  }
+  return { query, show, levelOf };
+}

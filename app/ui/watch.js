@@ -1,0 +1,86 @@
+/** Watch: what the gateways count, and what feedback and alarms say, for as long as the page is open. */
+
+import { ApiError, getJson, getText } from "./api.js";
+import { byId, el, fill, notice } from "./dom.js";
+import { driftView } from "./drift.js";
+import { onKeys } from "./keys.js";
+import { Gateways, histogram, parse, quantile, total } from "./metrics.js";
+import { trafficView } from "./traffic.js";
+import { adviceFor, sentence } from "./words.js";
+
+const POLL_MS = 2000;
+const DRIFT_MS = 10_000; // each answer has the gateway write the watch down
+const KEPT = 450; // points of a line: fifteen minutes
+
+const ASKING = new Set(["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/route", "/v1/route"]);
+
+/** Wire the tab; it polls while it is in front and the window can be seen. */
+export function startWatch() {
+  const gateways = new Gateways();
+  const lines = [];
+  const drift = driftView();
+  const traffic = trafficView(drift.risk);
+  const trouble = el("div", { role: "alert" });
+  let visible = false;
+  let timers = [];
+
+  fill(byId("watch-body"), trouble, traffic.view, drift.drift);
+  onKeys(() => visible && start());
+  document.addEventListener("visibilitychange", () => visible && (document.hidden ? stop() : start()));
+
+  /** Begin, or begin again. */
+  function start() {
+    stop();
+    poll();
+    drift.poll();
+    timers = [setInterval(poll, POLL_MS), setInterval(drift.poll, DRIFT_MS)];
+  }
+
+  /** Leave the gateway alone. */
+  function stop() {
+    timers.forEach(clearInterval);
+    timers = [];
+  }
+
+  /** Read the metrics of whichever gateway answers. */
+  async function poll() {
+    try {
+      const samples = parse(await getText("metrics", "data"));
+      const now = performance.now();
+      const step = gateways.add(samples, now);
+      if (step !== null) {
+        lines.push(point(step, Date.now()));
+        if (lines.length > KEPT) lines.shift();
+      }
+      fill(trouble);
+      traffic.show(gateways, lines);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      const advice = adviceFor(error);
+      fill(trouble, notice("bad", sentence(error.message), advice ? el("p", {}, advice) : null));
+    }
+  }
+
+  return {
+    /** Told when the tab comes to the front or leaves it. */
+    shown(now) {
+      visible = now;
+      if (now) start();
+      else stop();
+    },
+  };
+}
+
+/** One point of every line, from what a gateway counted since its last answer. */
+function point({ seconds, counted }, at) {
+  const asked = ({ route }) => ASKING.has(route);
+  const overhead = histogram(counted, "racer_overhead_seconds");
+  const calls = histogram(counted, "racer_candidate_seconds");
+  return {
+    at,
+    rate: total(counted, "racer_requests_total", asked) / seconds,
+    failed: total(counted, "racer_requests_total", (labels) => asked(labels) && Number(labels.status) >= 500) / seconds,
+    overhead: [quantile(overhead, 0.5), quantile(overhead, 0.95)],
+    calls: [quantile(calls, 0.5), quantile(calls, 0.95)],
+  };
+}

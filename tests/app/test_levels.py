@@ -1,0 +1,104 @@
+"""POST /route/levels: every alpha's set, exactly as /route would choose it, and without a trace."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from app.front import hashing
+
+from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
+from .fake_pool import FakePool
+
+PRICED = {"adder": 1.0, "speller": 2.0, "poet": 5.0}
+
+
+def levels(gateway: Gateway, query: str, **options: object) -> dict:
+    """The answer, with the status checked."""
+    response = gateway.post("/route/levels", json={"query": query, **options})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("score", ["gap", "prob", "cover"])
+@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+def test_a_level_is_what_route_decides_there(
+    serve: Serve, noisy_artifact, score: str, query: str
+) -> None:
+    """Threshold and set; a candidate is inside where its nonconformity is not above lambda_hat."""
+    gateway = serve(artifact=noisy_artifact, calibrated=False)
+    gateway.calibrate(rows=noisy(10_000, 200))
+    told = levels(gateway, query, score=score)
+    assert len({each["lambda_hat"] for each in told["levels"]}) > 3
+    for each in told["levels"][::9]:
+        there = gateway.route(query, score=score, alpha=each["alpha"])
+        assert each["selected"] == there["selected"], each["alpha"]
+        assert each["lambda_hat"] == there["certificate"]["lambda_hat"]
+        assert each["abstained"] == there["abstained"]
+        if each["lambda_hat"] is None:
+            assert set(each["selected"]) == set(POOL)
+        elif each["selected"]:
+            fit = told["nonconformity"]
+            inside = {name for name in POOL if fit[name] <= each["lambda_hat"]}
+            assert set(each["selected"]) == inside
+
+
+def test_levels_are_nested_and_the_one_in_force_is_among_them(serve: Serve) -> None:
+    """A larger alpha adds nobody, until it abstains; 0.033 is on no grid."""
+    gateway = serve(routing={"alpha": 0.033}, calibrated=False)
+    gateway.calibrate(rows=noisy(10_000, 200))
+    told = levels(gateway, TWO)
+    alphas = [each["alpha"] for each in told["levels"]]
+    assert alphas == sorted(alphas)
+    assert (0.033 in alphas, min(alphas), max(alphas)) == (True, 0.005, 0.5)
+    sets = [set(each["selected"]) for each in told["levels"]]
+    assert all(later <= before for before, later in pairwise(sets))
+
+
+def test_looking_leaves_no_trace(gateway: Gateway, pool: FakePool) -> None:
+    """Nobody is called; no decision is remembered, and the set sizes count none."""
+
+    def counted() -> list[str]:
+        lines = gateway.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith(("racer_set_size", "racer_overhead"))]
+
+    before = counted()
+    told = levels(gateway, ONE)
+    assert counted() == before
+    assert "decision_id" not in told
+    assert pool.asked() == []
+
+
+def test_prices_are_told_as_shares_only(serve: Serve, pool: FakePool) -> None:
+    """Which is what a data key needs to know."""
+    priced = candidates(pool.url, **{name: {"price": price} for name, price in PRICED.items()})
+    gateway = serve(candidates=priced)
+    for each in levels(gateway, TWO)["levels"]:
+        share = sum(PRICED[name] for name in each["selected"]) / 8.0
+        assert each["cost_share"] == pytest.approx(share)
+    assert "price" not in gateway.post("/route/levels", json={"query": TWO}).text
+
+
+def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
+    """Its `max_alpha` ends the list."""
+    key = hashing.new_key()
+    entry = {"name": "careful", "hash": hashing.written(key, hashing.new_salt()), "max_alpha": 0.05}
+    gateway = serve(access={"keys": [entry]})
+    told = gateway.post("/route/levels", key, json={"query": ONE}).json()["levels"]
+    assert max(each["alpha"] for each in told) == 0.05
+    assert max(each["alpha"] for each in levels(gateway, ONE)["levels"]) == 0.5
+
+
+def test_where_everyone_is_called_there_are_no_levels(gateway: Gateway) -> None:
+    """A query over the limit is not routed at any alpha; the certificate says why."""
+    told = levels(gateway, "What is 3 plus 4? " * 500)
+    assert (told["levels"], told["nonconformity"]) == ([], {})
+    assert "query_too_long" in told["certificate"]["reasons"]
+    assert set(told["selected"]) == set(POOL)
+
+
+@pytest.mark.parametrize("body", [{"query": " "}, {"query": ONE, "alpha": 0.1}, {}])
+def test_what_is_not_a_question_is_refused(gateway: Gateway, body: dict) -> None:
+    """An alpha, too: all of them are answered."""
+    assert gateway.post("/route/levels", json=body).status_code in (400, 422)

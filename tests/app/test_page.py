@@ -1,0 +1,153 @@
+"""The page as it is served: its files, their headers, and what they may never do."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from app.ui.assets import PAGE, PLOTLY, Assets
+
+from .conftest import Gateway, Serve
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "app" / "ui"
+OURS = sorted(path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg"))
+NAMES = sorted(path.name for path in OURS if path.name != "index.html")
+PATHS = ["/ui", *(f"/ui/{name}" for name in (*NAMES, PLOTLY))]
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self'",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+
+
+def test_the_table_of_files_is_the_folder() -> None:
+    """The document under its own address alone, and Plotly's script beside our files."""
+    assert Assets().names == tuple(sorted([PAGE, PLOTLY, *NAMES]))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_file_is_served_to_everybody_under_the_policy(gateway: Gateway, path: str) -> None:
+    """Without a key; compressed where that is read, and else the same bytes as they are."""
+    with gateway.http(None) as client:
+        plain = client.get(path, headers={"accept-encoding": "identity"})
+        packed = client.get(path, headers={"accept-encoding": "gzip"})
+    assert plain.status_code == packed.status_code == 200
+    assert plain.content == packed.content
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    told = dict(part.split(" ", 1) for part in plain.headers["content-security-policy"].split("; "))
+    assert told == POLICY
+    assert plain.headers["x-content-type-options"] == "nosniff"
+    assert plain.headers["referrer-policy"] == "no-referrer"
+    assert plain.headers["vary"] == "accept-encoding"
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/main.js"])
+def test_what_is_known_already_is_not_sent_again(gateway: Gateway, serve: Serve, path: str) -> None:
+    """304 at any gateway of the same release, and 200 for a tag of another one."""
+    first = gateway.get(path, None)
+    assert first.headers["cache-control"] == "no-cache"
+    other = serve(calibrated=False)
+    for asked in (gateway, other):
+        with asked.http(None) as client:
+            known = client.get(path, headers={"if-none-match": first.headers["etag"]})
+            stale = client.get(path, headers={"if-none-match": 'W/"another"'})
+        assert (known.status_code, known.content) == (304, b"")
+        assert known.headers["etag"] == first.headers["etag"]
+        assert stale.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/index.html", "/ui/assets.py", "/ui/__init__.py", "/ui/", "/ui/..", "/ui/../main.py",
+        "/ui/%2e%2e/main.py", "/ui/..%2fmain.py", "/ui/%2e%2e%2fmain.py", "/ui/..%5cmain.py",
+        "/ui//etc/passwd", "/ui/%00", "/ui/main.js/", "/ui/main.js%00.css", "/ui/x",
+    ],
+)  # fmt: skip
+def test_no_other_path_is_a_file(gateway: Gateway, path: str) -> None:
+    """As it stands on the wire: most clients would clean it up."""
+    wire = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=30)
+    wire.request("GET", path)
+    answer = wire.getresponse()
+    assert answer.status == 404
+    assert b"not_found" in answer.read()
+    wire.close()
+
+
+def test_the_package_behind_the_charts_is_never_imported() -> None:
+    """Its script is found without running any of it."""
+    code = "import sys; from app.ui.assets import Assets; Assets(); print('plotly' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_nothing_outside_is_named(path: Path) -> None:
+    """No address of another host, and no file that is not served: the page works offline."""
+    text = path.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", text, re.IGNORECASE) == []
+    assert re.findall(r"@import|url\(", text) == []
+    named = re.findall(r'\bui/([\w.-]+)"', text) + re.findall(r'from "\./([^"]+)"', text)
+    assert set(named) - {*NAMES, PLOTLY} == set()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in OURS if path.suffix in (".js", ".html")], ids=lambda path: path.name
+)
+def test_nothing_keeps_a_key_or_makes_markup_of_data(path: Path) -> None:
+    """No storage of a browser, no cookie, and no way from a text to an element or to code."""
+    text = path.read_text(encoding="utf-8")
+    kept = r"localStorage|sessionStorage|indexedDB|document\.cookie|cookieStore|\bcaches\b|serviceW"
+    made = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    inline = r"<style|<script>|\son[a-z]+=\"|\sstyle=\""
+    for pattern in (kept, made, inline):
+        assert re.findall(pattern, text) == [], pattern
+
+
+def test_every_function_has_its_sentence() -> None:
+    """A line of JSDoc above each function and class that a module is made of."""
+    bare = [
+        f"{path.name}: {line.strip()}"
+        for path in OURS
+        if path.suffix == ".js"
+        for before, line in _pairs(path.read_text(encoding="utf-8").splitlines())
+        if re.match(r"\s*(export )?(async )?(function|class)\b", line)
+        if not before.strip().endswith("*/")
+    ]
+    assert bare == []
+
+
+def _pairs(lines: list[str]) -> list[tuple[str, str]]:
+    return list(zip(["", *lines], lines, strict=False))
+
+
+def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
+    """Red when a kind of file is left out of the package's data."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    for name in ("app", "racer_core"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        held = {Path(name).name for name in opened.namelist() if name.startswith("app/ui/")}
+        page = opened.read("app/ui/index.html")
+    assert {path.name for path in OURS} <= held
+    assert page == (FOLDER / "index.html").read_bytes()

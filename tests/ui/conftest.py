@@ -1,0 +1,176 @@
+"""A browser on the page. Whatever it complains of is a failure of the test that made it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+from tests.app.conftest import until
+from tests.app.fake_pool import FakePool
+
+from .fleet import FEW, Fleet, artifact, served
+
+CHROMIUM = shutil.which("chromium")
+WIDE = (1280, 900)
+NARROW = (390, 844)
+REFUSED = "Failed to load resource: the server responded with a status of "
+# Kept by the page itself, before anything of it runs.
+VIOLATIONS = """
+addEventListener("securitypolicyviolation", (event) =>
+  console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs a browser."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.browser)
+            if CHROMIUM is None:
+                item.add_marker(pytest.mark.skip(reason="Chromium is not installed"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium without a window."""
+    with sync_playwright() as playwright:
+        # Root has no sandbox; Debian's Chromium is taken instead of one that is downloaded.
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def candidates() -> Iterator[FakePool]:
+    """Scripted candidates, of any name."""
+    pool = FakePool()
+    pool.start()
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A router for five candidates, trained once."""
+    return artifact(tmp_path_factory.mktemp("router"), FEW)
+
+
+@pytest.fixture(scope="module")
+def _few(
+    tmp_path_factory: pytest.TempPathFactory, candidates: FakePool, router: Path
+) -> Iterator[Fleet]:
+    with served(tmp_path_factory.mktemp("few"), FEW, candidates, artifact=router) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(_few: Fleet) -> Fleet:
+    """Five candidates behind a calibrated gateway with keys; everyone answers 42 until told."""
+    _few.pool.reset()
+    return _few
+
+
+class Tab:
+    """The page in a window of its own.
+
+    Attributes:
+        page: Playwright's.
+        fleet: The gateway that serves it.
+        refused: Statuses of answers that the test means to get; the browser notes each.
+    """
+
+    def __init__(self, page: Page, fleet: Fleet) -> None:
+        self.page = page
+        self.fleet = fleet
+        self.refused: set[int] = set()
+        self.noted: list[str] = []
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.noted.append(f"error: {error}"))
+        page.on("request", lambda request: self._request(request.url))
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.noted.append(message.text)
+
+    def _request(self, url: str) -> None:
+        if not url.startswith(self.fleet.gateway.url + "/"):
+            self.noted.append(f"asked elsewhere: {url}")
+
+    def complaints(self) -> list[str]:
+        """All but the refusals that are meant."""
+        meant = tuple(f"{REFUSED}{status}" for status in self.refused)
+        return [text for text in self.noted if not (meant and text.startswith(meant))]
+
+    def open(self, part: str = "") -> None:
+        """Load the page, and wait until it knows how the gateway is."""
+        self.page.goto(f"{self.fleet.gateway.url}/ui{part}")
+        self.page.wait_for_selector('#status:not([data-state="unknown"])')
+
+    def give_keys(self, *, data: str | None = None, admin: str | None = None) -> None:
+        """Through the dialog; the fleet's own keys unless told otherwise."""
+        self.page.click("#keys-open")
+        self.page.fill("#data-key", self.fleet.data_key if data is None else data)
+        self.page.fill("#admin-key", self.fleet.admin_key if admin is None else admin)
+        self.page.click("#keys-use")
+
+    def ask(self, question: str) -> None:
+        """Write a question, ask it, and wait for what comes of it."""
+        self.page.fill("#question", question)
+        self.page.click("#ask-button")
+        self.page.wait_for_selector("#answer .answers")
+
+    def looked(self, question: str) -> None:
+        """Write a question, and wait for its bars."""
+        self.page.fill("#question", question)
+        self.page.wait_for_selector("#set table.bars")
+
+    def until(self, expression: str) -> None:
+        """Wait until it is true; Playwright's own way would evaluate, which the policy forbids."""
+        assert until(lambda: bool(self.page.evaluate(expression)), 60), expression
+
+    def inside(self) -> set[str]:
+        """Who is in the set, as the bars say."""
+        return set(self.page.locator('tr[data-in="true"] .name').all_inner_texts())
+
+
+Open = Callable[..., Tab]
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Open]:
+    """Open windows: ``opened(fleet, scheme="dark", size=NARROW)``; none of them may complain."""
+    tabs: list[Tab] = []
+    with ExitStack() as stack:
+
+        def start(fleet: Fleet, part: str = "", **options: Any) -> Tab:
+            tab = stack.enter_context(_window(browser, fleet, **options))
+            tabs.append(tab)
+            tab.open(part)
+            return tab
+
+        yield start
+        complaints = [text for tab in tabs for text in tab.complaints()]
+    assert complaints == []
+
+
+@contextmanager
+def _window(
+    browser: Browser, fleet: Fleet, *, scheme: Any = "light", size: tuple[int, int] = WIDE
+) -> Generator[Tab]:
+    context = browser.new_context(
+        color_scheme=scheme,
+        viewport={"width": size[0], "height": size[1]},
+        reduced_motion="reduce",
+        locale="en-GB",
+    )
+    context.set_default_timeout(60_000)
+    context.add_init_script(VIOLATIONS)
+    yield Tab(context.new_page(), fleet)
+    context.close()

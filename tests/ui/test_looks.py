@@ -1,0 +1,113 @@
+"""How it looks: pictures of every tab, and nothing serious for who cannot see them as most do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.app.conftest import as_json
+from tests.app.fake_pool import FakePool
+
+from .conftest import NARROW, WIDE, Open, Tab
+from .fleet import MANY, POEM, RIVER, SUM, Fleet, rows, served
+
+PICTURES = Path(__file__).parents[2] / ".screenshots"
+SIZES = {"wide": WIDE, "narrow": NARROW}
+LONG = "The river is the Vils. " + "It runs through several towns before it reaches the sea. " * 12
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iterator[Fleet]:
+    """Twelve candidates with prices, one of them with a long name."""
+    prices = [0.5 + number for number in range(len(MANY))]
+    folder = tmp_path_factory.mktemp("many")
+    with served(folder, MANY, candidates, prices=prices) as fleet:
+        for number, name in enumerate(MANY):
+            candidates.say(name, [LONG, "The Vils", "the Vils"][number % 3])
+        for number in range(20):
+            for question in (SUM, RIVER, POEM):
+                decision = asked(fleet, f"{question} {number}", execute=number % 4 == 0)
+                judge(fleet, decision, right=number % 10 > 0)
+        yield fleet
+
+
+def asked(fleet: Fleet, question: str, *, execute: bool = True) -> str:
+    """A question; the id of its decision."""
+    body = {"query": question, "execute": execute}
+    told = fleet.gateway.post("/route", fleet.admin_key, json=body).json()
+    return told["decision_id"]
+
+
+def judge(fleet: Fleet, decision: str, *, right: bool) -> None:
+    """An admin's verdict on everybody."""
+    body = {"decision_id": decision, "correct": dict.fromkeys(fleet.names, right)}
+    assert fleet.gateway.post("/feedback", fleet.admin_key, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_tab_is_accessible_and_pictured(
+    many: Fleet, opened: Open, tmp_path: Path, scheme: str, size: str
+) -> None:
+    """In both colours, wide and narrow, empty and full; a picture of each is kept."""
+    PICTURES.mkdir(exist_ok=True)
+    tab = opened(many, scheme=scheme, size=SIZES[size])
+
+    def seen(name: str) -> None:
+        tab.page.screenshot(path=PICTURES / f"{name}-{size}-{scheme}.png", full_page=True)
+        assert serious(tab) == [], name
+        assert overflow(tab) <= 0, f"{name} is wider than the window"
+
+    seen("try-empty")
+    tab.page.click("#keys-open")
+    seen("keys")
+    tab.page.keyboard.press("Escape")
+    tab.give_keys()
+    tab.ask(RIVER)
+    seen("try")
+    tab.page.click("#tab-calibrate")
+    tab.page.wait_for_selector("#history table")
+    seen("calibrate-empty")
+    path = tmp_path / "calibration.jsonl"
+    lines = [json.dumps(row) for row in as_json(rows(MANY, 20_000, 500))]
+    path.write_text("\n".join([*lines[:5], "{", *lines[5:]]), encoding="utf-8")
+    tab.refused = {422}
+    tab.page.set_input_files("#rows", str(path))
+    tab.page.click("#upload .primary")
+    tab.page.wait_for_selector(".problems")
+    seen("calibrate-wrong")
+    path.write_text("\n".join(lines), encoding="utf-8")
+    tab.page.set_input_files("#rows", [])
+    tab.page.set_input_files("#rows", str(path))
+    tab.page.fill("#cal-alpha", "15")
+    tab.page.click("#upload .primary")
+    tab.page.wait_for_selector("#look-title")
+    tab.page.wait_for_selector("#calibrate .main-svg >> nth=2")
+    seen("calibrate")
+    tab.page.click("#tab-watch")
+    for number in range(3):
+        asked(many, f"{SUM} {number}")
+        tab.until(f"(document.querySelector('#watch .chart')?.data?.[0]?.y.length ?? 0) > {number}")
+    tab.page.wait_for_selector("#watch .interval")
+    seen("watch")
+
+
+def serious(tab: Tab) -> list[str]:
+    """What axe finds serious or critical: the rule, and the first element that breaks it."""
+    found = Axe().run(tab.page).response["violations"]
+    return [
+        f"{each['id']}: {each['nodes'][0]['target']} {each['nodes'][0]['failureSummary']}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+def overflow(tab: Tab) -> int:
+    """By how many pixels the page is wider than its window."""
+    return tab.page.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )

@@ -1,0 +1,106 @@
+"""Before all is well: no router, no calibration, nobody there; and colours and tabs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.app.conftest import ENVIRONMENT, running
+from tests.app.fake_pool import FakePool
+
+from .conftest import Open
+from .fleet import FEW, Fleet, rows, served
+
+
+@pytest.fixture
+def bare(tmp_path: Path, candidates: FakePool) -> Iterator[Fleet]:
+    """A gateway without an artifact."""
+    named = [{"name": name, "base_url": candidates.url} for name in FEW]
+    path = tmp_path / "racer.yaml"
+    path.write_text(yaml.safe_dump({"schema_version": 1, "port": 0, "candidates": named}))
+    with running(path, ENVIRONMENT) as gateway:
+        yield Fleet(gateway, candidates, FEW, *ENVIRONMENT.values())
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, candidates: FakePool, router: Path) -> Iterator[Fleet]:
+    """A gateway with a router that nobody calibrated, open to this machine."""
+    with served(tmp_path, FEW, candidates, artifact=router, keys=False, calibrated=False) as fleet:
+        yield fleet
+
+
+def test_without_a_router_every_tab_says_what_to_do(bare: Fleet, opened: Open) -> None:
+    """In the order in which it is done, with commands."""
+    tab = opened(bare)
+    tab.refused = {503}
+    assert tab.page.inner_text("#status") == "no router"
+    for command in ("racer label", "racer train", "artifact:"):
+        assert command in tab.page.inner_text("#advice")
+    tab.give_keys()
+    tab.page.fill("#question", "Who?")
+    tab.page.wait_for_selector("#ask-error .notice")
+    tab.page.click("#tab-calibrate")
+    tab.page.wait_for_selector("#history .notice")
+    tab.page.click("#tab-watch")
+    tab.page.wait_for_selector("#watch tbody tr")
+    assert tab.page.locator("#watch tbody tr").count() == len(FEW)
+    tab.page.wait_for_selector("#watch .notice.info")
+
+
+def test_without_a_calibration_the_way_to_one_is_shown_and_works(
+    fresh: Fleet, opened: Open
+) -> None:
+    """From the advice to the tab; and once there is one the page knows by itself."""
+    tab = opened(fresh)
+    tab.refused = {503}
+    assert tab.page.inner_text("#status") == "not calibrated"
+    tab.page.click("#advice a")
+    assert tab.page.locator("#calibrate").is_visible()
+    fresh.gateway.calibrate(rows=rows(FEW, 10_000, 300))
+    tab.page.wait_for_selector('#status[data-state="good"]')
+    assert tab.page.inner_text("#advice") == ""
+    tab.page.click("#tab-try")
+    tab.ask("What is 17 plus 25?")  # nobody needs a key here
+
+
+def test_a_gateway_that_is_gone_is_said(fleet: Fleet, opened: Open) -> None:
+    """And asked again by itself."""
+    tab = opened(fleet)
+    tab.page.route("**/readyz", lambda route: route.abort())
+    tab.page.wait_for_selector('#status[data-state="bad"]')
+    assert "cannot be reached" in tab.page.inner_text("#advice")
+    tab.page.unroute("**/readyz")
+    tab.page.wait_for_selector('#status[data-state="good"]')
+    tab.noted = [text for text in tab.noted if "net::ERR_FAILED" not in text]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_until_they_are_switched(
+    fleet: Fleet, opened: Open, scheme: str
+) -> None:
+    """The switch says what it would do."""
+    tab = opened(fleet, scheme=scheme)
+
+    def paper() -> str:
+        return tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    first, other = paper(), {"light": "dark", "dark": "light"}[scheme]
+    assert tab.page.get_attribute("#theme", "aria-label") == f"Switch to {other} colours"
+    tab.page.click("#theme")
+    assert paper() != first
+    tab.page.click("#theme")
+    assert paper() == first
+
+
+def test_the_address_names_the_tab(fleet: Fleet, opened: Open) -> None:
+    """So that it can be sent to somebody, and the browser's own buttons work."""
+    tab = opened(fleet, "#calibrate")
+    assert tab.page.locator("#calibrate").is_visible()
+    tab.page.click("#tab-try")
+    assert tab.page.url.endswith("#try")
+    tab.page.go_back()
+    assert tab.page.locator("#calibrate").is_visible()
+    assert tab.page.locator("#try").is_hidden()

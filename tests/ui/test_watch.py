@@ -1,0 +1,143 @@
+"""Watch: what is drawn is what was counted, whichever gateway a poll meets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Route
+
+from tests.app.conftest import until
+from tests.app.fake_pool import FakePool
+
+from .conftest import Open, Tab
+from .fleet import FEW, RIVER, SUM, Fleet, served
+
+
+def asked(fleet: Fleet, question: str) -> dict:
+    """A question with an answer, as a client asks it."""
+    body = {"query": question, "execute": True}
+    return fleet.gateway.post("/route", fleet.admin_key, json=body).json()
+
+
+def at_watch(opened: Open, fleet: Fleet, **keys: str) -> Tab:
+    """The tab, with keys given."""
+    tab = opened(fleet, "#watch")
+    tab.refused = {401}  # before there are keys
+    tab.give_keys(**keys)
+    tab.page.wait_for_selector("#watch .tile")
+    return tab
+
+
+def drawn(tab: Tab) -> list[list[float]]:
+    """The heights of every line of the first chart."""
+    return tab.page.eval_on_selector(
+        "#watch .chart", "chart => (chart.data ?? []).map(line => [...line.y])"
+    )
+
+
+def test_what_is_shown_is_what_was_counted(fleet: Fleet, opened: Open) -> None:
+    """Decisions, mean set, calls of each candidate; and that somebody fails."""
+    fleet.pool.fail("qwen3-8b", "400")
+    tab = at_watch(opened, fleet)
+    for number in range(4):
+        asked(fleet, f"{SUM} {number}")
+    lines = fleet.gateway.get("/metrics", fleet.admin_key).text.splitlines()
+    counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    routed = int(float(counted["racer_set_size_count"]))
+    mean = float(counted["racer_set_size_sum"]) / routed
+    tab.until(
+        "[...document.querySelectorAll('.tile .fact')].map(e => e.textContent)"
+        f".includes('{routed:,}')"
+    )
+    tiles = tab.page.inner_text("#watch .tiles")
+    assert f"{mean:.2f}".rstrip("0").rstrip(".") in tiles
+    for name in FEW:
+        calls = sum(
+            int(float(value))
+            for key, value in counted.items()
+            if key.startswith(f'racer_candidate_calls_total{{candidate="{name}"')
+        )
+        row = tab.page.locator("#watch tbody tr", has_text=name)
+        assert row.locator("td").nth(1).inner_text() == str(calls)
+        assert row.locator("td").nth(0).inner_text() == "up"
+
+
+def test_a_rate_is_never_negative_and_gateways_are_told_apart(
+    fleet: Fleet, opened: Open, tmp_path: Path, candidates: FakePool, router: Path
+) -> None:
+    """Polls meet two gateways in turn, one of which has counted far more than the other."""
+    for number in range(30):
+        asked(fleet, f"{RIVER} {number}")
+    with served(tmp_path, FEW, candidates, artifact=router) as other:
+        gateways = [fleet.gateway, other.gateway]
+        polls = 0
+
+        def either(route: Route) -> None:
+            nonlocal polls
+            polls += 1
+            asked(other, SUM)
+            route.fulfill(body=gateways[polls % 2].get("/metrics", fleet.admin_key).text)
+
+        tab = opened(fleet)
+        tab.page.route("**/metrics", either)
+        tab.give_keys()
+        tab.page.click("#tab-watch")
+        tab.until("(document.querySelector('#watch .chart')?.data?.[0]?.y.length ?? 0) >= 3")
+        heights = [height for line in drawn(tab) for height in line]
+        assert all(0 <= height < 5 for height in heights), heights
+        assert "2 gateways answered here" in tab.page.inner_text("#watch")
+
+
+@pytest.mark.parametrize("restarted", [True, False], ids=["restarted", "unknown"])
+def test_a_counter_that_begins_again_is_no_rate(
+    fleet: Fleet, opened: Open, restarted: bool
+) -> None:
+    """A process that began anew, or one that does not say when it began, gives no point."""
+    tab = opened(fleet)
+    began = ["racer_set_size_created 5", "racer_set_size_created 9"] if restarted else ["", ""]
+    told = tab.page.evaluate(
+        """async (began) => {
+            const where = new URL("ui/metrics.js", document.baseURI).href;
+            const { Gateways, parse } = await import(where);
+            const known = new Gateways();
+            return began.map((line, i) => known.add(parse(`a_total ${9 - i}\\n${line}`), i * 1000));
+        }""",
+        began,
+    )
+    assert told == [None, None]
+
+
+def test_feedback_narrows_the_realised_risk(fleet: Fleet, opened: Open) -> None:
+    """From nothing known to an interval, with alpha beside it."""
+    answer = asked(fleet, RIVER)
+    tab = at_watch(opened, fleet)
+    tab.page.wait_for_selector("#watch .interval")
+    assert "Asked for: at most 10 %" in tab.page.inner_text("#watch")
+    before = tab.page.inner_text("#watch .interval")
+    judged = dict.fromkeys(FEW, True)
+    body = {"decision_id": answer["decision_id"], "correct": judged}
+    assert fleet.gateway.post("/feedback", fleet.admin_key, json=body).status_code == 200
+    tab.page.click("#tab-try")
+    tab.page.click("#tab-watch")
+    assert until(lambda: tab.page.inner_text("#watch .interval") != before, 60)
+
+
+def test_the_admins_part_asks_for_its_key(fleet: Fleet, opened: Open) -> None:
+    """The rest is there with a data key alone."""
+    tab = at_watch(opened, fleet, admin="")
+    tab.page.wait_for_selector("#watch >> text=It needs the admin key")
+    assert tab.page.locator("#watch tbody tr").count() == len(FEW)
+    tab.give_keys()
+    tab.page.wait_for_selector("#watch .interval")
+
+
+def test_a_tab_in_the_background_asks_nothing(fleet: Fleet, opened: Open) -> None:
+    """No poll is made while another tab is in front."""
+    tab = at_watch(opened, fleet)
+    asked_for: list[str] = []
+    tab.page.click("#tab-try")
+    tab.page.wait_for_load_state("networkidle")
+    tab.page.on("request", lambda request: asked_for.append(request.url))
+    tab.page.wait_for_timeout(5000)
+    assert [url for url in asked_for if not url.endswith("/readyz")] == []
