@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime
 from typing import Final, Generic, TypeVar
 
 from app.errors import NotReady, Overloaded
@@ -73,6 +74,8 @@ class ActiveCalibration:
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()
         self._telemetry.calibration_rows.set(record.calibration.n)
+        made = datetime.fromisoformat(record.created_at).timestamp()
+        self._telemetry.calibration_timestamp.set(made)
 
     async def _prepare(self, work: Callable[[PartT], None], given: PartT) -> None:
         await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)

@@ -24,6 +24,7 @@ from racer_core.records import formats
 from racer_core.records.checks import check_rows
 from racer_core.records.conversation import identity
 from racer_core.records.questions import Question
+from racer_core.records.row import row_query
 from racer_core.records.writer import row_line
 from racer_core.types import LabelledRow
 
@@ -56,10 +57,9 @@ class LabelFiles:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             rows = self._opened(stack, self.out)
-            try:
-                fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as exc:
-                raise InputError(f"{self.out}: another `racer label` is writing to it") from exc
+            _lock(rows, self.out)
+            if not os.path.samestat(os.fstat(rows.fileno()), self.out.stat()):
+                raise InputError(f"{self.out}: another `racer label` has just written it anew")
             self._rows = rows
             tail = self._read_rows()
             self._answered = self._opened(stack, self._partial)
@@ -123,9 +123,38 @@ class LabelFiles:
             task=question.task,
             group=question.group,
         )
-        _append(self._rows, row_line(row, self._pool), self.out)
+        _append(self._rows, row_line(row, self._pool).encode(), self.out)
         self._references[key] = question.reference
         del self._answers[key]
+
+    def put_in_order(self, questions: Iterable[Question]) -> None:
+        """Write the rows in the questions' order; what other questions left stays before them."""
+        self._rows.seek(0)
+        lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
+        places = {_digest(each.identity): place for place, each in enumerate(questions)}
+        ordered = sorted(lines, key=lambda line: places.get(self._key(line) or "", -1))
+        if ordered == lines:
+            return
+        out = self.out.resolve()
+        new = out.with_name(out.name + ".new")
+        rows = self._opened(self._stack, new)
+        try:
+            _lock(rows, self.out)  # before it has the name that others open
+            os.fchmod(rows.fileno(), os.fstat(self._rows.fileno()).st_mode & 0o777)
+            rows.truncate(0)
+            _append(rows, b"".join(ordered), self.out)
+            new.replace(out)
+        finally:
+            new.unlink(missing_ok=True)
+        self._rows = rows
+
+    def _key(self, line: bytes) -> str | None:
+        """By which the row of a line is known; None where the line is no row."""
+        value = strict_json.load_object(line)
+        if "query" not in value and "messages" not in value:
+            return None
+        earlier, query = row_query(value, self._max_query_chars, "last_user")
+        return _digest(identity(query, earlier))
 
     def _opened(self, stack: ExitStack, path: Path) -> FileIO:
         if path.exists() and not path.is_file():  # a device may have no end
@@ -194,17 +223,23 @@ class LabelFiles:
             new.unlink(missing_ok=True)
 
     def _write(self, file: FileIO, line: Mapping[str, Any]) -> None:
-        _append(file, _line(line), self._partial)
+        _append(file, _line(line).encode(), self._partial)
 
 
-def _append(file: FileIO, line: str, path: Path) -> None:
-    data = line.encode()
+def _append(file: FileIO, data: bytes, path: Path) -> None:
     try:
         whole = file.write(data) == len(data)
     except OSError as exc:
         raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
     if not whole:
         raise InputError(f"{path}: cannot be written (no space left)")
+
+
+def _lock(rows: FileIO, path: Path) -> None:
+    try:
+        fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        raise InputError(f"{path}: another `racer label` is writing to it") from exc
 
 
 def _whole_lines(file: FileIO, path: Path) -> tuple[bytes, bytes]:

@@ -119,6 +119,11 @@ class Telemetry:
             "Rows that count in the active calibration",
             registry=self.registry,
         )
+        self.calibration_timestamp = Gauge(
+            "racer_calibration_timestamp_seconds",
+            "When the active calibration was made, since 1970; 0 while there is none",
+            registry=self.registry,
+        )
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import lifespan, logs, settings
 from app.cluster.scoring import RayScoring
@@ -37,7 +37,8 @@ class Arguments(BaseModel, extra="forbid"):
     """What ``serve.yaml`` gives the application.
 
     Attributes:
-        config: The YAML configuration, at the same place on every node.
+        config: The YAML configuration, at the same place on every node; a relative path begins
+            where Ray was started.
     """
 
     config: Path
@@ -45,7 +46,8 @@ class Arguments(BaseModel, extra="forbid"):
 
 def build(arguments: dict[str, Any]) -> serve.Application:
     """The application that ``import_path`` names. Limits come from the configuration."""
-    config = Arguments.model_validate(arguments).config
+    # A replica may run where Ray was started elsewhere, and an error should name the whole path.
+    config = Arguments.model_validate(arguments).config.absolute()
     configured, _ = _load(config)
     limits = configured.limits
     router = None
@@ -125,7 +127,7 @@ class _Opening:
             await self._live(receive, send)
         else:
             assert self._app is not None
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _without_id(send))
 
     async def _live(self, receive: Receive, send: Send) -> None:
         configured, secrets = _load(self._config)
@@ -142,6 +144,17 @@ class _Opening:
         trained = lifespan.open_trained(configured)
         scoring = RayScoring(self._router, trained.artifact.digest)
         return lifespan.Router(trained, nullcontext(scoring))
+
+
+def _without_id(send: Send) -> Send:
+    """Leave the request's id to Serve, which puts the same into every answer once more."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [each for each in message["headers"] if each[0] != b"x-request-id"]
+        await send(message)
+
+    return sent
 
 
 def _load(config: Path) -> tuple[Settings, Secrets]:

@@ -9,7 +9,7 @@ import ray
 import ray.data
 from ray.exceptions import RayError
 
-from app.cluster.joining import join
+from app.cluster.joining import joined
 from racer_core import artifacts
 from racer_core.encoder.base import Encoded, EncoderSpec
 from racer_core.errors import ArtifactError
@@ -26,23 +26,23 @@ def over_cluster(address: str, spec: EncoderSpec) -> Spread:
     """
 
     def spread(pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, Encoded]]:
-        join(address)
-        gpus = 1 if spec.backend == "cuda" else 0
-        most = int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1))
-        asked = [{"number": number, "texts": list(texts)} for number, texts in enumerate(pieces)]
-        found = ray.data.from_items(asked, override_num_blocks=len(asked)).map(
-            cast("Any", _Embedding),  # a class is made once for each process
-            fn_constructor_args=(spec,),
-            compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, most)),
-            num_gpus=gpus,
-        )
-        try:
-            for row in found.iter_rows():
-                yield row["number"], Encoded(row["embeddings"], row["truncated"])
-        except RayError as exc:
-            raise ArtifactError(f"the cluster could not embed: {exc}") from exc
-        finally:
-            ray.shutdown()
+        with joined(address):
+            gpus = 1 if spec.backend == "cuda" else 0
+            most = int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1))
+            asked = [
+                {"number": number, "texts": list(texts)} for number, texts in enumerate(pieces)
+            ]
+            found = ray.data.from_items(asked, override_num_blocks=len(asked)).map(
+                cast("Any", _Embedding),  # a class is made once for each process
+                fn_constructor_args=(spec,),
+                compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, most)),
+                num_gpus=gpus,
+            )
+            try:
+                for row in found.iter_rows():
+                    yield row["number"], Encoded(row["embeddings"], row["truncated"])
+            except RayError as exc:
+                raise ArtifactError(f"the cluster could not embed: {exc}") from exc
 
     return spread
 

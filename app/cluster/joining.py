@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager, redirect_stdout
 from typing import Final
 
 import ray
@@ -14,8 +17,12 @@ from app.errors import SettingsError
 CONNECT_S: Final = 5.0
 
 
-def join(address: str) -> None:
-    """Connect this process to a cluster, until ``ray.shutdown``.
+@contextmanager
+def joined(address: str) -> Generator[None]:
+    """Connect this process to a cluster.
+
+    What Ray tells of its own accord is for stderr, or for nobody: stdout is the result, and what
+    ends a run is raised.
 
     Raises:
         SettingsError: Nobody is there.
@@ -25,6 +32,11 @@ def join(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_S).close()  # Ray tries for minutes
     except (OSError, ValueError) as exc:
         raise SettingsError(f"--ray {address}: no Ray cluster is there (HOST:PORT)") from exc
-    ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    with redirect_stdout(sys.stderr):
+        ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
+            yield
+        finally:
+            ray.shutdown()

@@ -32,6 +32,7 @@ from app.console import FILE, JSON, err, out, print_json, progress_bars
     show_default=True,
     help="Questions under way at once.",
 )
+@click.option("--ray", metavar="ADDRESS", help="Ask from all nodes of this Ray cluster.")
 @JSON
 def label(
     questions: Path,
@@ -42,6 +43,7 @@ def label(
     judge_model: str | None,
     judge_key: str | None,
     concurrency: int,
+    ray: str | None,
     as_json: bool,
 ) -> None:
     """Ask every candidate QUESTIONS (query and reference), grade, and write labelled rows.
@@ -49,13 +51,17 @@ def label(
     Interrupt it at any time: the same command goes on where it stopped and asks nothing twice.
     """
     from app import label as labelling
+    from app.label_grading import Grading
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
     asked = read_questions(questions, configured.limits.query_chars, configured.routing.text)
-    grading = labelling.Grading(
-        kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key
-    )
+    grading = Grading(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+    spread = None
+    if ray is not None:
+        from app.cluster.labelling import over_cluster
+
+        spread = over_cluster(ray, config, grading, concurrency)
     with progress_bars(as_json) as progress:
         result = labelling.run(
             asked,
@@ -66,6 +72,7 @@ def label(
             secrets=secrets,
             concurrency=concurrency,
             progress=progress,
+            spread=spread,
         )
     if result.interrupted:
         err.print("racer: stopped; the same command goes on from here", soft_wrap=True)

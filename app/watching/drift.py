@@ -15,6 +15,7 @@ another calibration waits for neither, so that nobody's verdict delays an activa
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -101,6 +102,8 @@ class Drift:
         with self._moment:
             self._former, self._followed = self._followed, _Followed(record=record)
             self._show(())
+            for name in streams.STREAMS:  # until its watch is next written
+                self._metrics.evidence.labels(name).set(0.0)
         if told is not None:
             self._learn(record.id, *told)
 
@@ -119,6 +122,7 @@ class Drift:
                 kept.watch, kept.since = self._new(followed.record), now()
             followed.waiting.clear()
             self._learn(followed.record.id, kept.since, ())
+            self._measure(followed.record.id, kept.watch)
 
     def see(self, notes: Sequence[DecisionNote]) -> None:
         """Feed the label-free streams with routed queries, in order; a repeat tells nothing new.
@@ -165,6 +169,7 @@ class Drift:
                 if counted and isinstance(stream, RiskEProcess):
                     stream.update(loss)
             self._learn(followed.record.id, kept.since, kept.watch.raised)
+            self._measure(followed.record.id, kept.watch)
 
     def settle(self) -> None:
         """Add what waits. Raises :class:`StoreError`."""
@@ -206,6 +211,7 @@ class Drift:
             # would be evidence of nothing.
             followed.waiting.clear()
         self._learn(followed.record.id, kept.since, kept.watch.raised)
+        self._measure(followed.record.id, kept.watch)
         return kept
 
     def _changing(self, record: Record) -> Any:
@@ -228,6 +234,15 @@ class Drift:
                     log.warning("drift alarm: %s, calibration %s", name, calibration_id)
             if told != followed.raised:
                 self._show(told)
+
+    def _measure(self, calibration_id: str, watch: Watch) -> None:
+        """Show how far each bet came, if it is about what decides."""
+        with self._moment:
+            followed = self._followed
+            if followed is not None and followed.record.id == calibration_id:
+                for name, stream in watch.streams.items():
+                    way = stream.wager.log_peak / -math.log(stream.level)
+                    self._metrics.evidence.labels(name).set(way)
 
     def _show(self, raised: Sequence[str]) -> None:
         for name in streams.STREAMS:

@@ -26,3 +26,20 @@ class WatchingMetrics:
             ("stream",),
             registry=registry,
         )
+        self.evidence = Gauge(
+            "racer_drift_evidence",
+            "How far this stream's bet came towards its alarm, in logarithms: 1 is an alarm",
+            ("stream",),
+            registry=registry,
+        )
+        self.risk = Gauge(
+            "racer_realised_risk",
+            "Mean loss of the judged shadow sample, and its 95 % interval",
+            ("bound",),
+            registry=registry,
+        )
+        self.risk_bound = Gauge(
+            "racer_risk_bound",
+            "95 % of calibrations of this size have at most this risk; NaN where all are called",
+            registry=registry,
+        )

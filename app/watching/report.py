@@ -15,6 +15,7 @@ from racer_core.calibration.shadow import (
     UNKNOWN,
     WRONG,
     FeedbackBounds,
+    RiskEstimate,
     estimate_risk,
     feedback_bounds,
 )
@@ -41,13 +42,20 @@ def feedback_range(
     )
 
 
+def estimate(losses: Sequence[float]) -> RiskEstimate:
+    """The risk that the judged shadow sample shows.
+
+    Sampling never looks at the query, so at whatever rate, judged queries are drawn like all.
+    """
+    seen = np.array(losses, dtype=np.float64)
+    return estimate_risk(seen, np.ones(seen.size), seen.size)
+
+
 def risk_as_json(archive: Archive, calibration_id: str, calibration: Calibration) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
     unjudged, judged = archive.served(calibration_id)
     bounds = feedback_range(calibration, unjudged, judged)
-    losses = np.array(archive.losses(calibration_id), dtype=np.float64)
-    # Sampling never looks at the query, so at whatever rate, judged queries are drawn like all.
-    shadow = estimate_risk(losses, np.ones(losses.size), losses.size)
+    shadow = estimate(archive.losses(calibration_id))
     counts = archive.counts(calibration_id)
     options = calibration.options
     return {

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -242,6 +243,10 @@ class Watcher:
         self._repeats, self._drawn = Repeats(rows), Repeats(rows)
         if self._drift is not None:
             self._drift.follow(record)
+        calibration, alpha = record.calibration, record.calibration.options.alpha
+        finite = calibration.misses(alpha) >= 0
+        self._metrics.risk_bound.set(calibration.risk_q95(alpha) if finite else math.nan)
+        self._show_risk([])  # until what was judged is read
 
     async def _keep_house(self) -> None:
         while not self._closing.is_set():
@@ -253,12 +258,19 @@ class Watcher:
     def _tidy(self) -> None:
         self._settle()
         try:
+            if self._active.ready:
+                self._show_risk(self._archive.losses(self._active.record().id))
             while not self._closing.is_set():
                 keep = self._settings
                 if not self._archive.prune(keep.keep_days, keep.keep_rows):
                     return
         except StoreError as exc:
-            log.warning("old decisions are not deleted: %s", exc)
+            log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)
+
+    def _show_risk(self, losses: Sequence[float]) -> None:
+        found = report.estimate(losses)
+        for name, value in (("lower", found.lower), ("mean", found.risk), ("upper", found.upper)):
+            self._metrics.risk.labels(name).set(value)
 
     def _settle(self) -> None:
         try:

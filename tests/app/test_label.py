@@ -216,6 +216,27 @@ def test_progress_goes_to_stderr(
     assert "6/6" not in printed
 
 
+def test_rows_end_in_the_order_of_the_questions(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """Whoever answered first, whatever was labelled before. Rows of other questions stay first."""
+    pool.say("poet", "42", delay_s=0.3)
+    out = tmp_path / "rows.jsonl"
+    other = [{"query": "Something else?", "reference": 1}]
+    label(save(tmp_path / "q.jsonl", [*other, QUESTIONS[4], QUESTIONS[1]]))
+    out.chmod(0o600)
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    (tmp_path / "rows.jsonl.partial").rename(tmp_path / "link.jsonl.partial")
+    assert label(save(tmp_path / "q.jsonl"), out=link)[0] == 0
+    wanted = [each["query"] for each in (*other, *QUESTIONS)]
+    assert [each["query"] for each in lines(out)] == wanted
+    assert link.is_symlink()
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert asked(pool) == once([*other, *QUESTIONS])
+    assert sorted(each.name for each in tmp_path.iterdir() if each.suffix == ".new") == []
+
+
 # Failures ---------------------------------------------------------------------------------------
 
 
@@ -534,6 +555,21 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
     assert (asked(pool) - before).total() == 18 - kept
     assert len(read_rows(out, POOL)) == 6
     assert label(questions, out=Path("/dev/null/rows.jsonl"))[0] == 1
+
+
+def test_without_ray_the_cluster_is_one_sentence(
+    label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 2 and what to install; nobody was asked."""
+    for name in [each for each in sys.modules if each.startswith("app.cluster")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    code, _, said = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
+    assert (code, said) == (
+        2,
+        "racer: Ray is not installed: pip install 'racer-gateway[ray]'\n",
+    )
+    assert pool.requests == []
 
 
 # Mathematics ------------------------------------------------------------------------------------

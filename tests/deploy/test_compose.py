@@ -24,7 +24,8 @@ TEXT = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 CUDA = (FOLDER / "cuda.yml").read_text(encoding="utf-8")
 SERVICES = yaml.safe_load(TEXT)["services"]
 GATEWAY = SERVICES["gateway"]
-CANDIDATES = {name: service for name, service in SERVICES.items() if name != "gateway"}
+MONITORING = {name: service for name, service in SERVICES.items() if "profiles" in service}
+CANDIDATES = {n: s for n, s in SERVICES.items() if n != "gateway" and n not in MONITORING}
 CONFIG = yaml.safe_load((FOLDER / "racer.yaml").read_text(encoding="utf-8"))
 RUNTIME = dockerfile.read()["runtime"]
 PORT = Settings.model_fields["port"].default

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -47,8 +48,11 @@ class Cluster:
 
     def on_second(self, deployment: str) -> list[psutil.Process]:
         """Replicas of a deployment that run on the second node."""
-        each = self._second.children(recursive=True)
-        return [one for one in each if f":{deployment}" in _title(one)]
+        return self.titled_on_second(f":{deployment}")
+
+    def titled_on_second(self, part: str) -> list[psutil.Process]:
+        """Processes of the second node that have this in their title."""
+        return titled(self._second, part)
 
     def lose_second(self) -> None:
         """Every process of the node ends at once, as where the power goes."""
@@ -58,6 +62,11 @@ class Cluster:
     def close(self) -> None:
         """End all nodes."""
         self._process.communicate(timeout=60)
+
+
+def titled(node: psutil.Process, part: str) -> list[psutil.Process]:
+    """Processes of a node that have this in their title."""
+    return [each for each in node.children(recursive=True) if part in _title(each)]
 
 
 def _title(process: psutil.Process) -> str:
@@ -100,17 +109,14 @@ def configuration(tmp_path_factory: pytest.TempPathFactory, artifact: Path, pool
     return configure(folder, artifact, pool.url, limits={"decisions_kept": 0})
 
 
-@pytest.fixture(scope="session")
-def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
-    """Two nodes, with what a gateway takes from the environment."""
+@contextmanager
+def two_nodes(**environment: str) -> Generator[Cluster]:
+    """Two nodes with this in their environment, in which this process is, too."""
     folder = Path(tempfile.mkdtemp(prefix="racer-ray-"))  # short: sockets are below it
-    given = ENVIRONMENT | {
-        "RACER_STORE_URL": postgres.create(),
+    given = environment | {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # or Ray writes one into the home folder
-        # The head's proxy stands for those of all nodes, so it must not keep to its own.
-        "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given.items():
@@ -121,6 +127,15 @@ def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
         finally:
             opened.close()
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(postgres: databases.Postgres) -> Iterator[Cluster]:
+    """Two nodes, with what a gateway takes from the environment."""
+    # The head's proxy stands for those of all nodes, so it must not keep to its own.
+    proxy = {"RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0"}
+    with two_nodes(**ENVIRONMENT, **proxy, RACER_STORE_URL=postgres.create()) as opened:
+        yield opened
 
 
 Deploy = Callable[..., None]

@@ -125,6 +125,8 @@ def test_the_surface_is_that_of_one_process(
     ):
         one, other = (each.post(path, key, json=body) for each in gateways)
         assert (one.status_code, one.json()) == (other.status_code, other.json())
+        for each in (one, other):
+            assert len(each.headers.get_list("x-request-id")) == 1  # Serve has one, too
     for each in gateways:
         stream = each.openai().chat.completions.create(
             model="auto", messages=user(TWO), stream=True

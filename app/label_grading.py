@@ -1,0 +1,52 @@
+"""Who grades, as the command line says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pydantic import SecretStr
+
+from app.errors import SettingsError
+from app.label_graders import Grader, MathGrader, TextGrader
+from app.label_judge import Judge, judge_at
+from app.settings import Candidate, Secrets, Settings
+from racer_core.aggregation.grading import Grade
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grading:
+    """How answers are graded: by a ``Grade``, or by a judge with its name or address."""
+
+    kind: str
+    judge: str | None = None  # a candidate's name, or a URL
+    judge_model: str | None = None  # at that URL
+    judge_key: str | None = field(default=None, repr=False)
+
+
+def grader_of(
+    grading: Grading, settings: Settings, secrets: Secrets
+) -> tuple[Grader, Candidate | None]:
+    """The grader, and the judge if it is one.
+
+    Raises:
+        SettingsError: There is no such judge.
+    """
+    if grading.kind != "judge":
+        if grading.judge is not None:
+            raise SettingsError("--judge is for --grade judge alone")
+        kind = Grade(grading.kind)
+        return (MathGrader() if kind is Grade.MATH else TextGrader(kind)), None
+    if grading.judge is None:
+        raise SettingsError("--grade judge needs --judge: a candidate's name, or a URL")
+    if grading.judge.startswith(("http://", "https://")):
+        if grading.judge_model is None:
+            raise SettingsError("a judge at a URL needs --judge-model, its name there")
+        judge = judge_at(grading.judge, grading.judge_model)
+        keys = {judge.name: SecretStr(grading.judge_key)} if grading.judge_key else {}
+        return Judge(judge, settings, replace(secrets, candidate_keys=keys)), judge
+    for candidate in settings.candidates:
+        if candidate.name == grading.judge:
+            return Judge(candidate, settings, secrets), candidate
+    raise SettingsError(
+        f"--judge {grading.judge}: neither a candidate ({', '.join(settings.pool)}) nor a URL"
+    )

@@ -1,0 +1,172 @@
+"""The tree of spans that the page of the gateway promises, as the SDK's own exporter gets it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, http_attributes
+from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from opentelemetry.semconv.attributes import http_attributes as stable_http_attributes
+from opentelemetry.trace import SpanKind, StatusCode
+
+from .conftest import ONE, POOL, TWO, Gateway, Serve, user
+from .fake_collector import wait
+from .fake_pool import FakePool
+from .test_evaluator import EVERYONE, judged
+
+GATEWAY = Path(__file__).parents[2] / "docs/gateway.md"
+CHAT = "/v1/chat/completions"
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CANARY = "CANARY-51c2e0"
+# A collector's address is configured, and nothing is sent there.
+TOLD = {"otlp_endpoint": "http://127.0.0.1:9"}
+CONVENTIONS = (
+    gen_ai_attributes, http_attributes, stable_http_attributes, error_attributes, server_attributes,
+)  # fmt: skip
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """Where every gateway of the test sends its spans."""
+    kept = InMemorySpanExporter()
+    monkeypatch.setattr("app.spans.OTLPSpanExporter", lambda *_, **__: kept)
+    return kept
+
+
+def finished(exporter: InMemorySpanExporter, routes: int = 1) -> Sequence[ReadableSpan]:
+    """All spans of requests, once so many are over; what is below one ends before it.
+
+    An evaluator is asked when a gateway starts, too: those calls are of no request.
+    """
+    wait(lambda: len(named(exporter.get_finished_spans(), "route")) >= routes)
+    spans = exporter.get_finished_spans()
+    requests = {_trace(span) for span in named(spans, "route")}
+    return [span for span in spans if _trace(span) in requests]
+
+
+def _trace(span: ReadableSpan) -> int:
+    assert span.context is not None
+    return span.context.trace_id
+
+
+def named(spans: Sequence[ReadableSpan], name: str) -> list[ReadableSpan]:
+    """Those whose name begins so."""
+    return [span for span in spans if span.name.split()[0] == name]
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    """What a span says."""
+    return dict(span.attributes or {})
+
+
+def under(spans: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
+    """The names of a span's children, sorted."""
+    assert parent.context is not None
+    return sorted(
+        span.name
+        for span in spans
+        if span.parent is not None and span.parent.span_id == parent.context.span_id
+    )
+
+
+@pytest.fixture
+def asked(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gateway:
+    """A chat request of which one candidate fails, and whose answers an evaluator weighs."""
+    gateway = serve(telemetry=TOLD, aggregation=judged(pool.url))
+    pool.say("adder", f"7 {CANARY}")
+    pool.say("speller", f"seven {CANARY}")
+    pool.fail("poet", "500")
+    response = gateway.post(
+        CHAT,
+        json={"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": EVERYONE},
+        headers={"traceparent": f"00-{TRACE}-{PARENT}-01"},
+    )
+    assert response.status_code == 200, response.text
+    return gateway
+
+
+def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
+    asked: Gateway, exporter: InMemorySpanExporter
+) -> None:
+    """One tree; a call that was made again is two spans. Red when a context is lost on the way."""
+    spans = finished(exporter)
+    [route], [aggregate] = named(spans, "route"), named(spans, "aggregate")
+    assert under(spans, route) == [
+        "aggregate",
+        *(f"chat {name}" for name in sorted([*POOL, "poet"])),
+    ]
+    assert under(spans, aggregate) == ["text_completion judge"] * 2
+    assert len(spans) == 1 + 5 + 2
+    assert {_trace(span) for span in spans} == {int(TRACE, 16)}
+    assert route.parent is not None
+    assert route.parent.span_id == int(PARENT, 16)
+    kinds = {span.name.split()[0]: span.kind for span in spans}
+    assert kinds == {
+        "route": SpanKind.SERVER,
+        "aggregate": SpanKind.INTERNAL,
+        "chat": SpanKind.CLIENT,
+        "text_completion": SpanKind.CLIENT,
+    }
+
+
+def test_only_what_failed_is_an_error(asked: Gateway, exporter: InMemorySpanExporter) -> None:
+    """The request was answered all the same."""
+    spans = finished(exporter)
+    failed = [span for span in spans if span.status.status_code is StatusCode.ERROR]
+    assert [span.name for span in failed] == ["chat poet"] * 2
+    assert {attributes(span)["error.type"] for span in failed} == {"upstream_error"}
+    assert [attributes(span).get("http.request.resend_count") for span in failed] == [None, 1]
+    assert {span.status.description for span in spans} == {None}
+    assert "error.type" not in attributes(named(spans, "route")[0])
+
+
+def test_whoever_is_called_is_told_its_own_span(
+    asked: Gateway, pool: FakePool, exporter: InMemorySpanExporter
+) -> None:
+    """Candidates and the evaluator: what they trace themselves hangs below the call to them."""
+    spans = finished(exporter)
+    calls = [*named(spans, "chat"), *named(spans, "text_completion")]
+    ids = [f"00-{TRACE}-{span.context.span_id:016x}-01" for span in calls if span.context]
+    told = [each["traceparent"] for each in pool.headers]
+    assert sorted(each for each in told if TRACE in each) == sorted(ids)
+
+
+def test_no_text_is_in_any_span(asked: Gateway, exporter: InMemorySpanExporter) -> None:
+    """Neither what was asked nor what was answered, wherever a span could hold it."""
+    for span in finished(exporter):
+        assert CANARY not in span.to_json()
+        assert TWO not in span.to_json()
+        assert not span.events
+
+
+def test_names_that_are_not_ours_are_those_of_the_conventions(
+    asked: Gateway, exporter: InMemorySpanExporter
+) -> None:
+    """Red when one is made up, or the conventions drop it."""
+    asked.post("/v1/embeddings", json={"model": "adder", "input": ONE})
+    known = {
+        value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
+    }
+    said = {name for span in finished(exporter, 2) for name in attributes(span)}
+    assert {name for name in said if not name.startswith("racer.")} <= known
+    for call in named(exporter.get_finished_spans(), "chat"):
+        assert attributes(call)["gen_ai.operation.name"] == "chat"
+        assert call.name == f"chat {attributes(call)['gen_ai.request.model']}"
+
+
+def test_the_page_names_every_span_and_no_other(
+    asked: Gateway, exporter: InMemorySpanExporter
+) -> None:
+    """Red when a span gets another name than operators read about."""
+    asked.post("/v1/embeddings", json={"model": "adder", "input": ONE})
+    page = GATEWAY.read_text(encoding="utf-8")
+    table = page.partition("| span | what it says |")[2].partition("\n\n")[0]
+    cells = [line.split(" | ")[0] for line in table.splitlines()]
+    promised = {name for cell in cells for name in re.findall(r"`(\w+)[^`]*`", cell)}
+    assert {span.name.split()[0] for span in finished(exporter, 2)} == promised

@@ -1,0 +1,287 @@
+"""``racer label --ray``: labels over a cluster are those of one process, and asked for once."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from aiohttp import web
+
+from tests.app.conftest import ENVIRONMENT, POOL, candidates, configure, until
+from tests.app.fake_pool import FakePool, Script
+
+from .conftest import RUNNING_S, Cluster, two_nodes
+
+pytestmark = [pytest.mark.scale, pytest.mark.timeout(400)]
+
+QUESTIONS: Final = [
+    {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "task": "sums"} for n in range(16)
+]
+TOGETHER: Final = 4
+WORKER: Final = "MapWorker"  # in the title of a process of Ray Data that labels
+
+
+class SlowToBegin(FakePool):
+    """The first question takes longest, so that it is never the first to be labelled."""
+
+    async def _reply(
+        self, request: web.Request, body: dict[str, Any], script: Script
+    ) -> web.StreamResponse:
+        if body["messages"][0]["content"] == QUESTIONS[0]["query"]:
+            await asyncio.sleep(1.0)
+        return await super()._reply(request, body, script)
+
+
+@pytest.fixture(scope="module")
+def _slow() -> Iterator[FakePool]:
+    fake = SlowToBegin()
+    fake.start()
+    yield fake
+    fake.stop()
+
+
+def script(fake: FakePool) -> None:
+    """What the three say."""
+    fake.say("adder", "4", delay_s=0.3)
+    fake.say("speller", "It is 6.")
+    fake.say("poet", "a rose")
+
+
+@pytest.fixture(scope="module")
+def alone(_slow: FakePool, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What one process writes, one question after the other."""
+    folder = tmp_path_factory.mktemp("alone")
+    script(_slow)
+    path = configure(folder, folder / "no-artifact-yet", _slow.url)
+    code, _, said = label(path, folder / "rows.jsonl", "--concurrency", 1)
+    assert code == 0, said
+    return (folder / "rows.jsonl").read_bytes()
+
+
+@pytest.fixture
+def pool(_slow: FakePool) -> FakePool:
+    """Three candidates: one is right of a question, one of another, one of none."""
+    _slow.reset()
+    script(_slow)
+    return _slow
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    """Two nodes of this module's own, of which the last test loses one."""
+    with two_nodes(**ENVIRONMENT) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def config(tmp_path: Path, pool: FakePool) -> Path:
+    """A configuration of the three."""
+    return configure(tmp_path, tmp_path / "no-artifact-yet", pool.url)
+
+
+@contextmanager
+def labelling(config: Path, out: Path, *options: object) -> Generator[subprocess.Popen[str]]:
+    """``racer label`` of all questions, in a process of its own."""
+    questions = config.with_name("questions.jsonl")
+    questions.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS), encoding="utf-8")
+    command = [sys.executable, "-m", "app", "label", questions, "--config", config, "--out", out]
+    command += ["--grade", "number", "--concurrency", TOGETHER, "--json", *options]
+    process = subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def label(config: Path, out: Path, *options: object) -> tuple[int, str, str]:
+    """The same to its end: exit code, what it printed and what it said."""
+    with labelling(config, out, *options) as process:
+        printed, said = process.communicate(timeout=300)
+        return process.returncode, printed, said
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """What a file of JSON lines holds; nothing where there is none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Until something is so, while the process runs."""
+    assert until(lambda: condition() or process.poll() is not None, RUNNING_S)
+    assert process.poll() is None, process.communicate()
+
+
+def asked(pool: FakePool) -> Counter[tuple[str, str]]:
+    """How often each candidate was asked each question."""
+    return Counter((body["model"], body["messages"][0]["content"]) for body in pool.requests)
+
+
+def everything(names: Sequence[str] = POOL) -> set[tuple[str, str]]:
+    """Every question to each of these candidates."""
+    return {(name, each["query"]) for name in names for each in QUESTIONS}
+
+
+def test_rows_are_those_of_one_process_byte_for_byte(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, alone: bytes
+) -> None:
+    """In the questions' order, whoever answered first; the concurrency is that of all nodes."""
+    out = tmp_path / "rows.jsonl"
+    code, printed, said = label(config, out, "--ray", nodes.address)
+    assert code == 0, said
+    assert json.loads(printed) == {
+        "out": str(out),
+        "questions": len(QUESTIONS),
+        "labelled": len(QUESTIONS),
+        "calls": 3 * len(QUESTIONS),
+    }
+    assert asked(pool) == Counter(everything())
+    assert pool.peak <= 3 * TOGETHER
+    assert out.read_bytes() == alone
+    pool.reset()
+    assert label(config, out, "--ray", "127.0.0.1:1")[0] == 0  # nothing is left to be asked there
+    assert not pool.requests
+
+
+def test_a_failure_over_the_cluster_is_never_a_wrong_answer(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, alone: bytes
+) -> None:
+    """It is told as by one process; what the others answered is kept and not asked again."""
+    out = tmp_path / "rows.jsonl"
+    pool.fail("poet", "401")
+    code, printed, said = label(config, out, "--ray", nodes.address)
+    assert (code, printed, lines(out)) == (1, "", [])
+    # Ray itself may have said something before.
+    assert said.splitlines()[-1:] == label(config, tmp_path / "here.jsonl")[2].splitlines()
+    assert "16 of 16 questions are not labelled (poet failed 16 times: " in said
+    pool.requests.clear()
+    pool.say("poet", "a rose")
+    code, printed, said = label(config, out, "--ray", nodes.address)
+    assert (code, json.loads(printed)["calls"]) == (0, len(QUESTIONS)), said
+    assert asked(pool) == Counter(everything(["poet"]))
+    assert out.read_bytes() == alone
+
+
+def test_a_candidate_that_keeps_failing_is_given_up_by_each_node(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After as many failures as in one process."""
+    many = [{"query": f"{n}?", "reference": "4"} for n in range(60)]
+    monkeypatch.setattr(sys.modules[__name__], "QUESTIONS", many)
+    pool.scripts.clear()
+    pool.fail("poet", "401")
+    code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
+    assert (code, "poet was given up after 20 failures in a row" in said) == (1, True)
+    assert Counter(pool.asked())["adder"] == 60
+    assert 20 <= Counter(pool.asked())["poet"] <= 2 * 20 + TOGETHER
+
+
+def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path
+) -> None:
+    """A verdict for each different answer; one that is there already is not bought again."""
+    out = tmp_path / "rows.jsonl"
+    judge = ("--grade", "judge", "--judge", "speller", "--ray", nodes.address)
+    pool.say("speller", "1")
+    pool.say("adder", "1")
+    code, _, said = label(config, out, *judge)
+    assert code == 0, said
+    assert [each["correct"] for each in lines(out)] == [dict.fromkeys(POOL, True)] * len(QUESTIONS)
+    assert Counter(pool.asked())["speller"] == (1 + 2) * len(QUESTIONS)  # answers "1", "a rose"
+    last = lines(out)[-1]
+    out.write_text("".join(json.dumps(each) + "\n" for each in lines(out)[:-1]), encoding="utf-8")
+    known = tmp_path / "rows.jsonl.partial"
+    digest = {text: hashlib.sha256(text.encode()).hexdigest() for text in (last["query"], "1")}
+    told = [{"query": digest[last["query"]], "judged": digest["1"], "correct": True}]
+    answers = last["answers"].items()
+    told += [{"query": digest[last["query"]], "candidate": n, "answer": a} for n, a in answers]
+    known.write_text(known.read_text() + "".join(json.dumps(each) + "\n" for each in told))
+    pool.requests.clear()
+    assert label(config, out, *judge)[0] == 0
+    assert pool.asked() == ["speller"]  # of "a rose" alone
+    assert lines(out)[-1] == last
+
+
+def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> None:
+    """Nobody was asked."""
+    out = config.with_name("rows.jsonl")
+    code, _, said = label(config, out, "--ray", "127.0.0.1:1")
+    assert code == 2
+    assert said.splitlines() == ["racer: --ray 127.0.0.1:1: no Ray cluster is there (HOST:PORT)"]
+    assert not pool.requests
+
+
+def test_keys_are_each_nodes_own(
+    nodes: Cluster, tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that only the command knows does not travel: a node without it says so."""
+    monkeypatch.setenv("KEY_OF_THE_POET", "a-key-that-only-the-command-knows")
+    named = candidates(pool.url, poet={"api_key_env": "KEY_OF_THE_POET"})
+    config = configure(tmp_path, tmp_path / "none", "", candidates=named)
+    code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
+    assert code == 2
+    sentence = "racer: a node of the cluster cannot ask: $KEY_OF_THE_POET is not set"
+    assert said.splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in said
+    assert not pool.requests
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_what_was_written_before_a_stop_is_not_asked_again(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, how: signal.Signals, alone: bytes
+) -> None:
+    """What was under way is, once more. The rows are those of one process in the end."""
+    out = tmp_path / "rows.jsonl"
+    with labelling(config, out, "--ray", nodes.address) as process:
+        wait_for(lambda: len(lines(out)) >= 4, process)
+        process.send_signal(how)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGKILL), said
+    assert "Traceback" not in said
+    assert how == signal.SIGKILL or "the same command goes on from here" in said
+    written = {each["query"] for each in lines(out)}
+    assert 4 <= len(written) < len(QUESTIONS)
+    code, _, said = label(config, out, "--ray", nodes.address)
+    assert code == 0, said
+    counts = asked(pool)
+    assert counts.keys() == everything()
+    assert {n for (_, query), n in counts.items() if query in written} == {1}
+    assert max(counts.values()) <= 2
+    assert out.read_bytes() == alone
+
+
+def test_a_node_that_goes_costs_what_it_had_under_way(
+    nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, alone: bytes
+) -> None:
+    """The others ask that again. Last in this file: the node is gone."""
+    out = tmp_path / "rows.jsonl"
+    pool.say("adder", "4", delay_s=1.5)
+    with labelling(config, out, "--ray", nodes.address) as process:
+        wait_for(lambda: len(lines(out)) >= 3, process)
+        # Each node has its share of the questions under way, and time to lose it.
+        wait_for(lambda: pool.running.count("adder") == TOGETHER, process)
+        assert nodes.titled_on_second(WORKER)
+        nodes.lose_second()
+        printed, said = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert json.loads(printed)["labelled"] == len(QUESTIONS)
+    counts = asked(pool)
+    assert counts.keys() == everything()
+    again = [pair for pair, n in counts.items() if n > 1]
+    assert 0 < len({query for _, query in again}) <= TOGETHER
+    assert max(counts.values()) == 2
+    assert out.read_bytes() == alone

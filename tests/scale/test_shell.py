@@ -1,0 +1,163 @@
+"""``ray start`` and ``serve run`` from a shell, with the files of deploy/ray as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+
+from app import settings
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.train import train
+from racer_core.types import LabelledRows
+from tests.app import databases
+from tests.app.conftest import ENVIRONMENT, TWO, Gateway, noisy, until
+from tests.app.fake_pool import FakePool
+
+from .conftest import ROOT, RUNNING_S, is_serving, titled
+
+pytestmark = pytest.mark.scale
+
+CANDIDATES: Final = {"adder": "candidate-a", "speller": "candidate-b"}
+Serve = Callable[[], None]
+
+
+def of_two(rows: LabelledRows) -> LabelledRows:
+    """The rows of the candidates that racer.yaml names."""
+    renamed = (
+        replace(row, correct=frozenset(CANDIDATES[n] for n in row.correct & CANDIDATES.keys()))
+        for row in rows.rows
+    )
+    return LabelledRows(pool=tuple(CANDIDATES.values()), rows=tuple(renamed))
+
+
+@pytest.fixture
+def project(tmp_path: Path, pool: FakePool) -> Path:
+    """A folder with deploy/ray, its artifact, a port that is free and candidates that are there."""
+    folder = tmp_path / "deploy/ray"
+    folder.mkdir(parents=True)
+    for name in ("serve.yaml", "racer.yaml"):
+        shutil.copy(ROOT / "deploy/ray" / name, folder)
+    encoder = CharNgramEncoder()
+    train(
+        of_two(noisy(0, 400)), of_two(noisy(5_000, 200)), folder / "artifact", encoder=encoder,
+        kind="knn",
+    )  # fmt: skip
+    change(folder / "serve.yaml", r"\b8080\b", str(databases.free_port()))
+    change(folder / "racer.yaml", r"http://candidate-\w:8000/v1", pool.url)
+    return tmp_path
+
+
+def change(file: Path, pattern: str, text: str) -> None:
+    """Edit a file, in which the pattern stands."""
+    edited, count = re.subn(pattern, text, file.read_text(encoding="utf-8"))
+    assert count
+    file.write_text(edited, encoding="utf-8")
+
+
+@contextmanager
+def head(project: Path, environment: dict[str, str]) -> Generator[tuple[psutil.Process, Serve]]:
+    """``ray start --head`` in the folder; and ``serve run`` there."""
+    programs = Path(sys.executable).parent
+    port = databases.free_port()
+    ray = [programs / "ray", "start", "--head", "--block", f"--port={port}", "--num-cpus=6"]
+    ray += [f"--ray-client-server-port={databases.free_port()}", "--include-dashboard=false"]
+    serve = [programs / "serve", "run", "--non-blocking", f"--address=127.0.0.1:{port}"]
+
+    def run() -> None:
+        done = subprocess.run(
+            [*serve, "deploy/ray/serve.yaml"], cwd=project, env=environment, capture_output=True,
+            check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr.decode()[-4000:]
+
+    folder = Path(tempfile.mkdtemp(prefix="racer-ray-"))  # short: sockets are below it
+    with (folder / "log").open("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [*ray, f"--temp-dir={folder}", "--object-store-memory=100000000"],
+            cwd=project, env=environment, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        started = psutil.Process(process.pid)
+        try:
+            assert until(lambda: "Ray runtime started" in said(folder / "log"), RUNNING_S)
+            yield started, run
+        finally:
+            nodes = started.children(recursive=True)
+            process.terminate()
+            process.wait(60)
+            for each in psutil.wait_procs(nodes, timeout=10)[1]:
+                each.kill()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def said(log: Path) -> str:
+    """What was written so far."""
+    return log.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def shell(
+    project: Path, postgres: databases.Postgres
+) -> Iterator[tuple[Gateway, psutil.Process, Serve]]:
+    """The gateway that a shell started, whose head it runs on, and how to say it again."""
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    given = ENVIRONMENT | token | {"RAY_USAGE_STATS_ENABLED": "0"}
+    given |= {"RACER_STORE_URL": postgres.create()}
+    config = project / "deploy/ray/racer.yaml"
+    (port,) = re.findall(r"port: (\d+)", said(project / "deploy/ray/serve.yaml"))
+    with head(project, os.environ | given) as (ray, serve):
+        serve()
+        gateway = Gateway(f"http://127.0.0.1:{port}", settings.load(config, given)[0])
+        try:
+            assert until(lambda: is_serving(gateway), RUNNING_S)
+            yield gateway, ray, serve
+        finally:
+            gateway.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_shell_starts_what_the_files_say_and_changes_it(
+    shell: tuple[Gateway, psutil.Process, Serve], project: Path
+) -> None:
+    """As many replicas, and a certificate that holds; another configuration takes over by its name.
+
+    Red when the files are only right for a cluster of tests, or what was saved under the old name
+    would be taken by half of the replicas.
+    """
+    gateway, ray, serve = shell
+
+    def replicas(deployment: str) -> int:
+        return len(titled(ray, f"ServeReplica:racer:{deployment}"))
+
+    assert until(lambda: (replicas("Gateway"), replicas("Router")) == (2, 1), RUNNING_S)
+    active = gateway.calibrate(rows=of_two(noisy(10_000, 300)), alpha=0.2)["id"]
+    assert until(lambda: gateway.ready().get("calibration") == active, 10.0)
+    certificate = gateway.route(TWO)["certificate"]
+    assert (certificate["holds"], certificate["calibration_id"]) == (True, active)
+    assert gateway.chat(TWO)["racer"]["served_by"] in CANDIDATES.values()
+
+    files = project / "deploy/ray"
+    shutil.copy(files / "racer.yaml", files / "racer-2.yaml")
+    change(files / "racer-2.yaml", r"\nrouting:", "\nrouting:\n  observe: candidate-b")
+    change(files / "serve.yaml", r"racer\.yaml", "racer-2.yaml")
+    serve()
+    found = list[bool]()
+
+    def changed() -> bool:
+        found.append("observe_only" in gateway.chat(TWO)["racer"]["certificate"]["reasons"])
+        return found[-8:] == [True] * 8  # whichever of them answers
+
+    assert until(changed, RUNNING_S)
+    assert not found[0]
