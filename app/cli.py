@@ -13,12 +13,15 @@ import click
 from app.client import GatewayUnreachable
 from app.commands import (
     backup,
+    completing,
     database,
+    examining,
     gateway,
     keys,
     labelling,
     measuring,
     serving,
+    starting,
     training,
     verifying,
 )
@@ -36,14 +39,28 @@ def main() -> None:
         cli(standalone_mode=False)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
-    except click.ClickException as exc:
+    except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
+        sys.exit(EXIT_CONFIGURATION)
+    except click.UsageError as exc:
+        _say(_misused(exc))
         sys.exit(EXIT_CONFIGURATION)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except RacerError as exc:
-        err.print(f"racer: {exc}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _say(str(exc))
         sys.exit(_exit_code(exc))
+
+
+def _say(sentence: str) -> None:
+    err.print(f"racer: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _misused(exc: click.UsageError) -> str:
+    """Click's words as one sentence; what the command takes is the next step."""
+    words = " ".join(exc.format_message().split()).removesuffix(".")
+    command = exc.ctx.command_path if exc.ctx else "racer"
+    return f"{words}: see `{command} --help`"
 
 
 def _exit_code(exc: RacerError) -> int:
@@ -61,6 +78,8 @@ def cli() -> None:
 
 
 for command in (
+    starting.init,
+    examining.doctor,
     serving.serve,
     serving.demo,
     gateway.route,
@@ -71,10 +90,12 @@ for command in (
     measuring.evaluate,
     training.tune,
     serving.validate,
+    starting.schema,
     verifying.verify,
     keys.key,
     database.db,
     backup.backup,
     backup.restore,
+    completing.completion,
 ):
     cli.add_command(command)

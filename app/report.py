@@ -24,6 +24,15 @@ def fields(values: Mapping[str, Any]) -> Table:
     return table
 
 
+def findings(rows: Sequence[tuple[str, ...]]) -> Table:
+    """What `racer doctor` found: check, state, what it saw, what to do next."""
+    table = Table("check", "state", "found", "what to do next", box=SIMPLE_HEAD)
+    colours = {"OK": "green", "warning": "yellow", "failed": "bold red"}
+    for check, state, found, cure in rows:
+        table.add_row(Text(check), Text(state, style=colours[state]), Text(found), Text(cure))
+    return table
+
+
 def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, Any]:
     """What `racer train` did."""
     return {

@@ -79,6 +79,13 @@ from racer_core.types import RiskTarget, Score
 @click.option("--cache", metavar="FILE|off", help="Where embeddings are kept; the user's cache.")
 @click.option("--ray", metavar="ADDRESS", help="Embed over this Ray cluster.")
 @click.option("--report", "folder", type=FILE, help="Folder for a page, figures and tables.")
+@click.option(
+    "--assert",
+    "asserted",
+    metavar="COMPARISON",
+    multiple=True,
+    help="Exit with 1 unless the means show it: 'risk<=alpha', 'size<=2.0'; repeatable.",
+)
 @JSON
 def evaluate(
     data: tuple[str, ...],
@@ -100,13 +107,16 @@ def evaluate(
     cache: str | None,
     ray: str | None,
     folder: Path | None,
+    asserted: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Measure risk, size and accuracy on labelled rows over random splits."""
     from app import evaluation
+    from racer_core.offline.assertions import Assertion, check_all
     from racer_core.offline.protocol import PAPER_ALPHAS, Calibrated, Protocol
     from racer_core.offline.train import EncoderChoice
 
+    assertions = list(map(Assertion.parse, asserted))
     protocol = Protocol(
         splits=splits,
         calibrated=Calibrated(calibrated),
@@ -141,3 +151,4 @@ def evaluate(
         out.print(*report.evaluation(result, alphas), sep="\n")
         if folder is not None:
             out.print(f"report: {folder / 'index.html'}", markup=False, soft_wrap=True)
+    check_all(assertions, result)

@@ -25,6 +25,10 @@ def _known_router(_context: click.Context, _parameter: click.Parameter, name: st
     return name
 
 
+def _routers_like(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    return [name for name in registry.names() if name.startswith(begun)]
+
+
 def _router_options(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, Any]:
@@ -53,6 +57,7 @@ def _router_options(
 @click.option(
     "--router",
     callback=_known_router,
+    shell_complete=_routers_like,
     default="knn",
     show_default=True,
     help="knn, mlp, routerdc, or one that an installed package offers (docs/routers.md).",

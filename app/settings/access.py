@@ -14,22 +14,33 @@ from app.settings.routing import Alpha
 class Key(Frozen):
     """One key: its hash as `racer key new` prints it, and what it may do."""
 
-    name: Name  # in logs and metrics; never the key
+    name: Name
+    """Stands in logs and metrics, instead of the key."""
     role: Literal["data", "admin"] = "data"
-    hash: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{32}:[0-9a-f]{64}$")]  # salt and digest
+    """`data` may ask, `admin` may calibrate."""
+    hash: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{32}:[0-9a-f]{64}$")]
+    """Salt and digest, as `racer key new NAME` prints them."""
     requests_per_minute: Annotated[int, Field(gt=0)] | None = None
+    """Requests a minute; null: any number."""
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
+    """Tokens a minute; null: any number."""
     concurrency: Annotated[int, Field(gt=0)] = 64
+    """Requests at once."""
     max_alpha: Alpha | None = None
-    group: Annotated[str, Field(max_length=64)] | None = None  # with `group_by: key`
-    candidates: tuple[Name, ...] | None = None  # the only ones it may call
+    """The largest alpha that it may ask for."""
+    group: Annotated[str, Field(max_length=64)] | None = None
+    """The group of its requests, with `group_by: key`."""
+    candidates: tuple[Name, ...] | None = None
+    """The only candidates that it may call; null: all."""
 
 
 class Listener(Frozen):
     """A second socket, on which alone the admin endpoints then answer."""
 
     host: str = "127.0.0.1"
+    """Address of a second socket, on which alone the admin endpoints then answer."""
     port: Annotated[int, Field(gt=0, le=65535)]  # by its port a request is told apart
+    """Port of that second socket, if there is to be one."""
 
 
 _Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
@@ -40,11 +51,18 @@ class Access(Frozen):
     """Keys, hosts and doors."""
 
     keys: tuple[Key, ...] = ()
+    """Keys of clients, by their hashes."""
     data_key_env: str = "RACER_DATA_KEY"
+    """The variable that holds the data key."""
     admin_key_env: str = "RACER_ADMIN_KEY"
-    hosts: tuple[_Host, ...] = ()  # names under which clients reach the gateway, without port
+    """The variable that holds the admin key; without it, and without one below, admin endpoints
+    are off."""
+    hosts: tuple[_Host, ...] = ()
+    """Names under which clients reach the gateway, without port."""
     admin: Listener | None = None
-    failures_per_minute: Annotated[int, Field(gt=0)] = 20  # wrong keys from one address
+    """A second socket, on which alone the admin endpoints then answer."""
+    failures_per_minute: Annotated[int, Field(gt=0)] = 20
+    """Wrong keys a minute from one address."""
 
     @model_validator(mode="after")
     def _keys_are_told_apart(self) -> Self:

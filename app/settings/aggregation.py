@@ -16,11 +16,17 @@ class EvaluatorModel(Frozen):
     """Who rates answers: one of the candidates, or a model at a server of its own."""
 
     candidate: str | None = None
+    """The candidate that rates answers; this, or a server of its own."""
     base_url: Url | None = None
+    """The server of an evaluator that is no candidate."""
     model: str | None = None
+    """The evaluator's name at that server."""
     api_key_env: str | None = None
-    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0  # for all ratings of a request
-    prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096  # within its context
+    """The variable that holds the evaluator's key."""
+    timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Seconds for all ratings of a request."""
+    prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096
+    """The longest prompt that it is given; what is longer loses its middle."""
 
     @model_validator(mode="after")
     def _says_where(self) -> Self:
@@ -35,16 +41,26 @@ class Aggregation(Frozen):
     """How answers are merged."""
 
     method: Method = Method.MAJORITY
+    """How answers are merged: `majority`, `weighted`, `log_odds` or `stacked`."""
     equality: Equality = Equality.EXACT
-    similarity: Annotated[float, Field(gt=0, lt=1)] = 0.9  # cosine, of `semantic`
-    weight: Weight = Weight.ROUTER  # of `weighted`
-    temperature: Annotated[float, Field(gt=0)] = 1.0  # of `weighted`
-    options: Annotated[int, Field(ge=2)] = OPTIONS  # of `log_odds`: answers a question can have
-    waves: Literal["all", "frugal"] = "all"  # call everyone at once, or as many as may decide
-    open_ended: Literal["vote", "top"] = "vote"  # of `auto`: texts without a short answer
+    """When two answers are the same: `choice`, `number`, `exact`, `json`, `tool_call`, `math`,
+    `semantic`, `auto`."""
+    similarity: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Cosine from which two texts are one, of `semantic`."""
+    weight: Weight = Weight.ROUTER
+    """Whose weights, of `weighted`: `router`, or an evaluator's `verbal` or `p_true`."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """How evenly weights count, of `weighted`."""
+    options: Annotated[int, Field(ge=2)] = OPTIONS
+    """Of `log_odds`: how many answers a question can have."""
+    waves: Literal["all", "frugal"] = "all"
+    """`all` calls everyone at once, `frugal` first as many as would decide if they agreed."""
+    open_ended: Literal["vote", "top"] = "vote"
+    """Of `auto`, for texts without a short answer: `vote`, or `top` calls the best alone (void)."""
     evaluator: EvaluatorModel | None = None
-    # By group, instead of `evaluator`.
+    """Who rates answers, for weights other than the router's."""
     evaluators: dict[str, EvaluatorModel] = Field(default_factory=dict[str, EvaluatorModel])
+    """Evaluators by group, instead of `evaluator`, with the same fields."""
 
     @model_validator(mode="after")
     def _evaluators_are_used(self) -> Self:

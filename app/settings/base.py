@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 class Frozen(BaseModel):
     """Never changed once read; a field that nobody knows is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 def http_url(url: str) -> str:

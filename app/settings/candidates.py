@@ -51,38 +51,49 @@ class Capabilities(Frozen):
     """What a candidate can be asked; requests that need more are routed among the others."""
 
     tools: bool = True
+    """It takes tools; requests that need what it lacks are answered by others."""
     vision: bool = True
+    """It takes images."""
     json_schema: bool = True
-    context_chars: Annotated[int, Field(gt=0)] | None = None  # of all texts of a request
+    """It can answer in a demanded schema."""
+    context_chars: Annotated[int, Field(gt=0)] | None = None
+    """The longest texts of a request that it takes, in all; null: any."""
 
 
 class Candidate(Frozen):
     """One model of the pool. Several base URLs are replicas of it."""
 
     name: Name
+    """What clients see and ask for; fits into a header: letters, digits and `._:/@+-`."""
     base_url: Url | None = None
+    """Where it is served, such as `http://host:8000/v1`; this or `base_urls`."""
     base_urls: tuple[Url, ...] = ()
-    model: str | None = None  # its name at the server; None: the same
+    """Several replicas of it."""
+    model: str | None = None
+    """Its name at the server; null: the same."""
     api_key_env: str | None = None
-    # Other than `authorization`, which carries `Bearer <key>`, a header carries the key alone.
+    """The variable that holds its key."""
     key_header: Annotated[str, AfterValidator(_header_name)] = "authorization"
-    # No secrets: they would stand in this file.
+    """The header of the key, there as `Bearer <key>`; any other carries the key alone."""
     headers: Annotated[dict[str, str], AfterValidator(_extra_headers)] = Field(
         default_factory=dict[str, str]
     )
-    # How it was labelled; used where the client says nothing.
+    """Further headers of every call; no secrets."""
     parameters: Annotated[dict[str, Any], AfterValidator(_sendable)] = Field(
         default_factory=dict[str, Any]
     )
-    # A client's parameter -> its name at this server.
+    """How it was labelled, `{temperature: 0}` for example; sent where a request says nothing."""
     renames: dict[str, str] = Field(default_factory=dict[str, str])
+    """A client's parameter to its name at this server: `{max_completion_tokens: max_tokens}`."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    concurrency: Annotated[int, Field(gt=0)] = 64  # calls at once, over all replicas
-    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = (
-        None  # of a call on average, in any one unit
-    )
+    """Seconds for one call; never more than is left of the request."""
+    concurrency: Annotated[int, Field(gt=0)] = 64
+    """Calls at once, over all replicas."""
+    price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Price of a call on average, in any one unit: all candidates have one, or none."""
     capabilities: Capabilities = Capabilities()
     verify_tls: bool = True
+    """False takes any certificate, and every start warns of it."""
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -108,10 +119,17 @@ class Candidate(Frozen):
 class Fleet(Frozen):
     """How sick replicas are kept out, and how much more may be called because of them."""
 
-    attempts: Annotated[int, Field(ge=1, le=5)] = 2  # calls of one candidate for one request
-    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2  # of all calls in ten seconds
-    failures: Annotated[int, Field(ge=1)] = 5  # in a row that take a replica out
-    eject_s: Annotated[float, Field(gt=0)] = 30.0  # the first time, growing with each further one
+    attempts: Annotated[int, Field(ge=1, le=5)] = 2
+    """Calls of one candidate for one request, the first included."""
+    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of the calls of ten seconds that may be made again; three always may, 0 makes none."""
+    failures: Annotated[int, Field(ge=1)] = 5
+    """Failures in a row that take a replica out."""
+    eject_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds that a replica is out the first time, growing with each further one."""
     eject_max_s: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds that a replica is out at most."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 2.0
-    idle_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # between two pieces of an answer
+    """Seconds to make a connection."""
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Seconds between two pieces of an answer."""

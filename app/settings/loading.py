@@ -33,7 +33,8 @@ def load(
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
-        raise SettingsError(f"{path}: cannot be read ({exc.strerror})") from exc
+        cure = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){cure}") from exc
     except ValueError as exc:
         raise SettingsError(f"{path}: not text in UTF-8") from exc
     return checked(text, path, environment, **overrides)

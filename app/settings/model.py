@@ -31,14 +31,28 @@ class Settings(Frozen):
     """What the gateway is started with; everything but secrets."""
 
     schema_version: Literal[1]
+    """How this file is to be read: 1."""
     host: str = "127.0.0.1"
+    """Address to bind to; any other than loopback's needs a data key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    artifact: Path | None = None  # none: candidates are asked by name, and nothing is routed
+    """The gateway's port; 0 takes a free one."""
+    artifact: Path | None = None
+    """The folder that `racer train` made; null: candidates are asked by name, and nothing is
+    routed."""
     store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
-    store_env: str = "RACER_STORE_URL"  # the variable with a URL that is taken instead
+    """A SQLite file, relative to this one, or PostgreSQL, which several gateways share; no
+    password here."""
+    store_env: str = "RACER_STORE_URL"
+    """The environment variable whose URL, with its password, is taken instead of `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
-    pools: dict[Name, Pool] = Field(default_factory=dict[str, Pool])
-    embeddings: Name | None = None  # the candidate that serves `/v1/embeddings`
+    """The models of the pool: where each is served, what it can do, and how it was labelled."""
+    pools: dict[Name, Pool] = Field(
+        default_factory=dict[str, Pool],
+        json_schema_extra={"additionalProperties": False},  # else a wrong name would be a right one
+    )
+    """Parts of the pool by name, each the model `auto/<name>`."""
+    embeddings: Name | None = None
+    """The candidate that serves `/v1/embeddings`; null: nobody does."""
     encoder: Encoder = Encoder()
     routing: Routing = Routing()
     aggregation: Aggregation = Aggregation()

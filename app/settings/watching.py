@@ -14,13 +14,19 @@ class Watching(Frozen):
     """Decisions are kept for feedback and `racer verify`; answers never are."""
 
     decisions: bool = True
-    store_queries: bool = False  # the text that the router read, and not its keyed hash alone
+    """Remember every decision, never an answer."""
+    store_queries: bool = False
+    """Keep with a decision what the router read of its query; false: its keyed hash alone."""
     keep_days: Annotated[float, Field(gt=0)] = 30.0
+    """Days that decisions are kept; then they are deleted with their feedback."""
     keep_rows: Annotated[int, Field(gt=0)] = 1_000_000
-    feedback: Literal["admin", "all"] = "admin"  # whose verdicts count
-    shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # decisions for which everyone is called
-    # Of all drift alarms of one calibration, ever; null watches nothing.
+    """Decisions that are kept, the newest."""
+    feedback: Literal["admin", "all"] = "admin"
+    """Whose verdicts count at once: `admin` or `all`."""
+    shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of decisions for which everyone is called, to be judged."""
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
+    """Probability of all drift alarms of one calibration, ever; null watches nothing."""
 
     @model_validator(mode="after")
     def _what_is_kept_of_decisions_has_decisions(self) -> Self:
@@ -42,6 +48,8 @@ class Telemetry(Frozen):
     """Logs and traces. Metrics are always there."""
 
     log: Literal["text", "json"] = "json"
+    """`json` for machines, `text` for people."""
     log_prompts: bool = False
-    # Traces go to an OpenTelemetry collector, over HTTP; /v1/traces is added.
+    """Write prompts and answers into logs and traces."""
     otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
+    """An OpenTelemetry collector, over HTTP; `/v1/traces` is added."""

@@ -183,14 +183,14 @@ class Store:
                 CalibrationRow.artifact,
                 CalibrationRow.document,
             ).order_by(*newest_first)
-            return [_summary(row, active=row.id in active) for row in session.execute(columns)]
+            return [summarised(row, active=row.id in active) for row in session.execute(columns)]
 
     def summary(self, calibration_id: str) -> Summary:
         """One record without its rows. Raises :class:`NotFound`."""
         with self.transaction() as session:
             row = _find(session, calibration_id)
             active = session.get(ActiveRow, row.artifact)
-            return _summary(row, active=active is not None and active.calibration_id == row.id)
+            return summarised(row, active=active is not None and active.calibration_id == row.id)
 
     def transaction(self) -> Transaction:
         """A session that is committed on success; for tables that others read and write."""
@@ -222,7 +222,8 @@ def _find(session: Session, calibration_id: str) -> CalibrationRow:
     return row
 
 
-def _summary(row: Any, *, active: bool) -> Summary:
+def summarised(row: Any, *, active: bool) -> Summary:
+    """A row without its arrays."""
     document = json.loads(row.document)
     return Summary(
         id=row.id,

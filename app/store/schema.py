@@ -64,7 +64,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
         if connection.dialect.name == "postgresql":
             connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index takes its time
         found = version(connection)
-        if found is not None and found not in _known():
+        if found is not None and found not in known():
             raise SettingsError(_refusal(found))
         config = _config()
         config.attributes["connection"] = connection
@@ -75,7 +75,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
 
 
 def _refusal(found: str) -> str:
-    if found in _known():
+    if found in known():
         return (
             f"store: its tables have version {found}, this program needs {HEAD}: make a backup "
             "with the program that wrote it, then run `racer db upgrade`"
@@ -86,7 +86,8 @@ def _refusal(found: str) -> str:
     )
 
 
-def _known() -> set[str]:
+def known() -> set[str]:
+    """Every version that this program can upgrade from."""
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(_config())

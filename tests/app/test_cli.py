@@ -487,11 +487,20 @@ def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: F
     ids=" ".join,
 )
 def test_wrong_usage_exits_with_2(racer: Command, arguments: list[str]) -> None:
-    """Click's own message, on stderr."""
+    """One sentence on stderr, with where to read on."""
     code, out, said = racer(*arguments)
     assert (code, out) == (2, "")
-    assert "Error: " in said
-    assert "Traceback" not in said
+    assert said.startswith("racer: ")
+    known = "" if arguments == ["nothing"] else f" {arguments[0]}"
+    assert said.endswith(f": see `racer{known} --help`\n")
+    assert said.count("\n") == 1
+
+
+def test_no_word_at_all_is_answered_with_the_help(racer: Command) -> None:
+    """Red when it is squeezed into a sentence."""
+    code, out, said = racer()
+    assert (code, out) == (2, "")
+    assert "\n  serve " in said
 
 
 def test_help_and_version(racer: Command) -> None:

@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from app.cluster import deployments
-from app.cluster.joining import join
+from app.cluster.joining import joined
 from app.cluster.scoring import RayScoring
 from app.errors import Overloaded, SettingsError
 from app.scoring import ScoredQuery
@@ -245,5 +245,5 @@ def test_a_gateway_loads_no_encoder() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:x"])
 def test_a_cluster_that_is_not_there_is_one_sentence(address: str) -> None:
     """At once. Red when Ray is left to try, or when it is a stack."""
-    with pytest.raises(SettingsError, match="no Ray cluster"):
-        join(address)
+    with pytest.raises(SettingsError, match="no Ray cluster"), joined(address):
+        pass

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 ROW = re.compile(
     r"^\| `(?P<name>[^`]+)` \| (?P<default>[^|]+?) \| (?P<what>[^|]+) \|$", re.MULTILINE
 )
@@ -52,10 +52,10 @@ def section_of(annotation: Any) -> tuple[type[BaseModel] | None, str]:
 
 
 SETTINGS = dict(fields(Settings))
-TOLD = {
-    found["name"]: found["default"]
-    for found in ROW.finditer((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8"))
-}
+ROWS = list(ROW.finditer((ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")))
+TOLD = {found["name"]: found["default"] for found in ROWS}
+WHAT = {found["name"]: found["what"] for found in ROWS}
+LINK = re.compile(r" \(\[[^\]]*\]\([^)]*\)\)|\[(?P<text>[^\]]*)\]\([^)]*\)")
 
 
 def test_every_setting_is_named_and_no_other() -> None:
@@ -73,6 +73,14 @@ def test_a_default_is_the_code_s(name: str) -> None:
     else:
         default = to_jsonable_python(field.get_default(call_default_factory=True))
         assert yaml.safe_load(TOLD[name].strip("`")) == default
+
+
+@pytest.mark.parametrize("name", sorted(set(WHAT) & set(SETTINGS)))
+def test_a_sentence_is_the_code_s(name: str) -> None:
+    """The document and what an editor shows, but for links. Red when one is changed alone."""
+    told = LINK.sub(lambda link: link["text"] or "", WHAT[name])
+    sentence = " ".join((SETTINGS[name].description or "").split())
+    assert sentence.lower() == f"{told}.".lower()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

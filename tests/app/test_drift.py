@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.front.keys import Caller
 from app.records import Record
@@ -599,6 +601,79 @@ def test_an_alarm_is_one_log_line_and_a_metric(
             assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
 
     watched(store, story)
+
+
+def series(world: Watched, name: str, label: str) -> dict[str, float]:
+    """The values of a metric, by its one label."""
+    return {
+        sample.labels[label]: sample.value
+        for family in text_string_to_metric_families(world.telemetry.render().decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) -> None:
+    """What an operator sees before the alarm; none is there before the first query."""
+    rng = np.random.default_rng(23)
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
+        await feed(watcher, notes(world.record, draw(rng, 60, harder=0.8)))
+        seen = [series(world, "racer_drift_evidence", "stream")]
+        await feed(watcher, notes(world.record, draw(rng, 400, harder=0.5)))
+        seen.append(series(world, "racer_drift_evidence", "stream"))
+        streams = (await watcher.drift())["alarms"]["streams"]
+        for name, each in streams.items():
+            way = each["largest_log10_capital"] / math.log10(each["alarm_at"])
+            assert seen[1][name] == pytest.approx(way)
+            assert (seen[1][name] >= 1.0) == each["alarmed"]
+        assert 0.0 < seen[0]["largest_score"] < seen[1]["largest_score"]
+        assert seen[1]["largest_score"] >= 1.0 > seen[1]["risk"]
+        await watcher.reset()
+        assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
+
+    watched(store, story)
+
+
+def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
+    """Read from the store, so it is there after a restart; unknown before anything was judged."""
+    rng = np.random.default_rng(24)
+    told: dict[str, Any] = {}
+
+    async def story(watcher: Watcher, world: Watched) -> None:
+        unknown = series(world, "racer_realised_risk", "bound")
+        assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
+        assert math.isnan(unknown["mean"])
+        await judge(watcher, world, rng, 60)
+        told.update(await watcher.drift())
+
+    world = watched(store, story, shadow_rate=0.5, false_alarm=RARE)
+
+    async def later() -> None:
+        async with await world.watcher(shadow_rate=0.5, false_alarm=RARE):
+            async with asyncio.timeout(30):
+                while series(world, "racer_realised_risk", "bound")["upper"] == 1.0:  # noqa: ASYNC110 - housekeeping tells nobody
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(later())
+    shadow = told["shadow"]
+    assert series(world, "racer_realised_risk", "bound") == {
+        "lower": shadow["lower"],
+        "mean": shadow["risk"],
+        "upper": shadow["upper"],
+    }
+    text = world.telemetry.render().decode()
+    assert f"racer_risk_bound {told['risk_q95']}\n" in text
+
+
+def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:
+    """Too few rows for alpha: there is no threshold whose risk could be above anything."""
+
+    async def story(_: Watcher, world: Watched) -> None:
+        assert "racer_risk_bound NaN\n" in world.telemetry.render().decode()
+
+    watched(store, story, record=record(rows=5))
 
 
 def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:

@@ -167,7 +167,7 @@ def test_a_file_that_is_no_configuration(racer: Command, tmp_path: Path, text: s
 
 def test_a_file_that_cannot_be_read(racer: Command, tmp_path: Path) -> None:
     """Missing, a folder, or not UTF-8."""
-    refused(racer, tmp_path / "missing.yaml", "missing.yaml", "No such file")
+    refused(racer, tmp_path / "missing.yaml", "missing.yaml", "No such file", "`racer init`")
     refused(racer, tmp_path, "directory")
     (tmp_path / "latin1.yaml").write_bytes(b"host: \xe9")
     refused(racer, tmp_path / "latin1.yaml", "latin1.yaml")

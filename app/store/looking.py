@@ -1,0 +1,98 @@
+"""Looks into a store without touching it: no table is made, no file, no pragma."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from sqlalchemy import Engine, create_engine, make_url, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from app.errors import StoreUnavailable
+from app.store import engine, schema
+from app.store.calibrations import Summary, summarised
+from app.store.tables import ActiveRow, CalibrationRow
+
+_CUT_SHORT: Final = "SQLITE_READONLY_ROLLBACK"
+
+
+class CutShort(StoreUnavailable):
+    """A program died while it wrote; who may write undoes that before he reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is there."""
+
+    version: str | None = None  # of its tables; None: there are none
+    active: Summary | None = None  # what decides for the artifact and fleet that were asked for
+    other: Summary | None = None  # else the newest that decides for another
+
+
+def look(url: str, setup: str | None) -> Look:
+    """Read the version, and which calibration decides.
+
+    Args:
+        url: Of the store.
+        setup: Digest of artifact and fleet; None asks for no calibration.
+
+    Raises:
+        SettingsError: No URL of a store, or its driver is not installed.
+        CutShort: What a program was writing when it died is to be undone first.
+        StoreUnavailable: It cannot be reached, or is none.
+    """
+    opened = read_only(url)
+    if opened is None:
+        return Look()
+    try:
+        with opened.connect() as connection:
+            found = schema.version(connection)
+        if found != schema.HEAD or setup is None:
+            return Look(version=found)
+        with Session(opened) as session:
+            active = _newest(session, setup)
+            return Look(
+                version=found, active=active, other=None if active else _newest(session, None)
+            )
+    except SQLAlchemyError as exc:
+        cause = getattr(exc, "orig", None)
+        if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:
+            raise CutShort(f"a program died while it wrote to {engine.shown(url)}") from exc
+        reason = " ".join(str(cause or type(exc).__name__).split())
+        raise StoreUnavailable(f"store {engine.shown(url)} cannot be read: {reason}") from exc
+    finally:
+        opened.dispose()
+
+
+def read_only(url: str) -> Engine | None:
+    """An engine with which nothing can be written; None where there is no file yet."""
+    usual = engine.open_engine(url)  # refuses what is no store; connects to nothing
+    if usual.dialect.name != "sqlite":
+        return usual.execution_options(postgresql_readonly=True)
+    database = make_url(url).database
+    if not database or not Path(database).exists():
+        return None
+    return create_engine(f"sqlite:///file:{quote(database)}?mode=ro&uri=true", hide_parameters=True)
+
+
+def _newest(session: Session, setup: str | None) -> Summary | None:
+    """The newest that decides: for this artifact and fleet, or for any."""
+    columns = (
+        select(
+            CalibrationRow.id,
+            CalibrationRow.created_at,
+            CalibrationRow.artifact,
+            CalibrationRow.document,
+        )
+        .join(ActiveRow, ActiveRow.calibration_id == CalibrationRow.id)
+        .order_by(CalibrationRow.created_at.desc())
+        .limit(1)
+    )
+    if setup is not None:
+        columns = columns.where(ActiveRow.artifact == setup)
+    found = session.execute(columns).one_or_none()
+    return None if found is None else summarised(found, active=True)

@@ -1,0 +1,95 @@
+"""docs/cli.md: its commands run, and it names every command, exit code and check there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.commands.examining import EXIT_ILL
+from app.commands.verifying import EXIT_DIFFERS
+from racer_core.offline.assertions import NAMES
+
+from .fake_server import served
+from .test_every_command import COMMANDS, WITHOUT_JSON
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_every_command_is_named_and_no_other() -> None:
+    """Red when a command is added, renamed or removed and the document is not."""
+    rows = re.findall(r"^\| `racer ([^`]+)` \|", DOCUMENT, re.MULTILINE)
+    assert sorted(rows) == sorted(COMMANDS)
+    told = re.search(r"on every command but three: ([^.]*)\.", DOCUMENT)
+    assert told is not None
+    assert set(re.findall(r"`(\w+)`", told[1])) == set(WITHOUT_JSON)
+
+
+def test_every_exit_code_is_told() -> None:
+    """Red when one is added or means something else."""
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
+    known = {cli.EXIT_REFUSED, cli.EXIT_CONFIGURATION, cli.EXIT_UNREACHABLE}
+    assert told == known | {0, 130, EXIT_ILL, EXIT_DIFFERS}
+
+
+def test_every_check_of_the_doctor_is_in_its_table() -> None:
+    """One line for each module of checks. Red when one is added in silence."""
+    section = DOCUMENT.partition("## The doctor")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([a-zA-Z]+)[ ,]", section, re.MULTILINE)
+    modules = {path.stem for path in (ROOT / "app" / "doctor").glob("*.py")}
+    checks = modules - {"__init__", "finding", "examination"}
+    assert {row.lower() for row in rows} - {"check"} == {
+        *({each.rstrip("s") for each in checks}),
+        "disk",  # the store's
+    }
+
+
+def test_every_name_of_an_assertion_is_told() -> None:
+    """Red when a measure gets another name."""
+    section = DOCUMENT.partition("## What an evaluation must show")[2].partition("\n## ")[0]
+    assert set(NAMES) <= set(re.findall(r"`(\w+)`", section))
+
+
+def test_the_readme_names_the_commands() -> None:
+    """Those that have one word; `racer --help` has the rest."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "docs/cli.md" in text
+    for name in ("init", "doctor", "label", "train", "tune", "evaluate", "serve", "calibrate"):
+        assert f"`racer {name}`" in text
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_its_commands_run(tmp_path: Path) -> None:
+    """Word for word, but for addresses. Red when one fails or leaves something else behind."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"HOME": str(tmp_path), "PATH": path}
+
+    def run(block: str) -> str:
+        command = ["bash", "-euc", block]
+        return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+
+    first, doctor, *completions = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+    with served("qwen") as one, served("llama") as two:
+        for place, server in enumerate((one, two), 1):
+            assert f"http://10.0.0.{place}:8000" in first
+            first = first.replace(f"http://10.0.0.{place}:8000", server.url)
+        run(first)
+        config = tmp_path / "racer.yaml"
+        text = config.read_text()
+        config.write_text(text.replace("port: 8080", "port: 0"))  # it may be somebody's
+        assert json.loads(run(doctor))["healthy"] is True
+    (modeline,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert text.startswith(modeline)
+    assert len(completions) == 3
+    for block in completions:
+        run(block)
+        written = tmp_path / block.partition("> ~/")[2].split()[0]
+        assert "_RACER_COMPLETE" in written.read_text()

@@ -1,0 +1,548 @@
+"""`racer doctor`: every check broken and whole, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from app import settings
+from app.discovery import Listing
+from app.doctor import artifact as artifact_check
+from app.doctor import calibration, clock, encoder, endpoints, gpu, ports
+from app.doctor import configuration as configuration_check
+from app.doctor import store as store_check
+from app.doctor.finding import Finding, State
+from app.doctor.gpu import Machine
+from app.store import Store, Summary, schema
+from app.store.looking import Look, look, read_only
+from racer_core import artifacts
+from racer_core.encoder.char_ngrams import SPEC
+from racer_core.offline.train import train
+
+from .conftest import ADMIN_KEY, ENVIRONMENT, POOL, Command, configure, labelled, running
+from .fake_server import FakeServer, served
+from .test_store import record
+
+OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
+NOBODY = "http://127.0.0.1:1/v1"
+
+
+def is_so(finding: Finding, state: State, *words: str) -> None:
+    """The state, what is said, and that whatever is not well has a cure."""
+    assert finding.state is state, finding
+    assert (finding.cure == "") == (state is OK)
+    for word in words:
+        assert word in f"{finding.found} {finding.cure}"
+
+
+# The whole --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def servers() -> Iterator[dict[str, FakeServer]]:
+    """A server for each of the pool."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(served(name)) for name in POOL}
+
+
+@pytest.fixture
+def config(tmp_path: Path, artifact: Path, servers: dict[str, FakeServer]) -> Path:
+    """A gateway's configuration in front of them."""
+    pool = [{"name": name, "base_url": each.url} for name, each in servers.items()]
+    return configure(tmp_path / "gateway", artifact, "", candidates=pool)
+
+
+def examined(racer: Command, config: Path) -> tuple[int, dict[str, dict[str, str]]]:
+    """Exit code and findings by check; nothing but JSON on stdout, and nothing on stderr."""
+    code, out, said = racer("doctor", "--config", config, "--json")
+    assert said == ""
+    told = json.loads(out)
+    assert told["healthy"] is (code == 0)
+    found = {each["check"]: each for each in told["findings"]}
+    assert len(found) == len(told["findings"])
+    return code, found
+
+
+def everything_under(folder: Path) -> dict[str, bytes]:
+    """Names and contents."""
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_healthy_gateway_has_nothing_to_cure(
+    racer: Command, config: Path, servers: dict[str, FakeServer]
+) -> None:
+    """Calibrated and running. Red when a check fails on what is well, or changes a byte."""
+    with running(config, ENVIRONMENT) as gateway:
+        gateway.calibrate(80)
+        before = everything_under(config.parent)
+        code, found = examined(racer, config)
+        assert everything_under(config.parent) == before
+    assert code == 0
+    assert {each["state"] for each in found.values()} == {"OK"}, found
+    names = [f"endpoint {name}" for name in POOL]
+    assert list(found) == [
+        *("configuration", "artifact", "encoder", "GPU", *names, "clock"),
+        *("store", "disk", "calibration", "port"),
+    ]
+    assert "60 rows count, alpha 0.1" in found["calibration"]["found"]
+    assert all(each.seen == ["GET /v1/models"] for each in servers.values())
+
+
+def test_before_the_first_start_nothing_is_made(racer: Command, config: Path) -> None:
+    """A store that is not there is no fault, and is still not there."""
+    before = everything_under(config.parent)
+    code, found = examined(racer, config)
+    assert code == 0
+    assert everything_under(config.parent) == before
+    assert (found["store"]["state"], found["calibration"]["state"]) == ("OK", "warning")
+    assert "racer calibrate" in found["calibration"]["cure"]
+
+
+def test_one_failure_is_exit_code_1(
+    racer: Command, config: Path, servers: dict[str, FakeServer]
+) -> None:
+    """A warning is not. People get a table with the cure."""
+    servers["poet"].models.clear()
+    assert racer("doctor", "--config", config)[0] == 0
+    servers["poet"].status = 503
+    code, out, _ = racer("doctor", "--config", config)
+    assert code == 1
+    assert "endpoint poet" in out
+    assert "start the server" in out
+    assert "adder" in out
+
+
+def test_without_a_configuration_there_is_only_the_machine(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`racer.yaml` is what it looks for; what cannot be read has one finding, not ten."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = racer("doctor", "--json")
+    assert code == 1
+    first, second = json.loads(out)["findings"]
+    assert (first["check"], second["check"]) == ("configuration", "GPU")
+    assert "racer.yaml is not there" in first["found"]
+    assert "racer init" in first["cure"]
+
+
+def test_without_a_router_no_store_is_looked_at(racer: Command, config: Path) -> None:
+    """A gateway without an artifact opens none."""
+    values = yaml.safe_load(config.read_text())
+    del values["artifact"]
+    config.write_text(yaml.safe_dump(values))
+    code, found = examined(racer, config)
+    assert code == 0
+    assert found["artifact"]["state"] == "warning"
+    assert "store" not in found
+
+
+# Configuration, artifact, encoder ---------------------------------------------------------------
+
+
+def test_a_configuration_is_read_with_its_keys(config: Path) -> None:
+    """Whole, misspelt, and with a key that is not there."""
+    finding, opened = configuration_check.check(config, ENVIRONMENT)
+    is_so(finding, OK, "3 candidates")
+    assert opened is not None
+    values = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(values | {"prot": 80}))
+    is_so(configuration_check.check(config, {})[0], FAILED, "prot")
+    values["candidates"][0]["api_key_env"] = "NO_SUCH_KEY"
+    config.write_text(yaml.safe_dump(values))
+    is_so(configuration_check.check(config, {})[0], FAILED, "$NO_SUCH_KEY")
+
+
+def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> None:
+    """Whole, none, not there, half there, and of another pool."""
+    configured, _ = settings.load(config, ENVIRONMENT)
+    finding, trained = artifact_check.check(configured)
+    is_so(finding, OK, "knn, 3 candidates")
+    assert trained is not None
+
+    def at(**changes: Any) -> Finding:
+        return artifact_check.check(configured.model_copy(update=changes))[0]
+
+    is_so(at(artifact=None), WARNING, "racer train")
+    is_so(at(artifact=tmp_path / "none"), FAILED, "no folder")
+    half = tmp_path / "half"
+    shutil.copytree(configured.artifact or "", half)
+    (half / "router.safetensors").unlink()
+    is_so(at(artifact=half), FAILED, "router.safetensors")
+    is_so(at(candidates=configured.candidates[::-1]), FAILED, "trained for the pool")
+
+
+def test_an_encoder_opens_as_the_artifact_remembers_it(tmp_path: Path) -> None:
+    """The one without weights, another version of it, a folder that is gone, one of the hub."""
+    is_so(encoder.check(SPEC), OK, "char-ngrams")
+    is_so(encoder.check(replace(SPEC, digest="x")), FAILED, "digest")
+    gone = replace(SPEC, kind="huggingface", name=str(tmp_path / "gone"), backend="cpu")
+    is_so(encoder.check(gone), FAILED, "gone")
+    is_so(encoder.check(replace(gone, name="nobody/nothing")), WARNING, "not on this machine")
+
+
+def test_the_demo_s_encoder_opens() -> None:
+    """A real one, whose digest is compared."""
+    folder = Path(__file__).parents[2] / "deploy" / "demo" / "router"
+    is_so(encoder.check(artifacts.load(folder).encoder), OK, "float32 on cpu")
+
+
+# The machine ------------------------------------------------------------------------------------
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update"
+CPU_BUILD = Machine(built_for=None, devices=())
+CUDA_BUILD = Machine(built_for="13.0", devices=())
+
+
+@pytest.mark.parametrize(
+    ("machine", "backend", "state", "words"),
+    [
+        (CPU_BUILD, "cpu", OK, "none"),
+        (CPU_BUILD, "cuda", FAILED, "trained for one"),
+        (CUDA_BUILD, "numpy", OK, "none"),
+        (CUDA_BUILD, "cuda", FAILED, "trained for one"),
+        (replace(CUDA_BUILD, devices=("H100",)), "cuda", OK, "H100 (CUDA 13.0)"),
+        (replace(CUDA_BUILD, devices=("H100",)), "cpu", OK, "does not use it"),
+        (replace(CUDA_BUILD, complaint=TOO_OLD, driver=True), "cuda", FAILED, "newer driver"),
+        (replace(CUDA_BUILD, complaint=TOO_OLD, driver=True), "cpu", WARNING, "too old"),
+        (replace(CUDA_BUILD, driver=True), "cuda", FAILED, "nvidia-smi"),
+        (replace(CUDA_BUILD, driver=True), None, WARNING, "nvidia-smi"),
+        (replace(CPU_BUILD, driver=True), "cuda", FAILED, "CUDA build"),
+        (replace(CPU_BUILD, driver=True), None, WARNING, "CUDA build"),
+    ],
+)
+def test_a_gpu_is_seen_or_missed(
+    machine: Machine, backend: str | None, state: State, words: str
+) -> None:
+    """What the encoder needs fails without it; what nobody needs is a warning at most."""
+    is_so(gpu.check(machine, backend), state, words)
+
+
+def test_what_torch_prints_of_a_driver_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It warns instead of raising. Red when the warning goes past us."""
+
+    def unavailable() -> bool:
+        warnings.warn(TOO_OLD, stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    assert gpu.look().complaint == TOO_OLD
+
+
+def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else may have it for himself alone."""
+
+    def busy(_: int) -> str:
+        raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", busy)
+    assert gpu.look().devices == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_real_gpu_is_seen() -> None:
+    """By its name."""
+    is_so(gpu.check(gpu.look(), "cuda"), OK, torch.cuda.get_device_name(0))
+
+
+def test_a_clock_is_compared_with_all_servers() -> None:
+    """Ours is wrong when all say so, one server's when it alone does."""
+
+    def told(*ahead: float | None) -> Finding:
+        return clock.check([Listing(f"http://s{i}", (), each) for i, each in enumerate(ahead)])
+
+    is_so(told(0.4, -2.0), OK, "all 2 servers")
+    is_so(told(None), OK, "no server")
+    is_so(told(60.0, 61.0), WARNING, "61 s behind all 2 servers", "this machine's")
+    is_so(told(-60.0, -61.0), WARNING, "61 s ahead of")
+    is_so(told(0.0, -3600.0), WARNING, "http://s1 is 3600 s behind")
+
+
+# Endpoints --------------------------------------------------------------------------------------
+
+
+def endpoint(config: Path, **candidate: Any) -> Finding:
+    """The finding of one candidate in the place of the pool."""
+    values = {"schema_version": 1, "candidates": [{"name": "qwen"} | candidate]}
+    environment = {"RIGHT": "right-key", "WRONG": "wrong-key"}
+    configured, secrets = settings.checked(json.dumps(values), config, environment)
+    (finding,), _ = endpoints.check(configured, secrets)
+    assert finding.check == "endpoint qwen"
+    return finding
+
+
+def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
+    """Whole, another model, no key, a wrong one, no list, and nobody there."""
+    with served("qwen", "org/qwen") as server:
+        is_so(endpoint(tmp_path, base_url=server.url), OK, "serves qwen")
+        is_so(endpoint(tmp_path, base_url=server.url, model="org/qwen"), OK, "serves org/qwen")
+        other = endpoint(tmp_path, base_url=server.url, model="llama")
+        is_so(other, FAILED, "qwen, org/qwen, not llama", "`model`")
+        server.key = "right-key"
+        is_so(endpoint(tmp_path, base_url=server.url), FAILED, "401", "`api_key_env`")
+        is_so(endpoint(tmp_path, base_url=server.url, api_key_env="WRONG"), FAILED, "$WRONG")
+        is_so(endpoint(tmp_path, base_url=server.url, api_key_env="RIGHT"), OK)
+    is_so(endpoint(tmp_path, base_url=NOBODY), FAILED, "cannot be reached")
+    with served() as server:
+        is_so(endpoint(tmp_path, base_url=server.url), WARNING, "lists no model")
+        for status, state in ((404, WARNING), (500, WARNING), (502, FAILED), (503, FAILED)):
+            server.status = status
+            is_so(endpoint(tmp_path, base_url=server.url), state, f"answers {status}")
+        server.status, server.body = 200, b"<html>"
+        is_so(endpoint(tmp_path, base_url=server.url), WARNING, "no list of models")
+
+
+def test_of_several_replicas_the_worst_counts(tmp_path: Path) -> None:
+    """In either order."""
+    with served("qwen") as server:
+        for urls in ([server.url, NOBODY], [NOBODY, server.url]):
+            is_so(endpoint(tmp_path, base_urls=urls), FAILED, NOBODY)
+
+
+def test_an_evaluator_of_its_own_is_looked_at_too(
+    config: Path, servers: dict[str, FakeServer]
+) -> None:
+    """Its server may be down while all candidates are up."""
+    values = yaml.safe_load(config.read_text())
+    rater = {"base_url": servers["poet"].url, "model": "judge"}
+    values["aggregation"] = {"method": "weighted", "weight": "verbal", "evaluator": rater}
+    configured, secrets = settings.checked(json.dumps(values), config, {})
+    findings, _ = endpoints.check(configured, secrets)
+    assert [each.state for each in findings] == [OK, OK, OK, FAILED]
+    is_so(findings[-1], FAILED, "poet, not judge")
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 100.0, -100.0])
+def test_a_server_s_clock_is_read_off_its_answer(ahead_s: float, tmp_path: Path) -> None:
+    """To the second or two that a header leaves open."""
+    with served("qwen", ahead_s=ahead_s) as server:
+        values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": server.url}]}
+        configured, secrets = settings.checked(json.dumps(values), tmp_path, {})
+        _, (listing,) = endpoints.check(configured, secrets)
+        assert listing.ahead_s == pytest.approx(ahead_s, abs=3)
+        server.ahead_s = None
+        _, (listing,) = endpoints.check(configured, secrets)
+        assert listing.ahead_s is None
+
+
+# Store and calibration --------------------------------------------------------------------------
+
+
+def test_a_store_is_there_and_of_this_version(database: str) -> None:
+    """Either kind: empty, made, and older than the program; looking makes no table."""
+    findings, found = store_check.check(database, None)
+    is_so(findings[0], OK, "empty")
+    assert found == Look()
+    with Store(database):
+        pass
+    findings, found = store_check.check(database, "a" * 64)
+    is_so(findings[0], OK, f"version {schema.HEAD}")
+    assert found == Look(version=schema.HEAD)
+
+
+def test_what_looks_cannot_write(database: str) -> None:
+    """Either kind. Red when the store is opened as a gateway opens it."""
+    with Store(database):
+        pass
+    opened = read_only(database)
+    assert opened is not None
+    with opened.connect() as connection, pytest.raises(DBAPIError, match=r"read-?only"):
+        connection.execute(text("CREATE TABLE mine (x INTEGER)"))
+    opened.dispose()
+
+
+DYING = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
+connection.execute("BEGIN")
+connection.execute("CREATE TABLE cut (short)")
+connection.executemany("INSERT INTO cut VALUES (?)", [("x" * 4000,)] * 50)
+os._exit(9)
+"""
+
+
+def test_a_write_that_was_cut_short_is_said_and_not_undone(tmp_path: Path) -> None:
+    """A start undoes it. Red when looking does, which changes the file and removes its journal."""
+    url = f"sqlite:///{tmp_path}/racer.db"
+    with Store(url):
+        pass
+    subprocess.run([sys.executable, "-c", DYING, str(tmp_path / "racer.db")], check=False)
+    before = everything_under(tmp_path)
+    assert [Path(name).name for name in sorted(before)] == ["racer.db", "racer.db-journal"]
+    findings, found = store_check.check(url, "a" * 64)
+    is_so(findings[0], WARNING, "died while it wrote", "start the gateway")
+    assert found is None
+    assert everything_under(tmp_path) == before
+    with Store(url):
+        pass
+    is_so(store_check.check(url, "a" * 64)[0][0], OK, schema.HEAD)
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "words"),
+    [
+        (None, OK, "empty"),
+        (schema.HEAD, OK, schema.HEAD),
+        ("0001", FAILED, "racer db upgrade"),
+        ("9999", FAILED, "newer program"),
+    ],
+)
+def test_a_version_says_what_to_do(version: str | None, state: State, words: str) -> None:
+    """Older: upgrade. Newer: the other program."""
+    is_so(store_check.version("store", version), state, words)
+
+
+def test_an_older_file_is_recognised(tmp_path: Path) -> None:
+    """By the version that it tells."""
+    path = tmp_path / "racer.db"
+    with Store(f"sqlite:///{path}"):
+        pass
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+    is_so(store_check.check(f"sqlite:///{path}", None)[0][0], FAILED, "racer db upgrade")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("sqlite:///{folder}/none/racer.db", "no folder"),
+        ("sqlite:///{folder}/text", "not a database"),
+        ("postgresql://nobody:hunter2@127.0.0.1:1/racer", "cannot be read"),
+        ("mysql://x", "neither sqlite nor postgresql"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_said(tmp_path: Path, url: str, words: str) -> None:
+    """One finding with a cure, without the password."""
+    (tmp_path / "text").write_text("no database" * 100)
+    findings, found = store_check.check(url.format(folder=tmp_path), None)
+    assert found is None
+    is_so(next(each for each in findings if each.check == "store"), FAILED, words)
+    assert "hunter2" not in str(findings)
+
+
+def test_a_store_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user would see it; root may write everywhere."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    findings, _ = store_check.check(f"sqlite:///{tmp_path}/racer.db", None)
+    is_so(findings[0], FAILED, "cannot be written")
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(2**40, OK), (2**30, OK), (2**30 - 1, WARNING), (2**20, FAILED)]
+)
+def test_a_full_disk_is_said_before_it_is_full(tmp_path: Path, free: int, state: State) -> None:
+    """Little is a warning, next to nothing a failure."""
+    is_so(store_check.room(tmp_path, free), state, "GiB free")
+
+
+def test_what_decides_is_found(database: str) -> None:
+    """The one for this artifact and fleet; else whose it is instead."""
+    with Store(database) as store:
+        store.add(record("first"), activate=True)
+        store.add(record("second"), activate=True)
+        store.add(record("third"), activate=False)
+    here, elsewhere = look(database, "a" * 64), look(database, "b" * 64)
+    assert here.active is not None
+    assert (here.active.id, here.other) == ("second", None)
+    assert elsewhere.other is not None
+    assert (elsewhere.active, elsewhere.other.id) == (None, "second")
+
+
+def test_a_calibration_is_there_and_enough_for_alpha() -> None:
+    """Alpha >= 1/(n + 1) to the row; none, another's, old, and from the future."""
+    now = datetime(2026, 5, 1, tzinfo=UTC)
+
+    def made(n: int, *, age: timedelta = timedelta(days=40), **evidence: Any) -> Look:
+        told = {"n": n, "delta": None, **evidence}
+        created = (now - age).isoformat(timespec="microseconds")
+        active = Summary(
+            id="c1", created_at=created, active=True, artifact="a", options={}, evidence=told
+        )
+        return Look(version=schema.HEAD, active=active)
+
+    is_so(calibration.check(made(500), 0.1, now), OK, "c1, 40 days old, 500 rows count, alpha 0.1")
+    is_so(calibration.check(made(9), 0.1, now), OK)
+    is_so(calibration.check(made(8), 0.1, now), WARNING, "takes 9", "everyone is called")
+    is_so(calibration.check(made(28, delta=0.05), 0.1, now), WARNING, "takes 29")
+    is_so(calibration.check(made(29, delta=0.05), 0.1, now), OK)
+    fresh = made(500, age=timedelta(hours=-1))
+    is_so(calibration.check(fresh, 0.1, now), WARNING, "clock")
+    is_so(calibration.check(Look(), 0.1, now), WARNING, "none", "racer calibrate")
+    other = replace(made(500), active=None, other=made(500).active)
+    is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")
+
+
+def test_another_artifact_s_calibration_is_told_apart(
+    racer: Command, config: Path, tmp_path: Path
+) -> None:
+    """Trained again, nothing decides any more: the rows must be uploaded again."""
+    with running(config, ENVIRONMENT) as gateway:
+        gateway.calibrate(80)
+    again = tmp_path / "again"
+    opened = artifacts.open_encoder(SPEC)
+    train(labelled(0, 200), labelled(5_000, 100), again, encoder=opened, kind="knn")
+    values = yaml.safe_load(config.read_text()) | {"artifact": str(again)}
+    config.write_text(yaml.safe_dump(values))
+    code, found = examined(racer, config)
+    assert code == 1
+    assert "another artifact" in found["calibration"]["found"]
+
+
+# Ports ------------------------------------------------------------------------------------------
+
+
+def test_a_port_is_free_taken_or_a_gateway_s(config: Path) -> None:
+    """And free again afterwards."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+    for _ in range(2):
+        is_so(ports.look("port", "127.0.0.1", port), OK, "is free")
+    is_so(ports.look("port", "127.0.0.1", 0), OK, "any free one")
+    with served("qwen") as server:
+        taken = int(server.url.removesuffix("/v1").rpartition(":")[2])
+        is_so(ports.look("port", "127.0.0.1", taken), FAILED, "in use", "--port")
+        assert server.seen == ["GET /healthz"]
+    with running(config, ENVIRONMENT | {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
+        taken = int(gateway.url.rpartition(":")[2])
+        is_so(ports.look("port", "127.0.0.1", taken), OK, "a gateway serves")
+    is_so(ports.look("port", "192.0.2.1", 80), FAILED, "cannot be taken")
+
+
+def test_the_admin_port_is_another(config: Path) -> None:
+    """Two sockets, two findings; one number for both is a failure."""
+
+    def found(port: int, admin: int) -> list[Finding]:
+        values = yaml.safe_load(config.read_text()) | {"port": port}
+        values["access"] = {"admin": {"port": admin}}
+        return ports.check(settings.checked(json.dumps(values), config, {})[0])
+
+    with socket.socket() as one, socket.socket() as two:
+        for each in (one, two):
+            each.bind(("127.0.0.1", 0))
+        free = one.getsockname()[1], two.getsockname()[1]
+    assert [each.state for each in found(*free)] == [OK, OK]
+    is_so(found(free[0], free[0])[1], FAILED, "the gateway's own")

@@ -1,0 +1,93 @@
+"""`racer evaluate --assert`: what the rows must show, else exit code 1."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Command, as_json, noisy
+
+MEASURED = ["--encoder", "char-ngrams", "--splits", 3, "--alpha", 0.2, "--score", "cover"]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Rows whose labels the wording does not tell, so that sets miss and hold several."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in as_json(noisy(0, 200))))
+    return path
+
+
+def measured(racer: Command, rows: Path, target: str, *more: str) -> tuple[int, str, str]:
+    """An evaluation under one risk target."""
+    return racer(
+        "evaluate", "--data", rows, *MEASURED, "--risk-target", target, "--json", *more
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "measure"), [("paper", "risk"), ("answerable", "miss_given_answerable")]
+)
+def test_risk_is_what_alpha_bounds_under_the_target(
+    racer: Command, rows: Path, target: str, measure: str
+) -> None:
+    """Red when the bound is taken a hair off, from the other target, or the wrong way round."""
+    code, out, _ = measured(racer, rows, target)
+    assert code == 0
+    (cell,) = json.loads(out)["cells"]
+    risk = cell["mean"][measure]
+    assert 0 < risk < 1
+    for comparison, holds in {
+        f"risk<={risk + 1e-6:.9f}": True,
+        f"risk <= {risk - 1e-6:.9f}": False,
+        f"risk>{risk - 1e-6:.9f}": True,
+        f"risk<{risk - 1e-6:.9f}": False,
+        f"{risk + 1e-6:.9f}>=risk": True,
+    }.items():
+        assert measured(racer, rows, target, "--assert", comparison)[0] == (0 if holds else 1)
+
+
+def test_alpha_is_the_setting_s_own(racer: Command, rows: Path) -> None:
+    """The result stands on stdout all the same; stderr has one sentence that names the figures."""
+    code, out, said = measured(
+        racer, rows, "answerable", "--assert", "alpha>=0.2", "--assert", "size<=alpha"
+    )
+    assert code == 1
+    size = json.loads(out)["cells"][0]["mean"]["size"]
+    sentence = said.splitlines()[-1]
+    assert sentence.startswith("racer: not so: size<=alpha is false in 1 of 1 settings")
+    assert f"size {size:.4g}, alpha 0.2, score cover" in sentence
+    assert "Traceback" not in said
+
+
+def test_one_setting_of_several_is_enough_to_refute(racer: Command, rows: Path) -> None:
+    """Two alphas, of which one is above 0.25."""
+    told = ("--alpha", "0.3", "--assert", "alpha<0.25")
+    code, _, said = measured(racer, rows, "answerable", *told)
+    assert code == 1
+    assert "false in 1 of 2 settings, the first with alpha 0.3" in said
+
+
+@pytest.mark.parametrize(
+    ("comparison", "code"), [("alpha<=0.2", 0), ("alpha<.2", 1), ("alpha>=0.2", 0), ("alpha>.2", 1)]
+)
+def test_equal_is_not_less(racer: Command, rows: Path, comparison: str, code: int) -> None:
+    """Red when one operator is taken for another."""
+    assert measured(racer, rows, "paper", "--assert", comparison)[0] == code
+
+
+@pytest.mark.parametrize(
+    "comparison", ["", "risk", "risk=alpha", "risk<=beta", "__import__<=1", "risk<=1<=2", "1e3<nan"]
+)
+def test_what_is_no_comparison_is_refused_before_anything_is_read(
+    racer: Command, tmp_path: Path, comparison: str
+) -> None:
+    """One sentence, and not that the file of rows is missing."""
+    code, out, said = racer(
+        "evaluate", "--data", tmp_path / "none", "--encoder", "char-ngrams", "--assert", comparison
+    )
+    assert (code, out) == (1, "")
+    assert said.startswith(f"racer: --assert {comparison!r}: ")
+    assert said.count("\n") == 1

@@ -1,0 +1,188 @@
+"""What every command of `racer` has in common: found by walking them all."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from app.cli import cli
+from app.console import JSON
+
+from .conftest import Command
+
+# Commands whose stdout is not a result for people, and why.
+WITHOUT_JSON = {
+    "serve": "runs until it is stopped; its log is JSON by `telemetry.log`",
+    "schema": "prints JSON anyway",
+    "completion": "prints a script for a shell",
+}
+# Commands that read neither a file nor a gateway: nothing of theirs can be missing.
+WITHOUT_INPUT = {"schema", "completion", "key new"}
+# Of those with a configuration and further files, the one that writes its file and reads none.
+WRITES = "backup"
+NOBODY = "http://127.0.0.1:1"
+
+
+def leaves(group: click.Group = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command as it is typed."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, (*before, name))
+        else:
+            yield (*before, name)
+
+
+def found(words: tuple[str, ...]) -> click.Command:
+    """The command behind its words."""
+    command: click.Command = cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    return command
+
+
+COMMANDS = {" ".join(words): found(words) for words in leaves()}
+
+
+def json_option(command: click.Command) -> click.Parameter | None:
+    """Its `--json`, if it has one."""
+    return next((each for each in command.params if "--json" in each.opts), None)
+
+
+def test_every_command_prints_json_or_says_why_not() -> None:
+    """One mechanism for all. Red when a command is added without it, or a reason is left over."""
+
+    @click.command()
+    @JSON
+    def usual() -> None:
+        """The option as `app.console` makes it."""
+
+    expected = json_option(usual)
+    assert expected is not None
+    without = {name for name, command in COMMANDS.items() if json_option(command) is None}
+    assert without == set(WITHOUT_JSON)
+    for name in set(COMMANDS) - without:
+        option = json_option(COMMANDS[name])
+        assert option is not None
+        assert option.to_info_dict() == expected.to_info_dict(), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_a_sentence_or_a_name_that_is_one(racer: Command, name: str) -> None:
+    """`-h` works, and names what the command does. Red when a docstring is forgotten."""
+    command = COMMANDS[name]
+    assert (command.help or "").strip()
+    code, out, said = racer(*name.split(), "-h")
+    assert (code, said) == (0, "")
+    assert all(opt in out for each in command.params for opt in each.opts[:1] if opt[0] == "-")
+
+
+def is_file(parameter: click.Parameter) -> bool:
+    """Whether a file is meant."""
+    return isinstance(parameter.type, click.Path)
+
+
+def arguments(command: click.Command, path: Path, config: Path) -> list[str]:
+    """The least that it takes, with one file for everything that is one, and nobody to reach."""
+    given: list[str] = []
+    for each in command.params:
+        if isinstance(each, click.Argument):
+            given.append(str(path) if is_file(each) else NOBODY)
+        elif "--config" in each.opts:
+            given += ["--config", str(config)]
+        elif "--url" in each.opts and "--config" not in given:
+            given += ["--url", NOBODY]
+        elif isinstance(each.type, click.Choice) and each.required:
+            given += [each.opts[0], each.type.choices[0]]
+        elif each.required:
+            given += [each.opts[0], str(path)]
+    return given
+
+
+def broken(kind: str, folder: Path) -> Path:
+    """A file that is none, or not what anybody wants to read."""
+    path = folder / "given"
+    match kind:
+        case "a folder":
+            path.mkdir()
+        case "empty":
+            path.touch()
+        case "bytes":
+            path.write_bytes(bytes(range(256)))
+        case "a misspelt field":
+            path.write_text('{"schema_version": 1, "candidats": []}\n')
+        case _:
+            return folder / "nothing" / "there"
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_INPUT))
+@pytest.mark.parametrize("kind", ["missing", "a folder", "empty", "bytes", "a misspelt field"])
+def test_what_cannot_be_read_is_one_sentence(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Whatever file or configuration is wrong: no traceback, no half a result, no code 0."""
+    monkeypatch.chdir(tmp_path)
+    path = broken(kind, tmp_path)
+    with socket.socket() as taken:  # which the demo would serve at
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        extra = ["--port", str(taken.getsockname()[1])] if name == "demo" else []
+        code, out, said = racer(*name.split(), *arguments(COMMANDS[name], path, path), *extra)
+    if name == "doctor":  # its sentences stand in a table
+        assert (code, said) == (1, "")
+        assert "failed" in out
+        return
+    is_refused(code, out, said)
+
+
+def is_refused(code: int, out: str, said: str) -> None:
+    """One sentence, and nothing that looks like a result."""
+    assert code in (1, 2, 3), out
+    assert "Traceback" not in said
+    assert out == ""
+    sentences = [line for line in said.splitlines() if line.startswith("racer: ")]
+    assert len(sentences) == 1
+    assert said.splitlines()[-1] == sentences[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, command in COMMANDS.items()
+        if any("--config" in each.opts for each in command.params)
+        and any(is_file(each) and "--config" not in each.opts for each in command.params)
+        and name != WRITES
+    ],
+)
+@pytest.mark.parametrize("kind", ["missing", "a folder", "empty", "bytes", "a misspelt field"])
+def test_what_cannot_be_read_behind_a_good_configuration_is_one_sentence(
+    racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Rows, questions and backups: the configuration is read first, and hides them above."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "racer.yaml"
+    config.write_text(
+        f"{{schema_version: 1, candidates: [{{name: a, base_url: '{NOBODY}/v1'}}]}}\n"
+    )
+    path = broken(kind, tmp_path)
+    code, out, said = racer(*name.split(), *arguments(COMMANDS[name], path, config))
+    is_refused(code, out, said)
+    assert str(config) not in said
+
+
+def test_json_is_all_of_stdout(racer: Command, tmp_path: Path) -> None:
+    """Progress goes to stderr, and so does a refusal: a program may parse stdout whole."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"query": "one?", "correct": {"a": true}}\n')
+    converted = racer("convert", rows, "--out", tmp_path / "out.jsonl", "--json")
+    assert json.loads(converted[1])["out"] == str(tmp_path / "out.jsonl")
+    code, out, said = racer("evaluate", "--data", rows, "--encoder", "char-ngrams", "--json")
+    assert (code, out) == (1, "")
+    assert said.startswith("racer: ")

@@ -1,0 +1,189 @@
+"""The documents' blocks that nobody else runs, word for word but for addresses, names and ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import yaml
+
+from app.console import DEFAULT_URL
+from app.settings import Settings
+from racer_core.records.reader import read_rows
+from tests.docs.blocks import ROOT, Block, blocks
+
+from .conftest import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    ONE,
+    Gateway,
+    as_json,
+    configure,
+    labelled,
+    running,
+    until,
+)
+from .databases import free_port
+from .fake_pool import FakePool
+
+MINE = [block for block in blocks() if block.run_by is None and block.needs is None]
+ANYWHERE = {
+    "SCHEMA": "",
+    "NO_PROXY": "*",
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "OMP_NUM_THREADS": "1",  # as `make test` has it: other processes have the other cores
+}
+NAMES = {"qwen": "adder", "llama": "speller"}  # the documents' candidates, and the tests'
+SHIPPED = (".venv/bin/", "deploy/demo/")  # in the folder of the repository itself
+
+Shell = Callable[[Block], subprocess.CompletedProcess[str]]
+
+
+def of(kind: str) -> Any:
+    """One test for each block of a kind; what several documents say alike runs once."""
+    mine = list({block.text: block for block in MINE if block.kind == kind}.values())
+    return pytest.mark.parametrize("block", mine, ids=[block.place for block in mine])
+
+
+def test_every_kind_has_a_test() -> None:
+    """Red when a block is of a kind that nothing below looks at."""
+    assert {block.kind for block in MINE} <= {"sh", "python", "json", "yaml", "text"}
+
+
+@of("json")
+def test_rows_are_rows(block: Block, tmp_path: Path) -> None:
+    """JSON that nobody else looks at is a labelled row."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text(block.text, encoding="utf-8")
+    assert len(read_rows(path)) == 1
+
+
+@of("yaml")
+def test_settings_are_settings(block: Block) -> None:
+    """Alone, or in a configuration with the candidates that documents name."""
+    pool = [{"name": name, "base_url": "http://10.0.0.1:8000/v1"} for name in NAMES]
+    least = {"schema_version": 1, "artifact": "artifact", "candidates": pool}
+    Settings.model_validate(least | yaml.safe_load(block.text))
+
+
+@of("text")
+def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
+    """Text that a program says, but for what it fills in."""
+    first = block.text.partition(":")[0]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py")]
+    assert any(first in source for source in sources)
+
+
+@pytest.fixture(scope="module")
+def asked(
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway that everyone may ask, calibrated."""
+    path = configure(tmp_path_factory.mktemp("asked"), artifact, _pool.url)
+    with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
+        gateway.calibrate()
+        yield gateway
+
+
+def filled(text: str, gateway: Gateway) -> str:
+    """A block with this gateway's address, and names and ids that it knows."""
+    made = gateway.chat(ONE)["racer"]["decision_id"]
+    known = NAMES | {
+        DEFAULT_URL: gateway.url,
+        "chatcmpl-...": made,
+        "cal-...": gateway.ready()["calibration"],
+    }
+    for said, here in known.items():
+        text = text.replace(said, here)
+    return text
+
+
+@of("python")
+def test_python_runs(block: Block, asked: Gateway) -> None:
+    """As a program of its own, in the folder of the repository."""
+    done = subprocess.run(
+        [sys.executable, "-c", filled(block.text, asked)],
+        cwd=ROOT,
+        env=ANYWHERE,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def is_server(block: Block) -> bool:
+    """Whether it runs until it is stopped."""
+    return "racer serve" in block.text
+
+
+@of("sh")
+def test_commands_run(
+    block: Block, asked: Gateway, pool: FakePool, artifact: Path, tmp_path: Path
+) -> None:
+    """In bash, in a folder with the files that documents name."""
+    folder = tmp_path / "folder"
+    prepare(folder, artifact, pool)
+    text = filled(block.text, asked)
+    at = ROOT if text.startswith(SHIPPED) else folder
+    if text.startswith(SHIPPED):
+        text = text.replace("racer route", f"racer route --url {asked.url}")
+    elif "racer calibrate" in text:
+        text = text.replace("--alpha", f"--url {asked.url} --alpha")
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    environment = ANYWHERE | {"HOME": str(tmp_path)} | ENVIRONMENT
+    if is_server(block):
+        serves(command, at, environment)
+        return
+    done = subprocess.run(
+        command, cwd=at, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"error"' not in done.stdout, done.stdout
+
+
+def prepare(folder: Path, artifact: Path, pool: FakePool) -> None:
+    """What a user of the documents has: rows, two configurations, a store, keys."""
+    path = configure(folder, artifact, pool.url, store=f"sqlite:///{folder}/racer.db")
+    (folder / "other.yaml").write_text(
+        path.read_text(encoding="utf-8").replace("racer.db", "other.db"), encoding="utf-8"
+    )
+    rows = "".join(json.dumps(row) + "\n" for row in as_json(labelled(20_000, 100)))
+    for name in ("rows", "calibration"):
+        (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")
+    keys = " ".join(f"{name}={key}" for name, key in ENVIRONMENT.items())
+    (folder / "keys.sh").write_text(f"export {keys}\n", encoding="utf-8")
+
+
+def serves(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """A gateway comes up with the keys that the block made, and ends when it is told to."""
+    port = free_port()
+    path = folder / "racer.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("port: 0", f"port: {port}"), "utf-8")
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as server:
+        try:
+            assert until(lambda: answers(f"http://127.0.0.1:{port}/healthz"), 60)
+            keys = (folder / "keys.sh").read_text(encoding="utf-8")
+            assert DATA_KEY not in keys
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(30)
+
+
+def answers(url: str) -> bool:
+    """Whether somebody does."""
+    try:
+        return httpx2.get(url, trust_env=False).status_code == 200
+    except httpx2.TransportError:
+        return False

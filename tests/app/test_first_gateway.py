@@ -1,0 +1,66 @@
+"""docs/howto/first-gateway.md leads to a certified answer, with the demo's candidates scripted."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from app.settings import load
+from racer_core.records.questions import read_questions
+from racer_core.records.reader import read_rows
+
+from .fake_server import served
+from .walked_page import DEMO, PAGE, ask_these, blocks, walk
+
+NAMES = ("abacus", "mirror", "tribune")
+TOOLS = ("bash", "openssl", "shuf")
+
+pytestmark = pytest.mark.skipif(
+    any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
+    """Each says what it said when the demo was labelled. Red when any command of the page fails."""
+    rows = read_rows(DEMO / "data" / "test.jsonl").rows[:500]
+    ask_these(rows, tmp_path)
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                served(
+                    name,
+                    answer=lambda query, said={r.query: r.answers[name] for r in rows}: (
+                        said.get(query, "42") or ""
+                    ),
+                )
+            )
+            for name in NAMES
+        ]
+        before, after = walk(tmp_path, [each.url.removesuffix("/v1") for each in servers])
+    assert "nothing is routed" in before
+    assert "miss|answerable" in before
+    assert "warning" not in after
+    assert "failed" not in after
+    assert after.splitlines()[-2:] == ["42 from abacus", "holds: True alpha: 0.1"]
+    pool = load(tmp_path / "racer.yaml", {})[0].pool
+    assert pool == NAMES
+    counted = [len(read_rows(tmp_path / f"{name}.jsonl").rows) for name in ("train", "validation")]
+    assert counted == [200, 150]
+
+
+def test_the_page_is_whole(tmp_path: Path) -> None:
+    """Nothing that looks like a command escapes the test; each step of the way is there."""
+    text = PAGE.read_text(encoding="utf-8")
+    told = "".join(block for _, block in blocks())
+    assert text.count("```") == 2 * (len(blocks()) + 1)  # and one line of questions.jsonl
+    shown = text.partition("```json\n")[2].partition("```")[0]
+    (tmp_path / "questions.jsonl").write_text(shown)
+    assert len(read_questions(tmp_path / "questions.jsonl")) == 1
+    steps = ("init", "doctor", "label", "train", "tune", "evaluate", "serve", "calibrate")
+    places = [told.index(f"racer {step}") for step in steps]
+    assert places == sorted(places)

@@ -1,0 +1,246 @@
+"""`racer init`: servers are asked, and a configuration is written around them, or nothing is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from app import initialise, settings
+from app.settings import schema
+
+from .conftest import Command
+from .fake_server import served
+
+NOBODY = "http://127.0.0.1:1"
+SECRET = "sk-of-the-servers-0a1b2c3d4e5f"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, with nobody's variables."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def written(racer: Command, *arguments: object) -> dict[str, Any]:
+    """What was written: it loads, fits the schema beside it and names that, and says what it is."""
+    code, out, said = racer("init", *arguments, "--json")
+    assert (code, said) == (0, "")
+    told = json.loads(out)
+    path = Path(told["config"])
+    configured, _ = settings.load(path)
+    assert list(configured.pool) == told["candidates"]
+    text = path.read_text(encoding="utf-8")
+    named = text.splitlines()[0].removeprefix(schema.modeline(""))
+    values = yaml.safe_load(text)
+    fits = json.loads((path.parent / named).read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(fits).validate(values)
+    assert "racer doctor" in text
+    return values
+
+
+def files() -> dict[Path, bytes]:
+    """What is here, with what is in it."""
+    return {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()}
+
+
+def refused(racer: Command, code: int, *arguments: object) -> str:
+    """One sentence, and nothing is written."""
+    before = files()
+    found, out, said = racer("init", *arguments)
+    assert (found, out) == (code, "")
+    assert said.startswith("racer: ")
+    assert said.count("\n") == 1
+    assert "Traceback" not in said
+    assert files() == before
+    return said
+
+
+def test_every_model_is_a_candidate(racer: Command) -> None:
+    """Of all servers, in order; ``/v1`` is added; a model at two servers has two replicas."""
+    with served("qwen", "org/llama-3:8b") as one, served("org/llama-3:8b") as two:
+        values = written(racer, one.url.removesuffix("/v1"), two.url)
+    decoding = {"temperature": 0, "max_tokens": 512}
+    assert values["candidates"] == [
+        {"name": "qwen", "base_url": one.url, "parameters": decoding},
+        {"name": "org/llama-3:8b", "base_urls": [one.url, two.url], "parameters": decoding},
+    ]
+    assert one.seen == two.seen == ["GET /v1/models"]
+
+
+def test_the_gateway_starts_with_it(racer: Command) -> None:
+    """As far as `racer validate` goes, which opens what a start opens."""
+    with served("qwen") as server:
+        values = written(racer, server.url, "--out", "deep/er/gateway.yaml", "--port", 8123)
+    assert values["port"] == 8123
+    assert racer("validate", "--config", "deep/er/gateway.yaml")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/srv/models/qwen-7b/", "qwen-7b"),
+        ("my model: v1 # best", "my-model:-v1-best"),
+        ("auto", "model-auto"),
+        ("auto/fast", "model-auto/fast"),
+        ("true", "true"),
+        ("1e3", "1e3"),
+        ("größe", "gr-e"),
+        ("-", "model"),
+        ("x\n  - name: y", "x---name:-y"),
+        ("long" * 50, ("long" * 50)[:128]),
+    ],
+)
+def test_a_name_that_does_not_fit_is_made_to(racer: Command, model: str, name: str) -> None:
+    """And ``model`` keeps what the server calls it. Red when YAML reads it as something else."""
+    with served(model) as server:
+        (candidate,) = written(racer, server.url)["candidates"]
+    assert candidate["name"] == name
+    assert candidate.get("model", candidate["name"]) == model
+
+
+def test_two_models_of_one_name_are_told_apart(racer: Command) -> None:
+    """Else the file would not load."""
+    with served("/a/qwen", "/b/qwen") as server:
+        values = written(racer, server.url)
+    assert [each["name"] for each in values["candidates"]] == ["qwen", "qwen-2"]
+
+
+def test_the_key_stays_in_the_environment(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent, and its variable is named. Red when a byte of it reaches the disk."""
+    monkeypatch.setenv("FLEET_KEY", SECRET)
+    with served("qwen", key=SECRET) as server:
+        values = written(racer, server.url, "--key-env", "FLEET_KEY")
+        assert "--key-env" in refused(racer, 2, server.url, "--out", "other.yaml")
+    assert values["candidates"][0]["api_key_env"] == "FLEET_KEY"
+    assert SECRET not in "".join(path.read_text() for path in Path.cwd().iterdir())
+
+
+def test_the_usual_variables_are_enough(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the ``openai`` client, where no URL is given."""
+    assert "$OPENAI_BASE_URL" in refused(racer, 2)
+    with served("gpt", key=SECRET) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+        values = written(racer)
+        assert "refuses the key" in refused(racer, 2, server.url, "--out", "other.yaml")
+    assert values["candidates"][0]["api_key_env"] == "OPENAI_API_KEY"
+    assert values["candidates"][0]["base_url"] == server.url
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "key_env"),
+    [
+        ({"OPENAI_API_KEY": "k"}, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+        ({"OPENAI_BASE_URL": "http://a"}, "http://a/v1", None),
+        ({"OPENAI_BASE_URL": "http://a", "OPENAI_API_KEY": ""}, "http://a/v1", None),
+    ],
+)
+def test_a_key_alone_is_openai_s(
+    environment: dict[str, str], url: str, key_env: str | None
+) -> None:
+    """As the client itself has it; a server may want none."""
+    plan = initialise.Plan.of([], Path("racer.yaml"), 0, None, environment)
+    assert (plan.urls, plan.key_env) == ((url,), key_env)
+
+
+def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
+    """A URL that is given is asked without the variables' key. Red when OpenAI's key goes there."""
+    environment = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://b"}
+    plan = initialise.Plan.of(["http://a"], Path("racer.yaml"), 0, None, environment)
+    assert (plan.urls, plan.key_env) == (("http://a/v1",), None)
+
+
+def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
+    """Exit code 3, for a pool that lacks somebody is another pool."""
+    with served("qwen") as server:
+        said = refused(racer, 3, server.url, NOBODY)
+        assert f"{NOBODY}/v1 cannot be reached" in said
+        assert "--keep-unreachable" in said
+        assert server.url not in said
+        values = written(racer, server.url, NOBODY, "--keep-unreachable")
+    assert [each["name"] for each in values["candidates"]] == ["qwen", "127.0.0.1-1"]
+    assert f"# {NOBODY}/v1 cannot be reached" in Path("racer.yaml").read_text()
+
+
+@pytest.mark.parametrize("there", ["racer.yaml", "racer.schema.json"])
+def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
+    """Neither file, and before anybody is asked."""
+    Path(there).write_text("mine")
+    with served("qwen") as server:
+        assert "--force" in refused(racer, 2, server.url)
+        assert server.seen == []
+        written(racer, server.url, "--force")
+    assert Path(there).read_text() != "mine"
+
+
+@pytest.mark.parametrize("folder", [".", "/", "inner"])
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
+def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]) -> None:
+    """Nothing is left in or beside it. Red when it is found out while the files are written."""
+    Path("inner").mkdir()
+    with served("qwen") as server:
+        said = refused(racer, 2, server.url, "--out", folder, *force)
+    assert "is a folder: name a file in it with --out" in said
+
+
+def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:
+    """A second configuration in the same folder."""
+    with served("qwen") as server:
+        written(racer, server.url)
+        written(racer, server.url, "--out", "second.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"status": 500}, "answers 500"),
+        ({"body": b"<html>"}, "no list of models"),
+        ({"body": b'{"data": 7}'}, "no list of models"),
+        ({"body": b'{"data": [{"id": 7}]}'}, "no list of models"),
+        ({"body": b'{"object": "list"}'}, "no list of models"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_list_is_said(racer: Command, change: dict[str, Any], words: str) -> None:
+    """As somebody who cannot be reached."""
+    with served(**change) as server:
+        assert words in refused(racer, 3, server.url)
+
+
+def test_a_server_without_models_is_said(racer: Command) -> None:
+    """There is nothing to write."""
+    with served() as server:
+        assert "no model is served" in refused(racer, 2, server.url)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://x:99999"])
+def test_what_is_no_url_is_said(racer: Command, url: str) -> None:
+    """With the shape of one."""
+    assert "http://host:8000/v1" in refused(racer, 2, url)
+
+
+def test_a_url_with_a_password_is_refused(racer: Command) -> None:
+    """It would stand in the file. Red when the sentence repeats it."""
+    assert "hunter2" not in refused(racer, 2, "http://me:hunter2@127.0.0.1:1/v1")
+
+
+def test_people_are_told_the_next_step(racer: Command) -> None:
+    """Behind what was found."""
+    with served("qwen") as server:
+        code, out, _ = racer("init", server.url)
+    assert code == 0
+    assert out.splitlines()[-1] == "next: racer doctor --config racer.yaml"
+
+
+def test_the_server_is_asked_once(racer: Command) -> None:
+    """However often its URL is given."""
+    with served("qwen") as server:
+        written(racer, server.url, f"{server.url}/")
+    assert server.seen == ["GET /v1/models"]
