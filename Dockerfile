@@ -23,18 +23,14 @@ WORKDIR /src
 # From here on in the order in which things change: torch, the other packages, the code.
 # torch alone, so that nothing else decides which build it is; the same version as in the Makefile.
 RUN PIP_INDEX_URL="${TORCH_INDEX}" pip install torch==2.13.0
-COPY constraints.txt pyproject.toml ./
+COPY requirements.lock ./
 # With every extra that a configuration or an upload can ask for, since nothing is added later:
 # formulas, traces, parquet, a shared store.
-RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = [project['optional-dependencies'][name] for name in ('label', 'otel', 'parquet', 'postgres')]; \
-print(*project['dependencies'], *sum(extras, []), sep='\n')" \
-      > requirements.txt \
- && pip install --constraint constraints.txt --requirement requirements.txt
-COPY LICENSE README.md ./
+RUN pip install --no-deps --require-hashes --requirement requirements.lock
+COPY LICENSE README.md pyproject.toml ./
 COPY app app
 COPY racer_core racer_core
-# Without build isolation: with the setuptools of constraints.txt, which torch needs anyway. pip has
+# Without build isolation: with the setuptools of the lock, which torch needs anyway. pip has
 # then done its work, and what runs needs no installer.
 RUN pip install --no-deps --no-build-isolation . \
  && pip check \

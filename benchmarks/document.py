@@ -1,9 +1,10 @@
-"""Puts the tables of `results/` into docs/performance.md and docs/scaling.md, at their markers.
+"""Puts the tables of `results/` into docs/performance.md and docs/scaling.md, and their pictures.
 
     python benchmarks/document.py
 
 `results/NAME.json` holds its own tables as Markdown under `markdown`; they stand between
-`<!-- results: NAME -->` and `<!-- end -->`. What is written around them stays.
+`<!-- results: NAME -->` and `<!-- end -->`. What is written around them stays. `results/NAME.png`
+goes to docs/figures.
 """
 
 import json
@@ -12,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PAGES = [RESULTS.parent.parent / "docs" / f"{name}.md" for name in ("performance", "scaling")]
+DOCS = RESULTS.parent.parent / "docs"
+PAGES = [DOCS / f"{name}.md" for name in ("performance", "scaling")]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -43,6 +45,8 @@ def main() -> None:
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     for page, text in zip(PAGES, filled(pages, tables(RESULTS)), strict=True):
         page.write_text(text, encoding="utf-8")
+    for picture in RESULTS.glob("*.png"):
+        picture.replace(DOCS / "figures" / picture.name)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def markdown(document: Document) -> str:
         _provenance(document),
         aims(goals(document)),
         _throughput(document),
-        "![Throughput, and what is added](../benchmarks/results/gateway.png)\n",
+        "![Throughput, and what is added](figures/gateway.png)\n",
         _streams(document),
         _load(document),
         _starts(document),

@@ -24,6 +24,7 @@ ALL = [
 ]
 # Declared and never imported by name, and why all the same.
 UNSEEN = {
+    "plotly": "its script is served, and draws in the browser",
     "protobuf": "transformers reads mDeBERTa's vocabulary with it",
     "sentencepiece": "so too",
     "python-multipart": "starlette's parser of uploads",
@@ -130,12 +131,14 @@ def test_make_setup_takes_everything_from_the_pins():
 
 
 def test_every_other_environment_of_the_makefile_is_pinned_whole():
-    """LiteLLM's has a file of its own. Red when a `pip install` there takes whatever is newest."""
+    """Each has a file of its own. Red when a `pip install` there takes whatever is newest."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
     others = [line for line in text.splitlines() if "pip install" in line and "$(BIN)" not in line]
-    assert [line.split("--quiet ")[1] for line in others] == ["--requirement $<"]
-    assert re.search(r"^\$\(LITELLM_READY\): benchmarks/litellm-requirements.txt$", text, re.M)
-    lines = (ROOT / "benchmarks/litellm-requirements.txt").read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
-    assert pins
-    assert all(re.fullmatch(r"[\w.-]+(\[\w,]+)?==[\w.+!]+", line) for line in pins)
+    assert {line.split("--quiet ")[1] for line in others} == {"--requirement $<"}
+    files = re.findall(r"^\$\(\w+_READY\): (\S+requirements.txt)$", text, re.M)
+    assert len(files) == len(others)
+    for name in files:
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        pins = [line for line in lines if line and not line.startswith("#")]
+        assert pins
+        assert all(re.fullmatch(r"[\w.-]+(\[\w,]+)?==[\w.+!]+", line) for line in pins)

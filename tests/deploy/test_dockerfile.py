@@ -2,12 +2,10 @@
 
 import http.server
 import importlib.metadata
-import shutil
 import socket
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,7 +62,7 @@ def test_what_the_package_needs_is_copied():
         "app",
         "racer_core",
         "pyproject.toml",
-        "constraints.txt",
+        "requirements.lock",
         "README.md",
         "LICENSE",
     }
@@ -79,21 +77,16 @@ def test_nothing_else_reaches_the_build(path):
     assert path in dockerfile.Ignore.read()
 
 
-def test_the_extras_that_serving_can_need_are_installed(tmp_path):
-    """Red when a configuration asks for what the image lacks: it has no pip to add it with."""
-    [text] = [each.text for each in BUILDER.all("RUN") if "requirements.txt" in each.text]
-    written, _, install = text.partition("&&")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    subprocess.run(written, shell=True, cwd=tmp_path, env={"PATH": path}, check=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    names = ("label", "otel", "parquet", "postgres")
-    wanted = [*project["dependencies"], *(line for name in names for line in extras[name])]
-    assert (tmp_path / "requirements.txt").read_text("utf-8").split("\n")[:-1] == wanted
-    assert install.split() == [
-        "pip", "install", "--constraint", "constraints.txt", "--requirement", "requirements.txt",
+def test_every_package_is_installed_by_its_hash():
+    """Red when pip may take a file that the lock does not know; what is in it: test_lock.py."""
+    installs = [step.text for step in BUILDER.all("RUN") if "pip install" in step.text]
+    torch, locked, own = installs
+    assert torch.endswith("pip install torch==2.13.0")
+    assert locked.split() == [
+        "pip", "install", "--no-deps", "--require-hashes", "--requirement", "requirements.lock",
     ]  # fmt: skip
+    assert own.startswith("pip install --no-deps --no-build-isolation . ")
+    assert "pip check" in own
 
 
 def test_the_runtime_copies_just_the_environment():

@@ -1,6 +1,5 @@
 """deploy/kubernetes is valid for Kubernetes, and agrees with the code, the image and itself."""
 
-import ast
 import copy
 import importlib.metadata as metadata
 import re
@@ -8,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +15,6 @@ import click
 import kubernetes_validate
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from app import cli, settings
 from app.errors import SettingsError
@@ -29,6 +26,7 @@ from app.store.engine import THREADS, open_engine
 from racer_core import __version__
 
 from . import dockerfile
+from .constraints import canonical
 from .dockerfile import ROOT, seconds
 
 Manifest = dict[str, Any]
@@ -412,18 +410,8 @@ def test_the_image_has_the_stores_driver():
     """Red when the Secret's URL is of a database to which the image cannot speak."""
     engine = open_engine(SECRETS[STORE])
     [name, *_] = metadata.packages_distributions()[engine.dialect.loaded_dbapi.__name__]
-    [step] = [
-        each.text for each in dockerfile.read()["builder"].all("RUN") if "extras" in each.text
-    ]
-    [names] = re.findall(r"for name in (\(.*?\))", step)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = [*project["dependencies"]]
-    lines += [
-        each
-        for extra in ast.literal_eval(names)
-        for each in project["optional-dependencies"][extra]
-    ]
-    assert name in {Requirement(line).name for line in lines}
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert re.search(rf"^{canonical(name)}==", lock, re.MULTILINE)
 
 
 def test_nobody_speaks_to_anybody_unless_it_is_said():

@@ -1,0 +1,156 @@
+"""Draws the pictures of docs/concepts.md, from a small simulated pool.
+
+    python docs/figures/draw.py
+
+Five candidates that are right with 50 to 85 %, and a router that sees part of what decides it: its
+scores are honest, and not sharp. Nothing here is a result; results are in docs/results.md.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.offline.report.canvas import COLOURS, LAW, Canvas
+from racer_core.types import BoolArray, FloatArray, Score
+
+FOLDER: Final = Path(__file__).parent
+POOL: Final = ("A", "B", "C", "D", "E")
+ABILITY: Final = np.array([1.4, 0.9, 0.6, 0.3, 0.0])
+ALPHA: Final = 0.1
+ROWS: Final = 500
+INSIDE, OUTSIDE = COLOURS[Score.COVER], "#bbbbbb"
+
+
+def drawn(rng: np.random.Generator, rows: int) -> tuple[FloatArray, BoolArray]:
+    """Router scores and who was right, both (rows, 5)."""
+    seen = rng.normal(0.0, 1.3, (rows, len(POOL)))
+    hidden = rng.logistic(0.0, 1.0, seen.shape)
+    logits = ABILITY + seen
+    return 1.0 / (1.0 + np.exp(-logits)), logits + hidden > 0
+
+
+def calibrated(rng: np.random.Generator, rows: int = ROWS) -> Calibration:
+    """Rows that are drawn like every query."""
+    scores, labels = drawn(rng, rows)
+    return Calibration(
+        pool=POOL,
+        fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+        scores=scores,
+        labels=labels,
+        options=CalibrationOptions(alpha=ALPHA, score=Score.PROB),
+    )
+
+
+def missed(calibration: Calibration, scores: FloatArray, labels: BoolArray, alpha: float) -> float:
+    """Of the queries that somebody can answer, the share whose set holds none of those."""
+    sets = selected(calibration, scores, alpha)
+    answerable = labels.any(axis=1)
+    return float(1.0 - (sets & labels).any(axis=1)[answerable].mean())
+
+
+def selected(calibration: Calibration, scores: FloatArray, alpha: float) -> BoolArray:
+    """The called sets, (rows, 5)."""
+    prints = [b""] * len(scores)
+    lambda_hat = calibration.lambda_hat(alpha, Score.PROB)
+    return calibration.sets(scores, prints, lambda_hat, Score.PROB).selected
+
+
+def surest(scores: FloatArray) -> FloatArray:
+    """The query whose best candidate stands out most."""
+    best = np.sort(scores, axis=1)
+    return scores[np.argmax(best[:, -1] - best[:, -2])]
+
+
+def a_query(calibration: Calibration, rng: np.random.Generator) -> Canvas:
+    """Two queries, an easy one and a hard one, and whom the threshold lets in."""
+    canvas = Canvas.of(1, 2)
+    scores, _ = drawn(rng, 200)
+    threshold = 1.0 - calibration.lambda_hat(ALPHA, Score.PROB)
+    sizes = (scores >= threshold).sum(axis=1)
+    titles = ("a query on which the router is sure", "a query on which it is not")
+    for panel, title, query in zip(
+        canvas.panels, titles, (surest(scores[sizes == 1]), scores[sizes == 4][0]), strict=True
+    ):
+        panel.bar(POOL, query, color=[INSIDE if each >= threshold else OUTSIDE for each in query])
+        panel.axhline(threshold, color=LAW, label="the threshold")
+        panel.set(title=title, ylim=(0, 1), ylabel="the router's score")
+    canvas.panels[0].plot([], [], color=INSIDE, lw=8, label="called")
+    canvas.panels[0].plot([], [], color=OUTSIDE, lw=8, label="not called")
+    canvas.legend()
+    return canvas
+
+
+def a_threshold(calibration: Calibration) -> Canvas:
+    """Where the threshold comes from: the rows, each at the least sure right answer it needs."""
+    canvas = Canvas.of(1, 1)
+    (panel,) = canvas.panels
+    best = np.where(calibration.labels, calibration.scores, 0.0).max(axis=1)
+    best = best[calibration.labels.any(axis=1)]
+    threshold = 1.0 - calibration.lambda_hat(ALPHA, Score.PROB)
+    edges = threshold + 0.02 * np.arange(-50, 51)  # a bar ends at the threshold
+    panel.hist(best[best >= threshold], edges, color=INSIDE, label="covered")
+    panel.hist(
+        best[best < threshold], edges, color=OUTSIDE, label=f"missed: {ALPHA:.0%} of the rows"
+    )
+    panel.axvline(threshold, color=LAW, label="the threshold")
+    panel.set(
+        xlabel="the highest score that the router gave to a candidate that was right",
+        ylabel="calibration rows",
+        xlim=(0, 1),
+    )
+    canvas.legend()
+    return canvas
+
+
+def an_average(rng: np.random.Generator, repeats: int = 1000) -> Canvas:
+    """What alpha bounds: calibrate again and again, and look at the realised risk."""
+    canvas = Canvas.of(1, 1)
+    (panel,) = canvas.panels
+    scores, labels = drawn(rng, 20_000)
+    risks = [missed(calibrated(rng), scores, labels, ALPHA) for _ in range(repeats)]
+    panel.hist(risks, 40, color=COLOURS[Score.GAP])
+    panel.axvline(ALPHA, color=LAW, label="alpha")
+    panel.axvline(
+        float(np.mean(risks)), color="black", ls="--", label="the average of all calibrations"
+    )
+    panel.set(
+        xlabel="share of answerable queries that the set misses",
+        ylabel=f"of {repeats:,} calibrations",
+    )
+    canvas.legend()
+    return canvas
+
+
+def a_price(calibration: Calibration, rng: np.random.Generator) -> Canvas:
+    """What a smaller risk costs."""
+    canvas = Canvas.of(1, 2)
+    sizes, risks = canvas.panels
+    scores, labels = drawn(rng, 20_000)
+    alphas = np.linspace(0.01, 0.4, 40)
+    sizes.plot(alphas, [selected(calibration, scores, a).sum(axis=1).mean() for a in alphas])
+    sizes.set(xlabel="alpha", ylabel="calls a query", ylim=(0, len(POOL)))
+    risks.plot(alphas, [missed(calibration, scores, labels, a) for a in alphas], label="realised")
+    risks.plot(alphas, alphas, color=LAW, ls="--", label="alpha")
+    risks.set(xlabel="alpha", ylabel="missed, of answerable queries")
+    canvas.legend()
+    return canvas
+
+
+def main() -> None:
+    """Write the pictures beside this file."""
+    rng = np.random.default_rng(4)
+    calibration = calibrated(rng)
+    pictures = {
+        "query": a_query(calibration, rng),
+        "threshold": a_threshold(calibration),
+        "average": an_average(rng),
+        "price": a_price(calibration, rng),
+    }
+    for name, canvas in pictures.items():
+        (FOLDER / f"{name}.png").write_bytes(canvas.png())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The blocks of code in the documents: each is run here, run elsewhere, or says what it needs.
+
+A comment right above a block, invisible to readers, says so of one that tests/app/test_examples.py
+does not run:
+
+    <!-- run by: tests/app/test_api_doc.py -->     somebody else runs it, whose file is named
+    <!-- needs: docker -->                         nobody here can: NEEDS says what is missing
+
+One with ``all`` stands for the whole document: ``<!-- all needs: k8s -->``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENTS: Final = (
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "deploy").glob("*/README.md")),
+)
+NEEDS: Final = {
+    "docker": "a container engine",
+    "k8s": "a Kubernetes cluster",
+    "ray": "a Ray cluster of several machines",
+    "gpu": "a GPU",
+    "hub": "a model hub, for an encoder's weights",
+    "index": "another package index than the usual one",
+    "records": "recorded answers of real models, which are not in the repository",
+    "hours": "a machine that does nothing else, for minutes to hours",
+}
+_BLOCK: Final = re.compile(
+    r"(?:^(?P<tag>[ ]*<!-- [^\n]* -->)\n)?"
+    r"^(?P<indent>[ ]*)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
+_TAG: Final = re.compile(r"<!-- (?P<how>run by|needs): (?P<what>\S+) -->")
+_ALL: Final = re.compile(r"<!-- all (?P<how>run by|needs): (?P<what>\S+) -->")
+
+_INTRODUCTION: Final = """# Examples that run
+
+Every block of code in the README and in these documents is run by a test, word for word but for
+addresses and names, or says what it needs that a machine without GPU, cluster and hub does not
+have. `python -m tests.docs.blocks` writes this page, and a test compares it. Of the commands that
+nobody runs here, a test checks that they, their options and their files exist.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What stands between two fences.
+
+    Attributes:
+        run_by: The file that runs it, if that is another one.
+        needs: What nobody here has.
+    """
+
+    document: Path
+    line: int
+    kind: str
+    text: str
+    run_by: str | None = None
+    needs: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is."""
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(documents: tuple[Path, ...] = DOCUMENTS) -> list[Block]:
+    """Every block of the documents, in their order."""
+    return [block for document in documents for block in _blocks(document)]
+
+
+def _blocks(document: Path) -> Iterator[Block]:
+    text = document.read_text(encoding="utf-8")
+    everyone = _ALL.search(text)
+    for found in _BLOCK.finditer(text):
+        tag = _TAG.search(found["tag"] or "") or everyone
+        told = {"run by": None, "needs": None} | ({tag["how"]: tag["what"]} if tag else {})
+        indent = len(found["indent"])
+        yield Block(
+            document=document,
+            line=text.count("\n", 0, found.start("kind")) + 1,
+            kind=found["kind"],
+            text="".join(line[indent:] for line in found["text"].splitlines(keepends=True)),
+            run_by=told["run by"],
+            needs=told["needs"],
+        )
+
+
+def page(found: list[Block]) -> str:
+    """docs/reference/examples.md: how many are run, and which are not."""
+    lines = [
+        _INTRODUCTION,
+        "| document | blocks | run | not run |",
+        "| --- | --- | --- | --- |",
+    ]
+    for document in dict.fromkeys(block.document for block in found):
+        own = [block for block in found if block.document == document]
+        skipped = sum(block.needs is not None for block in own)
+        name = document.relative_to(ROOT)
+        lines.append(f"| `{name}` | {len(own)} | {len(own) - skipped} | {skipped or ''} |")
+    skipped = [block for block in found if block.needs is not None]
+    lines.append(f"| all | {len(found)} | {len(found) - len(skipped)} | {len(skipped)} |\n")
+    lines.append("| not run | needs |\n| --- | --- |")
+    lines += [f"| {_first(block)} | {NEEDS[block.needs or '']} |" for block in skipped]
+    return "\n".join(lines) + "\n"
+
+
+def _first(block: Block) -> str:
+    first = block.text.strip().splitlines()[0].rstrip("\\ ").partition(" #")[0].strip()
+    return f"`{block.document.relative_to(ROOT)}`: `{first}`"
+
+
+def main() -> None:
+    """Write the page."""
+    path = ROOT / "docs" / "reference" / "examples.md"
+    path.write_text(page(blocks()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

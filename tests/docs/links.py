@@ -1,0 +1,28 @@
+"""Links between documents: which of them lead nowhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def dead_links(document: Path) -> list[str]:
+    """Targets of relative links that are no file, or no heading in it."""
+    text = document.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]+))?\)", text)
+    return [
+        f"{target}#{anchor}" for target, anchor in links if not _is_there(document, target, anchor)
+    ]
+
+
+def _is_there(document: Path, target: str, anchor: str) -> bool:
+    path = document.parent / target if target else document
+    if not path.is_file():
+        return False
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return not anchor or anchor in map(_slug, headings)
+
+
+def _slug(heading: str) -> str:
+    """A heading as links name it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")

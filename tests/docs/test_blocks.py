@@ -1,0 +1,106 @@
+"""No block of code is forgotten: who runs it is there, and what nobody runs is no nonsense."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from app import cli
+
+from .blocks import NEEDS, ROOT, Block, blocks, page
+
+FOUND = blocks()
+SHELL = [block for block in FOUND if block.kind == "sh"]
+RACER = re.compile(r"^(?:\S*/)?racer$")
+PYTHON = re.compile(r"^(?:\S*/)?python$")
+
+
+def test_every_block_has_a_kind_and_a_known_tag() -> None:
+    """Red for a bare fence, and for a need or a file that is none."""
+    for block in FOUND:
+        assert block.kind in {"sh", "python", "json", "yaml", "toml", "text"}, block.place
+        assert block.needs is None or block.needs in NEEDS, block.place
+        assert block.run_by is None or (ROOT / block.run_by).is_file(), block.place
+
+
+def test_no_tag_stands_where_there_is_no_block() -> None:
+    """Red when a line between a tag and its block makes it mean nothing."""
+    tag = re.compile(r"^ *<!-- (?:run by|needs): .*-->\n(?! *```)", re.MULTILINE)
+    for document in {block.document for block in FOUND}:
+        assert tag.search(document.read_text(encoding="utf-8")) is None, document
+
+
+def test_what_ci_is_said_to_run_it_runs() -> None:
+    """Every `make` of such a block stands in .ci/run."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for block in SHELL:
+        if block.run_by == ".ci/run":
+            for line in block.text.splitlines():
+                command = line.partition("#")[0].strip()
+                assert re.search(rf"^{re.escape(command)}$", script, re.MULTILINE), block.place
+
+
+def test_the_page_of_examples_is_up_to_date() -> None:
+    """`python -m tests.docs.blocks` writes it."""
+    told = ROOT / "docs" / "reference" / "examples.md"
+    assert told.read_text(encoding="utf-8") == page(FOUND)
+
+
+def commands(block: Block) -> list[list[str]]:
+    """Its commands, split as a shell would, without what is assigned, piped or commented."""
+    text = re.sub(
+        r"<<-?\s*'?(\w+)'?[^\n]*\n.*?^\s*\1$", "", block.text, flags=re.DOTALL | re.MULTILINE
+    )
+    lines = text.replace("\\\n", " ").splitlines()
+    parts = [part for line in lines for part in re.split(r"&&|\||;", line.partition(" #")[0])]
+    split = [shlex.split(part, posix=True) for part in parts if part.count('"') % 2 == 0]
+    return [
+        [word for word in words if "=" not in word.partition("/")[0] or word.startswith("--")]
+        for words in split
+    ]
+
+
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.place)
+def test_commands_options_and_files_exist(block: Block) -> None:
+    """Run or not: red when a command, one of its options, a script or a target is renamed."""
+    for words in commands(block):
+        match words:
+            case [first, *rest] if RACER.match(first):
+                check_racer(rest)
+            case [first, script, *rest] if PYTHON.match(first) and script.endswith(".py"):
+                check_script(ROOT / script, rest)
+            case ["make", target, *_]:
+                check_target(target)
+            case _:
+                pass
+
+
+def check_racer(words: list[str]) -> None:
+    """The words after `racer` are a command of it, with options that it has."""
+    command: click.Command = cli.cli
+    rest = list(words)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        assert name in command.commands, f"racer {' '.join(words)}"
+        command = command.commands[name]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+    given = {word.partition("=")[0] for word in rest if re.match(r"--\w", word)}
+    assert given <= known, f"racer {' '.join(words)}: {given - known}"
+
+
+def check_script(path: Path, words: list[str]) -> None:
+    """A script that is there, and speaks of these options."""
+    assert path.is_file(), path
+    text = path.read_text(encoding="utf-8")
+    for option in (word.partition("=")[0] for word in words if re.match(r"--\w", word)):
+        assert f'"{option}"' in text, f"{path.name} {option}"
+
+
+def check_target(name: str) -> None:
+    """A target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), name
