@@ -33,5 +33,6 @@ echo "wrote dist/racer-gateway.cdx.json, $(grep -c '"purl"' dist/racer-gateway.c
 
 # The demo serves its models with what the extra `demo` brings.
 "$bin/pip" install --quiet --constraint constraints.txt "$wheel[demo]"
-"$bin/racer" demo --once --queries 50 --port 0
+port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$bin/racer" demo --once --queries 50 --port "$port"
 echo "the demo of the repository ran with the installed wheel"
