@@ -223,7 +223,11 @@ class Backup:
             yield kept
 
     def _read_manifest(self) -> Manifest:
-        said = strict_json.load_object(b"".join(self._read(_MANIFEST)))
+        text = b"".join(self._read(_MANIFEST))
+        try:
+            said = strict_json.load_object(text)
+        except InputError as exc:
+            raise self._damaged(f"its manifest: {exc}") from exc
         if said.get("format") != FORMAT:
             raise InputError(
                 f"{self._path}: its format is {said.get('format')!r}, this program reads {FORMAT}: "

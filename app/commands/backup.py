@@ -9,7 +9,7 @@ import click
 
 from app import report, settings
 from app.console import FILE, JSON, out, print_json
-from app.errors import StoreDamaged
+from app.errors import SettingsError, StoreDamaged
 
 
 @click.command()
@@ -22,10 +22,13 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
     Neither secrets nor decisions are in it. A FILE that is there is replaced once all is written.
     """
     from app.backup import calibrations
-    from app.store import Store
+    from app.store import Store, engine, looking
 
     configured, secrets = settings.load(config)
-    with Store(secrets.store(configured)) as store:
+    url = secrets.store(configured)
+    if looking.read_only(url) is None:  # a backup of nothing would look like one of something
+        raise SettingsError(f"store {engine.shown(url)} is not there")
+    with Store(url) as store:
         saved = calibrations.save(store, configured.access.keys, file)
     _show({"file": str(file), **saved.manifest.counts.model_dump()}, as_json)
     if saved.damaged:

@@ -244,6 +244,10 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
     "missing": (lambda members: members.pop("calibrations/cal-4"), "cal-4 cannot be read"),
     "no manifest": (lambda members: members.pop("manifest.json"), "manifest.json cannot be read"),
     "manifest": (manifest_changed(counts=None), "its manifest: counts"),
+    "no object": (
+        lambda members: members.update({"manifest.json": b"[]"}),
+        "zip is damaged: its m",
+    ),
     "newer": (manifest_changed(format=2, program="9.0"), "with racer 9.0"),
 }
 
@@ -464,3 +468,16 @@ def test_a_database_of_another_version_is_refused_as_by_a_start(
     with Store(f"sqlite:///{tmp_path / 'newest.db'}") as store:
         backup.save(store, (), file)
     assert racer("restore", file, "--config", config) == (2, "", f"racer: {start.value}\n")
+
+
+def test_a_store_that_is_not_there_has_no_backup(
+    file: Path, racer: Command, tmp_path: Path, artifact: Path
+) -> None:
+    """Red when a path that is misspelt becomes an empty store, and a backup of nothing."""
+    store = tmp_path / "misspelt.db"
+    changes: dict[str, Any] = {"store": f"sqlite:///{store}"}
+    config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1", **changes)
+    told = f"racer: store sqlite:///{store} is not there\n"
+    assert racer("backup", file, "--config", config) == (2, "", told)
+    assert not store.exists()
+    assert not file.exists()

@@ -223,6 +223,19 @@ def test_a_replica_does_not_start_with_what_serve_cannot_keep(
         deployments.build({"config": str(path)})
 
 
+def test_a_relative_configuration_is_the_same_file_on_every_node(
+    configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may be started in another folder elsewhere; an error says where the file should be."""
+    monkeypatch.chdir(configuration.parent)
+    gateway = deployments.build({"config": configuration.name})._bound_deployment
+    config, router = gateway.init_args
+    assert config == configuration
+    assert router._bound_deployment.init_args == (configuration,)
+    with pytest.raises(SettingsError, match=f"^{configuration.parent}/nowhere.yaml: cannot be "):
+        deployments.build({"config": "nowhere.yaml"})
+
+
 def test_a_gateway_loads_no_encoder() -> None:
     """The demo's encoder needs torch; a gateway that decides by its artifact does not."""
     config = ROOT / "deploy/demo/racer.yaml"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
+from ray._common.usage.usage_constants import USAGE_STATS_ENABLED_ENV_VAR
+from ray.llm._internal.serve.core.configs.llm_config import LLMConfig
 from ray.serve import Application
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from app import settings
 from app.cluster import deployments
@@ -33,12 +36,14 @@ CONFIGS = {
 
 
 def groups() -> list[dict[str, Any]]:
-    """The pods of the head and of the workers."""
+    """The head's and the workers'."""
     cluster = SERVICE["rayClusterConfig"]
-    return [
-        each["template"]["spec"]
-        for each in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
-    ]
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def pods() -> list[dict[str, Any]]:
+    """Their pods."""
+    return [each["template"]["spec"] for each in groups()]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -73,9 +78,12 @@ def test_the_configuration_is_one_and_names_the_deployments(
     assert names == {each["name"] for each in application["deployments"]}
 
 
-def test_candidates_are_called_what_the_gateway_calls_them() -> None:
-    """Red when one is renamed in one file."""
+def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_them() -> None:
+    """Red when one is renamed in one file, or a field is misspelt."""
     models = CONFIGS["candidates.yaml"]["applications"][0]["args"]["llm_configs"]
+    for each in models:
+        LLMConfig.model_validate(each)
+        DeploymentSchema.model_validate({"name": "candidate"} | each["deployment_config"])
     names = [each["name"] for each in read("racer.yaml")["candidates"]]
     assert [each["model_loading_config"]["model_id"] for each in models] == names
 
@@ -83,10 +91,66 @@ def test_candidates_are_called_what_the_gateway_calls_them() -> None:
 def test_every_node_has_the_configuration_and_the_secrets() -> None:
     """Where Serve puts a replica is its own choice."""
     config = CONFIGS["rayservice.yaml"]["applications"][0]["args"]["config"]
-    for pod in groups():
+    for pod in pods():
         (container,) = pod["containers"]
         assert [each["mountPath"] for each in container["volumeMounts"]] == [config]
         assert [each["secretRef"]["name"] for each in container["envFrom"]] == ["gateway"]
+
+
+def test_kuberay_finds_serve_where_it_listens() -> None:
+    """Red when its Service and its probes ask another port, or Ray's metrics have this one."""
+    port = CONFIGS["rayservice.yaml"]["http_options"]["port"]
+    assert f"http://racer-serve-svc:{port}/v1" in (FOLDER / "README.md").read_text("utf-8")
+    for group in groups():
+        (container,) = group["template"]["spec"]["containers"]
+        named = {each["name"]: each["containerPort"] for each in container.get("ports", ())}
+        assert named.get("serve", 8000) == port
+        assert int(group["rayStartParams"].get("metrics-export-port", 8080)) != port
+
+
+def test_there_is_room_for_as_many_replicas_as_there_may_be() -> None:
+    """Red when Ray takes the node's cores for the pod's, or replicas would wait for a place."""
+    (workers,) = SERVICE["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert workers["rayStartParams"]["num-cpus"] == container["resources"]["requests"]["cpu"]
+    wanted = sum(
+        each["ray_actor_options"]["num_cpus"] * each["autoscaling_config"]["max_replicas"]
+        for each in CONFIGS["rayservice.yaml"]["applications"][0]["deployments"]
+    )
+    assert int(workers["rayStartParams"]["num-cpus"]) * workers["maxReplicas"] >= wanted
+
+
+def test_rays_ports_are_for_ray_alone() -> None:
+    """They run whatever is sent to them. Red when another than Ray and KubeRay reaches them."""
+    policy = read("network.yaml")
+    kubernetes_validate.validate(policy, kubernetes_validate.latest_version(), strict=True)
+    spec = policy["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    among, operator, clients = spec["ingress"]
+    assert among == {"from": [{"podSelector": spec["podSelector"]}]}
+    port = CONFIGS["rayservice.yaml"]["http_options"]["port"]
+    assert [each["port"] for each in operator["ports"]] == [8265, port]
+    assert [each["port"] for each in clients["ports"]] == [port]
+    (peer,) = clients["from"]
+    ((label, value),) = peer["namespaceSelector"]["matchLabels"].items()
+    assert f"`{label}={value}`" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("pod", pods(), ids=["head", "worker"])
+def test_a_pod_is_one_that_kubernetes_takes_and_has_no_rights(pod: dict[str, Any]) -> None:
+    """Red when a field is misspelt, one could gain rights, or answers under way are cut off."""
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
+    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    autoscaler = SERVICE["rayClusterConfig"]["autoscalerOptions"]  # KubeRay adds its container
+    for rights in (container["securityContext"], autoscaler["securityContext"]):
+        assert rights == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    names = {each["name"] for each in container["env"]}
+    assert names == {USAGE_STATS_ENABLED_ENV_VAR, "HF_HUB_OFFLINE"}
+    limits = settings.load(FOLDER / "racer.yaml", ENVIRONMENT | STORE)[0].limits
+    assert pod["terminationGracePeriodSeconds"] > limits.drain_delay_s + limits.drain_s
 
 
 def test_the_cluster_runs_the_version_that_is_pinned() -> None:
