@@ -30,6 +30,16 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for mach
 URL = click.option("--url", default=DEFAULT_URL, show_default=True, help="A running gateway.")
 KEY = click.option("--key", envvar="RACER_DATA_KEY", show_envvar=True, help="Data key.")
 ADMIN_KEY = click.option("--key", envvar="RACER_ADMIN_KEY", show_envvar=True, help="Admin key.")
+MAX_TOKENS = click.option(
+    "--max-tokens",
+    type=click.IntRange(8),
+    default=512,
+    show_default=True,
+    help="Of a query; the encoder reads no further.",
+)
+SEED = click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same one draws alike."
+)
 FILE = click.Path(path_type=Path)
 
 

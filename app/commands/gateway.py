@@ -41,15 +41,32 @@ def route(
 @click.argument("rows", type=FILE)
 @URL
 @ADMIN_KEY
-@click.option("--alpha", type=float)
+@click.option("--alpha", type=float, help="Risk level; the configuration's by default.")
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
-@click.option("--score", type=click.Choice([each.value for each in Score]))
-@click.option("--risk-target", type=click.Choice([each.value for each in RiskTarget]))
+@click.option(
+    "--score",
+    type=click.Choice([each.value for each in Score]),
+    help="What thresholds are drawn on; the configuration's by default.",
+)
+@click.option(
+    "--risk-target",
+    type=click.Choice([each.value for each in RiskTarget]),
+    help="What alpha bounds; the configuration's by default.",
+)
 @click.option("--r", type=click.IntRange(1), help="Right candidates wanted in the set.")
-@click.option("--smoothing", type=click.Choice(["none", "hash"]))
+@click.option(
+    "--smoothing",
+    type=click.Choice(["none", "hash"]),
+    help="`hash` breaks ties of scores by keyed noise; `none` by default.",
+)
 @click.option("--expected-active-id", help="Change nothing if another calibration is active.")
 @click.option("--allow-overlap", is_flag=True, help="Accept training rows; the guarantee is void.")
-@click.option("--activate/--no-activate", default=True, show_default=True)
+@click.option(
+    "--activate/--no-activate",
+    default=True,
+    show_default=True,
+    help="Let it decide from now on, or only store it.",
+)
 @click.option("--dry-run", is_flag=True, help="Show the evidence, change nothing.")
 @click.option(
     "--max-shift",

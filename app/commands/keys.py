@@ -17,7 +17,13 @@ def key() -> None:
 
 @key.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(["data", "admin"]), default="data", show_default=True)
+@click.option(
+    "--role",
+    type=click.Choice(["data", "admin"]),
+    default="data",
+    show_default=True,
+    help="`data` asks, `admin` calibrates.",
+)
 @JSON
 def new(name: str, role: str, as_json: bool) -> None:
     """Make a key for NAME; it is shown this once, for the configuration keeps its hash alone."""

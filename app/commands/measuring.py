@@ -10,10 +10,23 @@ from typing import Any
 import click
 
 from app import report
-from app.console import FILE, JSON, out, print_json, progress_bars
+from app.console import FILE, JSON, MAX_TOKENS, SEED, out, print_json, progress_bars
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.errors import InputError
 from racer_core.types import RiskTarget, Score
+
+
+def _assertions(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> list[Any]:
+    """Read before anything is measured; what cannot be read is no exit code 1."""
+    from racer_core.offline.assertions import Assertion
+
+    try:
+        return [Assertion.parse(each) for each in given]
+    except InputError as exc:
+        raise click.BadParameter(str(exc)) from exc
 
 
 @click.command()
@@ -26,9 +39,21 @@ from racer_core.types import RiskTarget, Score
 )
 @click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
 @click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
-@click.option("--max-tokens", type=click.IntRange(8), default=512, show_default=True)
-@click.option("--router", type=click.Choice(["knn", "mlp"]), default="knn", show_default=True)
-@click.option("--splits", type=click.IntRange(1), default=100, show_default=True)
+@MAX_TOKENS
+@click.option(
+    "--router",
+    type=click.Choice(["knn", "mlp"]),
+    default="knn",
+    show_default=True,
+    help="Trained anew on every split.",
+)
+@click.option(
+    "--splits",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Random divisions of the rows.",
+)
 @click.option("--alpha", "alphas", type=float, multiple=True, help="Repeatable; the paper's grid.")
 @click.option(
     "--score",
@@ -58,7 +83,13 @@ from racer_core.types import RiskTarget, Score
     multiple=True,
     help="Shares of a benchmark's rows, or of all others (NAME `all`); the paper's 0.4,0.5,0.1.",
 )
-@click.option("--equality", type=click.Choice(["choice", "number", "exact"]), default="exact")
+@click.option(
+    "--equality",
+    type=click.Choice(["choice", "number", "exact"]),
+    default="exact",
+    show_default=True,
+    help="When two answers are the same to the vote.",
+)
 @click.option("--smoothing", is_flag=True, help="Break ties at random, in both phases.")
 @click.option(
     "--false-abstain-budget",
@@ -75,15 +106,16 @@ from racer_core.types import RiskTarget, Score
     multiple=True,
     help="Price of a call, for every candidate; adds cover_cost and the money spent.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@SEED
 @click.option("--cache", metavar="FILE|off", help="Where embeddings are kept; the user's cache.")
 @click.option("--ray", metavar="ADDRESS", help="Embed over this Ray cluster.")
 @click.option("--report", "folder", type=FILE, help="Folder for a page, figures and tables.")
 @click.option(
     "--assert",
-    "asserted",
+    "assertions",
     metavar="COMPARISON",
     multiple=True,
+    callback=_assertions,
     help="Exit with 1 unless the means show it: 'risk<=alpha', 'size<=2.0'; repeatable.",
 )
 @JSON
@@ -107,16 +139,15 @@ def evaluate(
     cache: str | None,
     ray: str | None,
     folder: Path | None,
-    asserted: tuple[str, ...],
+    assertions: list[Any],
     as_json: bool,
 ) -> None:
     """Measure risk, size and accuracy on labelled rows over random splits."""
     from app import evaluation
-    from racer_core.offline.assertions import Assertion, check_all
+    from racer_core.offline.assertions import check_all
     from racer_core.offline.protocol import PAPER_ALPHAS, Calibrated, Protocol
     from racer_core.offline.train import EncoderChoice
 
-    assertions = list(map(Assertion.parse, asserted))
     protocol = Protocol(
         splits=splits,
         calibrated=Calibrated(calibrated),

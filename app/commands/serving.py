@@ -32,7 +32,13 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
 @click.command()
 @click.option("--once", is_flag=True, help="Exit after the table.")
 @click.option("--port", type=int, default=8080, show_default=True, help="The gateway's port.")
-@click.option("--queries", type=click.IntRange(10), default=300, show_default=True)
+@click.option(
+    "--queries",
+    type=click.IntRange(10),
+    default=300,
+    show_default=True,
+    help="Test queries that it is measured with.",
+)
 @JSON
 def demo(once: bool, port: int, queries: int, as_json: bool) -> None:
     """Start the demo's models and the gateway, calibrate it, and measure it."""

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from app import report, settings
-from app.console import FILE, JSON, err, out, print_json, progress_bars
+from app.console import FILE, JSON, MAX_TOKENS, SEED, err, out, print_json, progress_bars
 from app.errors import SettingsError
 from racer_core import artifacts, strict_json
 from racer_core.aggregation.answers import Equality
@@ -72,8 +72,14 @@ def _router_options(
 @click.option("--steps", type=click.IntRange(1), help="Steps of RouterDC, epochs of an MLP.")
 @click.option("--resume", is_flag=True, help="Go on with a training that stopped.")
 @click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
-@click.option("--pooling", type=click.Choice(["mean", "cls"]), default="mean", show_default=True)
-@click.option("--max-tokens", type=click.IntRange(8), default=512, show_default=True)
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    default="mean",
+    show_default=True,
+    help="How token vectors become one: their mean, or the first token's.",
+)
+@MAX_TOKENS
 @click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="A GPU if there is one.")
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="What runs natively.")
 @click.option("--forward", type=click.Choice(["transformers", "lean"]), help="`lean` is our own.")
@@ -87,7 +93,7 @@ def _router_options(
     help="Share of answerable queries that may be refused; well below the smallest alpha.",
 )
 @click.option("--config", type=FILE, help="Take candidates and their parameters from here.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@SEED
 @JSON
 def train(
     data: Path,

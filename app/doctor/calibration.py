@@ -42,6 +42,7 @@ def check(found: Look, alpha: float, now: datetime) -> Finding:
 
 
 def _aged(age: timedelta) -> str:
-    if age.days >= 1:
-        return f"{age.days} day{'s' if age.days > 1 else ''} old"
-    return f"{max(age, timedelta(0)) // timedelta(hours=1)} hours old"
+    for unit, name in ((timedelta(days=1), "day"), (timedelta(hours=1), "hour")):
+        if count := max(age, timedelta(0)) // unit:
+            return f"{count} {name}{'s' if count > 1 else ''} old"
+    return "made within the hour"

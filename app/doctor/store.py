@@ -76,6 +76,8 @@ def _file(url: str) -> Path | None:
 
 
 def _place(file: Path) -> list[Finding]:
+    if file.is_dir():
+        return [failed(CHECK, f"{file} is a folder", "name a file in it as `store`")]
     if not file.parent.is_dir():
         return [failed(CHECK, f"{file.parent} is no folder", "make it, or change `store`")]
     written = file if file.exists() else file.parent

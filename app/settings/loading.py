@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 
 import yaml
 import yaml.resolver
@@ -63,7 +64,7 @@ def _absolute_paths(settings: Settings, folder: Path) -> Settings:
     store = settings.store
     prefix = "sqlite:///"
     if store.startswith(prefix) and not store.startswith(f"{prefix}/") and store != prefix:
-        store = f"{prefix}{folder / store.removeprefix(prefix)}"
+        store = f"{prefix}{quote(str(folder))}/{store.removeprefix(prefix)}"
     artifact = None if settings.artifact is None else folder / settings.artifact
     return settings.model_copy(update={"artifact": artifact, "store": store})
 

@@ -104,7 +104,8 @@ class Store:
         """Keep a record, and make it the active one in the same transaction if asked.
 
         Raises:
-            Conflict: ``expected_active_id`` is given and another one is active.
+            Conflict: ``expected_active_id`` is given and another one is active; an empty one
+                expects none.
         """
         row = _to_row(record)
         with self.transaction() as session:
@@ -198,7 +199,10 @@ class Store:
 
 
 def _activate(session: Session, calibration_id: str, artifact: str, expected: str | None) -> None:
-    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win."""
+    """Compare and set: the comparison is part of the UPDATE, so that two cannot both win.
+
+    An empty ``expected`` finds no row to update, and then wins only if there is none.
+    """
     engine.notify(session)
     statement = update(ActiveRow).where(ActiveRow.artifact == artifact)
     if expected is not None:
@@ -206,7 +210,7 @@ def _activate(session: Session, calibration_id: str, artifact: str, expected: st
     changed = cast(Any, session.execute(statement.values(calibration_id=calibration_id))).rowcount
     if changed:
         return
-    if expected is not None:
+    if expected:
         raise Conflict(f"calibration {expected[:128]} is not the active one; nothing was changed")
     session.add(ActiveRow(artifact=artifact, calibration_id=calibration_id))
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, make_url, select
+from sqlalchemy import URL, Engine, create_engine, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -76,7 +76,10 @@ def read_only(url: str) -> Engine | None:
     database = make_url(url).database
     if not database or not Path(database).exists():
         return None
-    return create_engine(f"sqlite:///file:{quote(database)}?mode=ro&uri=true", hide_parameters=True)
+    file = URL.create(
+        "sqlite", database=f"file:{quote(database)}", query={"mode": "ro", "uri": "true"}
+    )
+    return create_engine(file, hide_parameters=True)
 
 
 def _newest(session: Session, setup: str | None) -> Summary | None:

@@ -2,7 +2,7 @@
 
     python docs/figures/draw.py
 
-Five candidates that are right with 50 to 85 %, and a router that sees part of what decides it: its
+Five candidates that are right with 50 to 74 %, and a router that sees part of what decides it: its
 scores are honest, and not sharp. Nothing here is a result; results are in docs/results.md.
 """
 

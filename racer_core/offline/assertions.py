@@ -42,12 +42,12 @@ class Assertion:
     def parse(cls, text: str) -> Assertion:
         """Read one. Raises :class:`InputError` before anything is measured."""
         if (found := _SHAPE.fullmatch(text)) is None:
-            raise InputError(f"--assert {text!r}: expected a comparison such as risk<=alpha")
+            raise InputError(f"{text!r}: expected a comparison such as risk<=alpha")
         left, compared, right = found.groups()
         for side in (left, right):
             if side not in NAMES and not _NUMBER.fullmatch(side):
                 raise InputError(
-                    f"--assert {text!r}: {side!r} is neither a number nor one of {', '.join(NAMES)}"
+                    f"{text!r}: {side!r} is neither a number nor one of {', '.join(NAMES)}"
                 )
         return cls(text=text.strip(), left=left, compared=compared, right=right)
 

@@ -360,6 +360,19 @@ def test_a_store_is_there_and_of_this_version(database: str) -> None:
     assert found == Look(version=schema.HEAD)
 
 
+def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """Beside the configuration. Red when a character of the folder's means something in a URL."""
+    folder = tmp_path / "a b%20c?#d"
+    folder.mkdir()
+    values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": NOBODY}]}
+    configured, _ = settings.checked(json.dumps(values), folder / "racer.yaml", {})
+    assert store_check.check(configured.store, None)[1] == Look()
+    with Store(configured.store):
+        pass
+    assert [path.name for path in folder.iterdir()] == ["racer.db"]
+    assert store_check.check(configured.store, None)[1] == Look(version=schema.HEAD)
+
+
 def test_what_looks_cannot_write(database: str) -> None:
     """Either kind. Red when the store is opened as a gateway opens it."""
     with Store(database):
@@ -428,6 +441,7 @@ def test_an_older_file_is_recognised(tmp_path: Path) -> None:
     [
         ("sqlite:///{folder}/none/racer.db", "no folder"),
         ("sqlite:///{folder}/text", "not a database"),
+        ("sqlite:///{folder}", "is a folder"),
         ("postgresql://nobody:hunter2@127.0.0.1:1/racer", "cannot be read"),
         ("mysql://x", "neither sqlite nor postgresql"),
     ],
@@ -445,7 +459,11 @@ def test_a_store_that_cannot_be_written_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As another user would see it; root may write everywhere."""
-    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    def denied(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(os, "access", denied)
     findings, _ = store_check.check(f"sqlite:///{tmp_path}/racer.db", None)
     is_so(findings[0], FAILED, "cannot be written")
 
@@ -488,8 +506,16 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
     is_so(calibration.check(made(8), 0.1, now), WARNING, "takes 9", "everyone is called")
     is_so(calibration.check(made(28, delta=0.05), 0.1, now), WARNING, "takes 29")
     is_so(calibration.check(made(29, delta=0.05), 0.1, now), OK)
-    fresh = made(500, age=timedelta(hours=-1))
-    is_so(calibration.check(fresh, 0.1, now), WARNING, "clock")
+    future = made(500, age=timedelta(hours=-1))
+    is_so(calibration.check(future, 0.1, now), WARNING, "clock")
+    for age, words in (
+        (timedelta(days=1), "1 day old"),
+        (timedelta(hours=23, minutes=59), "23 hours old"),
+        (timedelta(hours=1), "1 hour old"),
+        (timedelta(minutes=59), "made within the hour"),
+        (timedelta(seconds=-30), "made within the hour"),  # two clocks never quite agree
+    ):
+        is_so(calibration.check(made(500, age=age), 0.1, now), OK, words)
     is_so(calibration.check(Look(), 0.1, now), WARNING, "none", "racer calibrate")
     other = replace(made(500), active=None, other=made(500).active)
     is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")

@@ -84,10 +84,10 @@ def test_equal_is_not_less(racer: Command, rows: Path, comparison: str, code: in
 def test_what_is_no_comparison_is_refused_before_anything_is_read(
     racer: Command, tmp_path: Path, comparison: str
 ) -> None:
-    """One sentence, and not that the file of rows is missing."""
+    """One sentence, and not that the file of rows is missing; 1 would say that it is not so."""
     code, out, said = racer(
         "evaluate", "--data", tmp_path / "none", "--encoder", "char-ngrams", "--assert", comparison
     )
-    assert (code, out) == (1, "")
-    assert said.startswith(f"racer: --assert {comparison!r}: ")
+    assert (code, out) == (2, "")
+    assert said.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
     assert said.count("\n") == 1

@@ -73,10 +73,13 @@ def test_every_command_prints_json_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_has_a_sentence_or_a_name_that_is_one(racer: Command, name: str) -> None:
-    """`-h` works, and names what the command does. Red when a docstring is forgotten."""
+def test_every_command_and_option_has_a_sentence(racer: Command, name: str) -> None:
+    """`-h` works, and says what each does. Red when a docstring or a `help` is forgotten."""
     command = COMMANDS[name]
     assert (command.help or "").strip()
+    assert [
+        each.opts for each in command.params if isinstance(each, click.Option) and not each.help
+    ] == []
     code, out, said = racer(*name.split(), "-h")
     assert (code, said) == (0, "")
     assert all(opt in out for each in command.params for opt in each.opts[:1] if opt[0] == "-")

@@ -98,6 +98,35 @@ def test_where_everyone_is_called_there_are_no_levels(gateway: Gateway) -> None:
     assert set(told["selected"]) == set(POOL)
 
 
+def test_the_list_reaches_the_level_in_force(serve: Serve) -> None:
+    """One above one half, too, in steps of half a percent."""
+    gateway = serve(routing={"alpha": 0.7})
+    steps = [round(200 * each["alpha"]) for each in levels(gateway, ONE)["levels"]]
+    assert steps == list(range(1, 141))
+
+
+def test_a_level_that_would_be_refused_is_none(serve: Serve, noisy_artifact) -> None:
+    """Where alphas without a threshold are refused, the first that is told is the first served."""
+    routing = {"on_infeasible": "reject", "alpha": 0.3}
+    gateway = serve(artifact=noisy_artifact, routing=routing, calibrated=False)
+    gateway.calibrate(rows=noisy(10_000, 120))
+    told = levels(gateway, TWO)["levels"]
+    first = told[0]["alpha"]
+    assert 0.005 < first < 0.3
+    assert all(each["lambda_hat"] is not None for each in told)
+    refused = gateway.post("/route", json={"query": TWO, "alpha": first - 0.005})
+    assert refused.json()["error"]["code"] == "infeasible_alpha"
+    assert gateway.route(TWO, alpha=first)["selected"] == told[0]["selected"]
+
+
+def test_a_level_calls_no_more_than_may_be_called(serve: Serve) -> None:
+    """As `limits.fan_out` says, of which every set here keeps its best."""
+    gateway = serve(limits={"fan_out": 1})
+    for each in levels(gateway, TWO)["levels"][::20]:
+        assert each["selected"] == gateway.route(TWO, alpha=each["alpha"])["selected"]
+        assert len(each["selected"]) <= 1
+
+
 @pytest.mark.parametrize("body", [{"query": " "}, {"query": ONE, "alpha": 0.1}, {}])
 def test_what_is_not_a_question_is_refused(gateway: Gateway, body: dict) -> None:
     """An alpha, too: all of them are answered."""

@@ -208,6 +208,16 @@ def test_at_most_one_is_active(store: Store) -> None:
     assert found.id == "cal-1"
 
 
+def test_a_first_one_can_be_expected(store: Store) -> None:
+    """An empty id finds none active: the first wins, and overrules no other."""
+    store.add(record("cal-0"), activate=True, expected_active_id="")
+    with pytest.raises(Conflict):
+        store.add(record("cal-1"), activate=True, expected_active_id="")
+    with pytest.raises(Conflict):
+        store.activate("cal-0", "", "a" * 64)
+    assert [(each.id, each.active) for each in store.summaries()] == [("cal-0", True)]
+
+
 def test_a_conflict_keeps_nothing(store: Store) -> None:
     """Compare-and-set fails as a whole: no record, no change."""
     with pytest.raises(Conflict):

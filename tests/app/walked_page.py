@@ -141,4 +141,5 @@ def _environment(folder: Path) -> dict[str, str]:
         "HF_HUB_CACHE": str(model.parent),
         "HF_HUB_OFFLINE": "1",
         "XDG_CACHE_HOME": str(folder / "cache"),
+        "OMP_NUM_THREADS": "1",  # other tests have the other cores
     }

@@ -51,6 +51,17 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(named) == sorted(there)
 
 
+def test_no_link_leaves_the_site() -> None:
+    """What lies outside of docs/ is not on it: `--strict` lets a file through that is no page."""
+    docs = ROOT / "docs"
+    for document in docs.rglob("*.md"):
+        text = document.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)", text):
+            assert (document.parent / target).resolve().is_relative_to(docs), (
+                f"{document}: {target}"
+            )
+
+
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     """No font, script or picture of a page comes from another host."""
     built = list(site.rglob("*.html"))
