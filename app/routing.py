@@ -151,7 +151,7 @@ class RiskLevels:
 
 def alphas_for(most: float | None, used: float) -> list[float]:
     """The levels that are shown: half a percent apart, with the one in force among them."""
-    shown = {step / 200 for step in range(1, 101)} | {used}
+    shown = {step / 200 for step in range(1, max(100, int(200 * used)) + 1)} | {used}
     return sorted(alpha for alpha in shown if most is None or alpha <= most)
 
 
@@ -214,7 +214,18 @@ class RoutingService:
             neighbours=scored.neighbours,
             score=routed.decision.score,
         )
+        found = replace(found, decisions=self._served(found.decisions))
         return RiskLevels(routed=routed, found=found, prices=threshold.calibration.prices)
+
+    def _served(self, decisions: Sequence[RoutingDecision]) -> tuple[RoutingDecision, ...]:
+        """Those that would not be refused, each with no more candidates than may be called."""
+        most = self._settings.limits.fan_out
+        refused = self._settings.routing.on_infeasible == "reject"
+        return tuple(
+            replace(each, selected=each.selected[:most], scores=each.scores[:most])
+            for each in decisions
+            if not (refused and each.trivial)
+        )
 
     async def _routed(self, ask: Ask, deadline: float) -> Routed:
         record = self._active.record()  # read once: one record decides and certifies

@@ -9,7 +9,8 @@ import { failureInWords, guaranteeInWords, reasonInWords } from "./words.js";
  * The cards of one answer.
  *
  * @param told What /route said.
- * @param seen How long it took here, how many candidates there are, and the level that was asked.
+ * @param seen The question, how long it took here, how many candidates there are, and the level that
+ *   was asked, where it is known.
  */
 export function answerCards(told, seen) {
   return el(
@@ -19,6 +20,7 @@ export function answerCards(told, seen) {
       "section",
       { class: "card", "aria-labelledby": "answer-title" },
       el("h2", { id: "answer-title" }, told.abstained ? "Nobody was called" : "The answer"),
+      el("p", { class: "muted asked" }, seen.query),
       el("p", { class: "text big" }, told.answer ?? "The answer holds no text."),
       told.abstained ? null : el("p", { class: "muted" }, servedBy(told)),
       el("div", { class: "facts" }, facts(told, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
@@ -44,7 +46,7 @@ function facts(told, { ms, size, level }) {
   const tokens = told.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
   const found = [
     ["candidates called", `${called.length} of ${size}`],
-    level?.cost_share == null || level.abstained
+    level?.cost_share == null || !sameNames(called, level.selected)
       ? [`${size - called.length === 1 ? "call" : "calls"} saved beside calling all`, String(size - called.length)]
       : [`of the price of calling all ${size}`, percent(level.cost_share, 0)],
     ["until the answer was here", duration(ms)],
@@ -53,6 +55,11 @@ function facts(told, { ms, size, level }) {
   if (answered.length > 0) found.push(["the slowest call", duration(Math.max(...answered.map((call) => call.ms)))]);
   if (tokens > 0) found.push([told.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
   return found;
+}
+
+/** Whether the called ones are those of a level, so that its price is theirs: others may have been called. */
+function sameNames(called, names) {
+  return called.length > 0 && called.length === names.length && called.every((call) => names.includes(call.candidate));
 }
 
 /** The certificate: what is promised, or why nothing is. */

@@ -16,23 +16,29 @@ function address(path) {
   return new URL(path.replace(/^\//, ""), document.baseURI);
 }
 
+/** Wait for a part of an answer; whatever breaks off on the way is an ApiError, too. */
+async function arrived(part) {
+  try {
+    return await part;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "unreachable", "The gateway cannot be reached.");
+  }
+}
+
 /** A request with the key of a role; throws ApiError unless it is answered well. */
 async function send(path, role, options = {}) {
   const { query = {}, headers = {}, ...rest } = options;
   const url = address(path);
   for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
-  let response;
-  try {
-    response = await fetch(url, {
+  const response = await arrived(
+    fetch(url, {
       ...rest,
-      headers: { ...headers, ...(role ? authorization(role) : {}) },
+      headers: { ...headers, ...authorization(role) },
       credentials: "omit",
       cache: "no-store",
-    });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError(0, "unreachable", "The gateway cannot be reached.");
-  }
+    }),
+  );
   if (!response.ok) throw await errorOf(response);
   return response;
 }
@@ -49,31 +55,31 @@ async function errorOf(response) {
 
 /** GET some JSON. */
 export async function getJson(path, role, signal) {
-  return (await send(path, role, { signal })).json();
+  return arrived((await send(path, role, { signal })).json());
 }
 
 /** GET some text. */
 export async function getText(path, role, signal) {
-  return (await send(path, role, { signal })).text();
+  return arrived((await send(path, role, { signal })).text());
 }
 
 /** POST some JSON and read JSON. */
 export async function postJson(path, role, body, signal) {
   const headers = { "content-type": "application/json" };
   const response = await send(path, role, { method: "POST", headers, body: JSON.stringify(body), signal });
-  return response.json();
+  return arrived(response.json());
 }
 
 /** POST a file of rows; options go into the address, which never holds a key. */
 export async function postFile(path, role, file, query) {
   const body = new FormData();
   body.append("file", file);
-  return (await send(path, role, { method: "POST", body, query })).json();
+  return arrived((await send(path, role, { method: "POST", body, query })).json());
 }
 
 /** DELETE something. */
 export async function remove(path, role) {
-  return (await send(path, role, { method: "DELETE" })).json();
+  return arrived((await send(path, role, { method: "DELETE" })).json());
 }
 
 /** The JSON of each server-sent event, until the stream ends. */
@@ -82,7 +88,7 @@ export async function* events(path, role) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await arrived(reader.read());
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
@@ -94,6 +100,6 @@ export async function* events(path, role) {
 
 /** What /readyz says, whatever its status: that it is not ready is an answer, too. */
 export async function readiness() {
-  const response = await fetch(address("readyz"), { cache: "no-store", credentials: "omit" });
-  return response.json();
+  const response = await arrived(fetch(address("readyz"), { cache: "no-store", credentials: "omit" }));
+  return arrived(response.json());
 }

@@ -20,7 +20,7 @@ function scale(scores, nonconformity) {
 
 const DRAWN = {
   score: "Bars show the router's score: how likely the candidate is to answer right. Whoever reaches the line is called.",
-  fit: "Bars show what a candidate still adds to those placed before it: the share of questions like this one that none of them answers. Whoever reaches the line is called.",
+  fit: "Bars show what those placed before a candidate leave to it: the share of questions like this one that none of them answers. Whoever reaches the line is called.",
 };
 
 /**
@@ -45,7 +45,7 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
     );
     return { name, row, mark, place };
   });
-  const heading = drawn === "score" ? "Router score" : "Adds to the set";
+  const heading = drawn === "score" ? "Router score" : "Left by those above";
   const table = el(
     "table",
     { class: "bars" },
@@ -77,7 +77,7 @@ export function levelInWords(level, names) {
   const called = level.selected.length;
   if (level.abstained) return `At ${percent(level.alpha)} nobody is called: no candidate is likely to know.`;
   if (level.lambda_hat === null) {
-    return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so all ${names.length} are called.`;
+    return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so ${called === names.length ? "all" : "the best"} ${called} are called.`;
   }
   return `At ${percent(level.alpha)}: ${called} of ${names.length} ${called === 1 ? "is" : "are"} called.`;
 }

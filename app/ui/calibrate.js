@@ -16,6 +16,10 @@ const PHASES = {
   storing: "storing",
 };
 
+// The gateway that held the job is gone, or cannot be heard.
+const LOST = ["job_not_found", "unreachable"];
+const UNKNOWN = "It is not known whether it was activated";
+
 /** Wire the tab; it asks for the history when it comes to the front. */
 export function startCalibrate() {
   const work = el("div", { id: "calibrate-work" });
@@ -28,10 +32,13 @@ export function startCalibrate() {
   onKeys(refresh);
   document.addEventListener("readiness", () => visible && refresh());
 
-  /** Send the rows: as a dry run, or to be activated where `expected` is what is active still. */
-  async function run({ dryRun, expected = null }) {
+  /**
+   * Send a file with its options: as a dry run, or to be activated where `expected` is what is active
+   * still; "" expects none.
+   */
+  async function run({ file, options }, expected = null) {
     if (busy) return;
-    const file = form.file();
+    const dryRun = expected === null;
     if (!file) {
       fill(work, notice("info", "Choose a file of labelled rows first."));
       return;
@@ -39,12 +46,12 @@ export function startCalibrate() {
     busy = true;
     form.disable(true);
     try {
-      const query = { ...form.options(), dry_run: dryRun, wait: false, ...(expected ? { expected_active_id: expected } : {}) };
+      const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected }) };
       fill(work, progressCard({ status: "waiting", phase: "waiting" }, null, `sending ${bytes(file.size)}`));
       const told = await postFile("calibrate", "admin", file, query);
       const job = told.job ? await follow(told.job, (each) => fill(work, progressCard(each, cancel(each)))) : { status: "done", result: told };
       if (job.error) throw new ApiError(job.error.status ?? 422, job.error.code, job.error.message);
-      fill(work, dryRun ? lookCard(job.result, file) : doneCard(job.result));
+      fill(work, dryRun ? lookCard(job.result, { file, options }) : doneCard(job.result));
       say(dryRun ? "The dry run is done; its evidence is below." : `Calibration ${shortId(job.result.id)} is active.`);
       if (!dryRun) {
         document.dispatchEvent(new Event("look-again"));
@@ -52,8 +59,10 @@ export function startCalibrate() {
       }
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      fill(work, failure(error));
-      say(`Nothing was changed. ${error.message.slice(0, 300)}`);
+      const lost = !dryRun && LOST.includes(error.code);
+      fill(work, lost ? unknown(error) : failure(error));
+      say(`${lost ? UNKNOWN : "Nothing was changed"}. ${error.message.slice(0, 300)}`);
+      if (lost) await refresh();
     } finally {
       busy = false;
       form.disable(false);
@@ -66,23 +75,23 @@ export function startCalibrate() {
     return el("button", { type: "button", class: "quiet", onclick: () => remove(`calibrations/jobs/${job.id}`, "admin").catch(() => {}) }, "Cancel");
   }
 
-  /** What a dry run found, with the button that makes it so. */
-  function lookCard(result, file) {
-    const active = result.evidence.shift?.active_id ?? null;
-    const activate = el("button", { type: "button", class: "primary", onclick: () => decide(active) }, "Activate this calibration");
+  /** What a dry run of `sent` found, with the button that makes it so, whatever the form holds by then. */
+  function lookCard(result, sent) {
+    const active = result.evidence.shift?.active_id ?? "";
+    const activate = el("button", { type: "button", class: "primary", onclick: () => decide(sent, active) }, "Activate this calibration");
     return el(
       "section",
       { class: "card", "aria-labelledby": "look-title" },
-      el("div", { class: "card-head" }, el("h2", { id: "look-title" }, "What it would be"), el("span", { class: "muted" }, `dry run of ${file.name} at ${percent(result.evidence.alpha)}: nothing was changed`)),
+      el("div", { class: "card-head" }, el("h2", { id: "look-title" }, "What it would be"), el("span", { class: "muted" }, `dry run of ${sent.file.name} at ${percent(result.evidence.alpha)}: nothing was changed`)),
       evidenceView(result.evidence),
       el("div", { class: "row end" }, el("span", { class: "muted" }, "The rows are sent again and decide from then on."), activate),
     );
   }
 
   /** Activate what was looked at, if nobody else activated something meanwhile. */
-  async function decide(active) {
-    const text = active ? `It takes the place of ${shortId(active)}. Whoever activated another one meanwhile is not overruled.` : "It will be the first active calibration.";
-    if (await confirmed("Activate this calibration?", text, "Activate")) await run({ dryRun: false, expected: active });
+  async function decide(sent, active) {
+    const text = active ? `It takes the place of ${shortId(active)}. Whoever activated another one meanwhile is not overruled.` : "It will be the first active calibration, unless somebody else activated one meanwhile.";
+    if (await confirmed("Activate this calibration?", text, "Activate")) await run(sent, active);
   }
 
   /** What was stored and decides now. */
@@ -104,7 +113,7 @@ export function startCalibrate() {
     }
     try {
       const [{ data }, ready] = await Promise.all([getJson("calibrations", "admin"), readiness()]);
-      fill(history, historyCard(data, ready.calibration ?? null, activate));
+      fill(history, historyCard(data, ready.calibration ?? "", activate));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       fill(history, failure(error));
@@ -115,7 +124,7 @@ export function startCalibrate() {
   async function activate(id, expected) {
     if (!(await confirmed("Make this calibration active?", `${shortId(id)} takes the place of ${expected ? shortId(expected) : "nothing"}. The other stays in the history.`, "Make active"))) return;
     try {
-      await postJson(`calibrations/${id}/activate`, "admin", expected ? { expected_active_id: expected } : {});
+      await postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected });
       document.dispatchEvent(new Event("look-again"));
       await refresh();
       fill(work, notice("good", `Calibration ${shortId(id)} decides from now on.`));
@@ -158,6 +167,8 @@ function uploadForm(run) {
     named.textContent = `${file.name} · ${bytes(file.size)}`;
     drop.dataset.has = "true";
   }
+  // A file that misses the box would be opened in the place of the page, and the keys be gone.
+  for (const kind of ["dragover", "drop"]) document.addEventListener(kind, (event) => event.preventDefault());
   input.addEventListener("change", () => take(input.files[0]));
   for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
     drop.addEventListener(kind, (event) => {
@@ -169,7 +180,7 @@ function uploadForm(run) {
 
   const card = el(
     "form",
-    { class: "card", id: "upload", onsubmit: (event) => (event.preventDefault(), run({ dryRun: true })) },
+    { class: "card", id: "upload", onsubmit: (event) => (event.preventDefault(), run({ file: chosen, options: given() })) },
     el("h2", {}, "Labelled rows"),
     el("div", { class: "drop-box" }, input, drop),
     el("p", { class: "hint" }, "Each row is a query and, for every candidate, whether it answered right. The rows must be drawn like the queries to come, and must not have trained the router."),
@@ -183,14 +194,14 @@ function uploadForm(run) {
     ),
   );
 
+  /** Options that were given; the others are the configuration's. */
+  function given() {
+    const all = { alpha: share(alpha.value), delta: share(delta.value), score: score.value };
+    return Object.fromEntries(Object.entries(all).filter(([, value]) => value !== ""));
+  }
+
   return {
     card,
-    file: () => chosen,
-    /** Options that were given; the others are the configuration's. */
-    options() {
-      const given = { alpha: share(alpha.value), delta: share(delta.value), score: score.value };
-      return Object.fromEntries(Object.entries(given).filter(([, value]) => value !== ""));
-    },
     /** While rows are on their way. */
     disable(now) {
       look.disabled = now;
@@ -225,6 +236,11 @@ function failure(error) {
   const advice = adviceFor(error);
   const title = { conflict: "Somebody else was here", job_cancelled: "Cancelled" }[error.code] ?? "Nothing was changed";
   return notice("bad", el("h2", {}, title), el("p", {}, sentence(error.message)), advice ? el("p", {}, advice) : null);
+}
+
+/** An activation of which nobody says how it ended. */
+function unknown(error) {
+  return notice("warn", el("h2", {}, UNKNOWN), el("p", {}, sentence(error.message)), el("p", {}, "The history tells which calibration is active."));
 }
 
 /** One wrong row: its place, and what is wrong with it. */

@@ -26,6 +26,13 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** Put a table in the place of one: its frame stays, and with it the focus and how far it was scrolled. */
+export function renew(element, made) {
+  const frame = element.firstElementChild;
+  if (frame?.className === made.className) frame.replaceChildren(...made.childNodes);
+  else fill(element, made);
+}
+
 /** A position or a length as a share of its container; styles are set by script, never inline. */
 export function setShare(element, name, share) {
   element.style.setProperty(name, `${(100 * Math.min(1, Math.max(0, share))).toFixed(2)}%`);

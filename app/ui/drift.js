@@ -45,6 +45,7 @@ export function driftView() {
 
   /** Say why there is nothing to see. */
   function missing(why) {
+    if (risk.textContent === why.textContent) return; // its button may have the focus
     fill(risk, why);
     fill(alarms, el("p", { class: "muted" }, "Nothing is known of it here."));
     evidence.hidden = true;
@@ -93,7 +94,7 @@ function alarmView({ alarms, calibration_id: id }) {
   return notice(
     "bad",
     el("strong", {}, `Alarm: ${alarms.raised.map(streamInWords).join(", ")}.`),
-    el("p", {}, `Questions are not drawn like the calibrated rows any more; certificates are void until you calibrate on new rows. (${since})`),
+    el("p", {}, `Questions or answers seem not to be like the calibrated rows any more: while nothing changes, any alarm ever has a chance of at most ${percent(alarms.false_alarm)}. Certificates are void until you calibrate on new rows, or reset the alarms. (${since})`),
   );
 }
 

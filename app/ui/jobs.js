@@ -3,7 +3,8 @@
 import { ApiError, events, getJson } from "./api.js";
 
 const AGAIN_MS = 400;
-const MISSES = 25; // answers of other gateways in a row, before we give up
+const MISSES = 25; // answers of other gateways, or none, in a row, before we give up
+const MISSED = ["job_not_found", "unreachable"];
 
 /** Wait a moment. */
 function pause(ms) {
@@ -18,7 +19,8 @@ export function hasEnded(job) {
 /**
  * Tell `changed` of each change of a job, and resolve to the job as it ended.
  *
- * Behind a balancer another gateway may be asked, which knows no such job: it is asked again.
+ * Behind a balancer another gateway may be asked, which knows no such job, and a connection may break
+ * off: it is asked again.
  */
 export async function follow(job, changed) {
   let misses = 0;
@@ -32,7 +34,7 @@ export async function follow(job, changed) {
       }
       if (!hasEnded(last)) last = (await getJson(`calibrations/jobs/${job.id}`, "admin")).job;
     } catch (error) {
-      if (!(error instanceof ApiError) || error.code !== "job_not_found" || ++misses > MISSES) throw error;
+      if (!(error instanceof ApiError) || !MISSED.includes(error.code) || ++misses > MISSES) throw error;
       await pause(AGAIN_MS);
     }
   }

@@ -3,10 +3,16 @@
 const kept = { data: "", admin: "" };
 const changes = new EventTarget();
 
-/** Keep other keys, and tell whoever listens; the old ones are forgotten. */
+/** Keep these keys, and tell whoever listens; where one is empty the one that is held stays. */
 export function useKeys(data, admin) {
-  kept.data = data.trim();
-  kept.admin = admin.trim();
+  kept.data = data.trim() || kept.data;
+  kept.admin = admin.trim() || kept.admin;
+  changes.dispatchEvent(new Event("change"));
+}
+
+/** Hold none any more. */
+export function forgetKeys() {
+  kept.data = kept.admin = "";
   changes.dispatchEvent(new Event("change"));
 }
 

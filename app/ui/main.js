@@ -4,7 +4,7 @@ import { ApiError, readiness } from "./api.js";
 import { advice, statusInWords } from "./advice.js";
 import { startCalibrate } from "./calibrate.js";
 import { byId, fill } from "./dom.js";
-import { hasKey, onKeys, useKeys } from "./keys.js";
+import { forgetKeys, hasKey, onKeys, useKeys } from "./keys.js";
 import { startTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 import { startTry } from "./try.js";
@@ -20,7 +20,7 @@ function startKeys() {
   document.addEventListener("keys-wanted", () => dialog.showModal());
   byId("keys-form").addEventListener("submit", () => useKeys(...fields.map((field) => field.value)));
   byId("keys-forget").addEventListener("click", () => {
-    useKeys("", "");
+    forgetKeys();
     dialog.close();
   });
   dialog.addEventListener("close", () => fields.forEach((field) => (field.value = "")));

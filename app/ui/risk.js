@@ -37,12 +37,14 @@ export function riskLevel(moved) {
 
   return {
     chosen,
-    /** Learn which level is in force where none is chosen, and which may be. */
+    /** Learn which level is in force where none is chosen, and which may be; a choice that may not is undone. */
     know(alpha, levels) {
       usual = alpha;
-      const most = levels.at(-1)?.alpha;
-      if (most !== undefined) slider.max = Math.max(1, Math.floor(200 * most + 1e-9));
-      set(touched);
+      if (levels.length > 0) {
+        slider.max = Math.max(1, Math.floor(200 * levels.at(-1).alpha + 1e-9));
+        slider.min = Math.min(slider.max, Math.ceil(200 * levels[0].alpha - 1e-9));
+      }
+      set(touched && (levels.length === 0 || levels.some((each) => each.alpha === slider.valueAsNumber / 200)));
     },
   };
 }

@@ -1,9 +1,11 @@
 /** What is asked and who answers: tiles, lines, set sizes, candidates. From /metrics alone. */
 
 import { chart, window } from "./charts.js";
-import { el, fill, table } from "./dom.js";
+import { el, fill, renew, table } from "./dom.js";
 import { count, duration, number, percent, plural } from "./format.js";
 import { histogram, total } from "./metrics.js";
+
+const LONGEST_S = 60; // the last bound of the gateway's histograms; of what is above nobody knows how far
 
 /** The view, with a place for what is known of the risk, and how to show the latest answers in it. */
 export function trafficView(risk) {
@@ -28,7 +30,7 @@ export function trafficView(risk) {
   function show(gateways, lines) {
     const all = gateways.together();
     fill(tiles, tileTexts(all, lines.at(-1)).map(([name, value, hint]) => el("div", { class: "tile", title: hint ?? null }, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name))));
-    fill(candidates, candidateTable(all));
+    renew(candidates, candidateTable(all));
     met.textContent =
       gateways.size > 1
         ? `${gateways.size} gateways answered here. Counts are of all of them together; a point of a line is what one of them counted between two of its own answers.`
@@ -109,9 +111,10 @@ function drawRate(element, lines) {
 
 /** The gateway's own time, and that of calls. */
 function drawTime(element, lines) {
-  const ms = (seconds) => (seconds === null ? null : seconds === Infinity ? 60_000 : 1000 * seconds);
+  const ms = (seconds) => (seconds === null ? null : 1000 * Math.min(seconds, LONGEST_S));
+  const words = (seconds) => (seconds === null ? "" : seconds > LONGEST_S ? `over ${duration(1000 * LONGEST_S)}` : `≤ ${duration(1000 * seconds)}`);
   const last = lines.findLast(({ overhead }) => overhead[1] !== null);
-  const label = last ? `The gateway's own time: 95 % at most ${duration(ms(last.overhead[1]))}.` : "Times: nothing was asked yet.";
+  const label = last ? `The gateway's own time: 95 % ${words(last.overhead[1])}.` : "Times: nothing was asked yet.";
   const line = (key, i, name, color, dash) => ({
     x: times(lines),
     y: lines.map((each) => ms(each[key][i])),
@@ -120,7 +123,8 @@ function drawTime(element, lines) {
     connectgaps: true,
     marker: { size: 3 },
     line: { color, width: 2, dash },
-    hovertemplate: "≤ %{y} ms",
+    text: lines.map((each) => words(each[key][i])),
+    hovertemplate: "%{text}",
   });
   chart(element, label, (colour) => ({
     data: [

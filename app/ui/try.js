@@ -20,6 +20,7 @@ export function startTry() {
   const story = [...byId("set").children]; // how it works, for as long as there is no question
   let shown = null; // what /route/levels said of the question, with its bars
   let waiting = 0;
+  let asking = false; // Control-Enter, held down, would ask again and again
   let looking = new AbortController();
 
   question.addEventListener("input", () => {
@@ -46,8 +47,7 @@ export function startTry() {
     const { signal } = looking;
     const query = question.value;
     if (!query.trim()) {
-      shown = null;
-      fill(byId("set"), story);
+      forget();
       return;
     }
     try {
@@ -55,34 +55,46 @@ export function startTry() {
       fill(byId("ask-error"));
       shown = showSet(query, told, risk);
     } catch (error) {
-      if (error.name !== "AbortError") fail(error);
+      if (error.name === "AbortError") return;
+      forget();
+      fail(error);
     }
+  }
+
+  /** There is no set to show: what was known is of another question. */
+  function forget() {
+    shown = null;
+    fill(byId("set"), story);
   }
 
   /** Call the set, and show what comes of it. */
   async function ask() {
+    if (asking) return;
     const query = question.value;
     if (!query.trim()) {
       fill(byId("ask-error"), notice("info", "Write a question first."));
       question.focus();
       return;
     }
-    if (shown?.query !== query) await look();
+    asking = true;
     button.disabled = true;
     button.textContent = "Asking …";
-    fill(byId("ask-error"));
-    const begun = performance.now();
+    fill(byId("answer"));
     try {
+      if (shown?.query !== query) await look();
+      fill(byId("ask-error"));
+      const begun = performance.now();
       const alpha = risk.chosen();
       const body = { query, execute: true, ...(alpha === undefined ? {} : { alpha }) };
       const told = await postJson("route", "data", body);
       const size = Object.keys(told.pool_scores).length || told.certificate.guarantee.pool.length;
-      const level = shown?.levelOf(told.certificate.guarantee.alpha);
+      const level = shown?.query === query ? shown.levelOf(told.certificate.guarantee.alpha) : undefined;
       say(`${told.abstained ? "Nobody was called." : `The answer of ${told.served_by}:`} ${(told.answer ?? "").slice(0, 300)}`);
-      fill(byId("answer"), answerCards(told, { ms: performance.now() - begun, size, level }));
+      fill(byId("answer"), answerCards(told, { query, ms: performance.now() - begun, size, level }));
     } catch (error) {
       fail(error);
     } finally {
+      asking = false;
       button.disabled = false;
       button.textContent = "Ask";
     }
@@ -113,7 +125,7 @@ function showSet(query, told, risk) {
       { class: "card", "aria-labelledby": "set-title" },
       el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Who would be called"), saving),
       summary,
-      everyone ? notice("info", `All ${names.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
+      everyone ? notice("info", `${told.selected.length === names.length ? "All" : "The best"} ${told.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
       everyone ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );

@@ -23,6 +23,8 @@ export function startWatch() {
   const trouble = el("div", { role: "alert" });
   let visible = false;
   let timers = [];
+  let polling = false; // answers that come out of order would count backwards
+  let said = "";
 
   fill(byId("watch-body"), trouble, traffic.view, drift.drift);
   onKeys(() => visible && start());
@@ -44,6 +46,8 @@ export function startWatch() {
 
   /** Read the metrics of whichever gateway answers. */
   async function poll() {
+    if (polling) return;
+    polling = true;
     try {
       const samples = parse(await getText("metrics", "data"));
       const now = performance.now();
@@ -52,13 +56,21 @@ export function startWatch() {
         lines.push(point(step, Date.now()));
         if (lines.length > KEPT) lines.shift();
       }
-      fill(trouble);
+      tell();
       traffic.show(gateways, lines);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      const advice = adviceFor(error);
-      fill(trouble, notice("bad", sentence(error.message), advice ? el("p", {}, advice) : null));
+      tell(sentence(error.message), adviceFor(error));
+    } finally {
+      polling = false;
     }
+  }
+
+  /** Say what is wrong, or that nothing is: once, and not with each poll. */
+  function tell(message = "", advice = "") {
+    if (message === said) return;
+    said = message;
+    fill(trouble, message ? notice("bad", message, advice ? el("p", {}, advice) : null) : null);
   }
 
   return {

@@ -95,6 +95,42 @@ def test_rows_are_looked_at_activated_and_rolled_back(
     assert active(own) == first
 
 
+def test_what_is_activated_is_what_was_looked_at(
+    own: Fleet, opened: Open, labelled: Path, tmp_path: Path
+) -> None:
+    """Whatever was put into the form since then."""
+    tab = at_calibrate(opened, own)
+    look(tab, labelled, alpha="15")
+    tab.page.wait_for_selector("#look-title")
+    other = tmp_path / "other.jsonl"
+    other.write_text("{}", encoding="utf-8")
+    tab.page.set_input_files("#rows", str(other))
+    tab.page.fill("#cal-alpha", "40")
+    tab.page.click("text=Activate this calibration")
+    tab.page.click("#confirm-yes")
+    tab.page.wait_for_selector("#done-title")
+    kept = own.gateway.get(f"/calibrations/{active(own)}", own.admin_key).json()["evidence"]
+    assert (kept["alpha"], kept["rows"]) == (0.15, 500)
+
+
+def test_an_activation_that_nobody_saw_end_is_not_said_to_have_failed(
+    own: Fleet, opened: Open, labelled: Path
+) -> None:
+    """The connection is cut once the rows are there: the history tells what became of them."""
+    tab = at_calibrate(opened, own)
+    first = active(own)
+    look(tab, labelled, alpha="15")
+    tab.page.wait_for_selector("#look-title")
+    tab.page.route("**/calibrations/jobs/**", lambda route: route.abort())
+    tab.page.click("text=Activate this calibration")
+    tab.page.click("#confirm-yes")
+    tab.page.wait_for_selector("text=It is not known whether it was activated")
+    assert "Nothing was changed" not in tab.page.inner_text("#calibrate-work")
+    assert active(own) != first
+    assert "active" in tab.page.inner_text(f"#history tr:has(code[title='{active(own)}'])")
+    tab.noted = [text for text in tab.noted if "net::ERR_FAILED" not in text]
+
+
 def test_nobody_else_is_overruled(own: Fleet, opened: Open, labelled: Path) -> None:
     """Whoever activated another one since the dry run, or since the history was shown, stays."""
     tab = at_calibrate(opened, own)

@@ -160,6 +160,58 @@ def test_an_answer_is_text_and_never_markup(fleet: Fleet, opened: Open) -> None:
     assert tab.page.title() == "RACER gateway"
 
 
+def test_control_enter_held_down_asks_once(fleet: Fleet, opened: Open) -> None:
+    """Each asking is paid for."""
+    tab = opened(fleet)
+    tab.give_keys()
+    tab.looked(SUM)
+    held: list[Route] = []
+    tab.page.route(re.compile(r"/route$"), lambda route: held.append(route))
+    tab.page.focus("#question")
+    for _ in range(5):
+        tab.page.keyboard.press("Control+Enter")
+    tab.page.wait_for_selector("#ask-button[disabled]")
+    assert until(lambda: tab.page.evaluate("1") == 1 and len(held) > 0, 60)
+    assert len(held) == 1
+    held[0].continue_()
+    tab.page.wait_for_selector("#answer .answers")
+
+
+def test_what_is_known_of_one_question_is_not_shown_for_another(fleet: Fleet, opened: Open) -> None:
+    """Neither its bars nor its answer, where the next one is refused."""
+    tab = opened(fleet)
+    tab.refused = {429}
+    tab.give_keys()
+    tab.looked(SUM)
+    tab.ask(SUM)
+    assert tab.page.inner_text("#answer .asked") == SUM
+    error = {"message": "too many requests", "type": "x", "param": None, "code": "rate_limited"}
+    tab.page.route(
+        re.compile(r"/route(/levels)?$"),
+        lambda route: route.fulfill(status=429, json={"error": error}),
+    )
+    tab.page.fill("#question", RIVER)
+    tab.page.wait_for_selector("#ask-error .notice")
+    assert "Too many requests." in tab.page.inner_text("#ask-error")
+    assert tab.page.locator("#set table.bars").count() == 0
+    with tab.page.expect_response(re.compile(r"/route$")):
+        tab.page.click("#ask-button")
+    tab.page.wait_for_selector("#ask-button:not([disabled])")
+    assert tab.page.inner_text("#answer") == ""
+
+
+def test_one_key_is_added_to_the_other(fleet: Fleet, opened: Open) -> None:
+    """An empty field leaves what is held; both are forgotten on request."""
+    tab = opened(fleet)
+    tab.refused = {401}
+    tab.give_keys(admin="")
+    tab.give_keys(data="")
+    assert tab.page.get_attribute("#keys-open", "aria-label") == "Keys: data and admin"
+    tab.page.click("#keys-open")
+    tab.page.click("#keys-forget")
+    assert tab.page.get_attribute("#keys-open", "aria-label") == "Keys"
+
+
 def test_a_verdict_reaches_the_decision(fleet: Fleet, opened: Open) -> None:
     """As feedback of whoever asked; a data key's waits for an admin."""
     tab = opened(fleet)

@@ -132,6 +132,37 @@ def test_the_admins_part_asks_for_its_key(fleet: Fleet, opened: Open) -> None:
     tab.page.wait_for_selector("#watch .interval")
 
 
+def test_a_slow_gateway_is_asked_again_only_once_it_answered(fleet: Fleet, opened: Open) -> None:
+    """Answers that overtake each other would count backwards."""
+    tab = opened(fleet)
+    tab.give_keys()
+    held: list[Route] = []
+    tab.page.route("**/metrics", lambda route: held.append(route))
+    tab.page.click("#tab-watch")
+    tab.page.wait_for_timeout(7000)
+    assert len(held) == 1
+    held[0].continue_()
+    tab.page.wait_for_selector("#watch tbody tr")
+    tab.page.unroute_all()
+
+
+def test_what_has_the_focus_keeps_it_through_a_poll(fleet: Fleet, opened: Open) -> None:
+    """And what is wrong is said once: a reader who listens would hear it with every poll."""
+    tab = at_watch(opened, fleet)
+    tab.page.focus("#who-title + div .scroll")
+    with tab.page.expect_response("**/metrics"):
+        pass
+    with tab.page.expect_response("**/metrics"):
+        pass
+    assert tab.page.evaluate("document.activeElement.className") == "scroll"
+    tab.page.route("**/metrics", lambda route: route.abort())
+    tab.page.wait_for_selector("#watch [role=alert] .notice")
+    tab.page.eval_on_selector("#watch [role=alert] .notice", "said => { said.id = 'first'; }")
+    tab.page.wait_for_timeout(5000)
+    assert tab.page.locator("#first").count() == 1
+    tab.noted = [text for text in tab.noted if "net::ERR_FAILED" not in text]
+
+
 def test_a_tab_in_the_background_asks_nothing(fleet: Fleet, opened: Open) -> None:
     """No poll is made while another tab is in front."""
     tab = at_watch(opened, fleet)
