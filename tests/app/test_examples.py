@@ -17,6 +17,7 @@ import yaml
 
 from app.console import DEFAULT_URL
 from app.settings import Settings
+from app.store import Store
 from racer_core.records.reader import read_rows
 from tests.docs.blocks import ROOT, Block, blocks
 
@@ -159,6 +160,7 @@ def prepare(folder: Path, artifact: Path, pool: FakePool) -> None:
     (folder / "other.yaml").write_text(
         path.read_text(encoding="utf-8").replace("racer.db", "other.db"), encoding="utf-8"
     )
+    Store(f"sqlite:///{folder}/racer.db").close()
     rows = "".join(json.dumps(row) + "\n" for row in as_json(labelled(20_000, 100)))
     for name in ("rows", "calibration"):
         (folder / f"{name}.jsonl").write_text(rows, encoding="utf-8")

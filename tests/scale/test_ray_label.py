@@ -246,6 +246,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
 ) -> None:
     """What was under way is, once more. The rows are those of one process in the end."""
     out = tmp_path / "rows.jsonl"
+    pool.say("adder", "4", delay_s=1.0)  # it must not be done before it is stopped
     with labelling(config, out, "--ray", nodes.address) as process:
         wait_for(lambda: len(lines(out)) >= 4, process)
         process.send_signal(how)
@@ -255,6 +256,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
     assert how == signal.SIGKILL or "the same command goes on from here" in said
     written = {each["query"] for each in lines(out)}
     assert 4 <= len(written) < len(QUESTIONS)
+    pool.say("adder", "4")
     code, _, said = label(config, out, "--ray", nodes.address)
     assert code == 0, said
     counts = asked(pool)

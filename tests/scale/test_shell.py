@@ -147,7 +147,8 @@ def test_a_shell_starts_what_the_files_say_and_changes_it(
 
     assert until(lambda: count() == (2, 1), RUNNING_S)
     active = gateway.calibrate(rows=of_two(noisy(10_000, 300)), alpha=0.2)["id"]
-    assert until(lambda: gateway.ready().get("calibration") == active, 10.0)
+    # Whichever of them answers: 20 answers of one alone are one chance in half a million.
+    assert until(lambda: all(gateway.ready().get("calibration") == active for _ in range(20)), 10.0)
     certificate = gateway.route(TWO)["certificate"]
     assert (certificate["holds"], certificate["calibration_id"]) == (True, active)
     assert gateway.chat(TWO)["racer"]["served_by"] in CANDIDATES.values()
