@@ -152,11 +152,3 @@ def serve(tmp_path: Path, artifact: Path, servers: Servers) -> Iterator[Serve]:
             return gateway
 
         yield start
-
-
-def query_for(gateway: Gateway, size: int) -> str:
-    """A question of the demo's for which so many candidates are selected; routing asks nobody."""
-    for query in rows_of("test", 200).queries:
-        if len(gateway.route(query)["selected"]) == size:
-            return query
-    raise AssertionError(f"no question of 200 selects {size} candidates")
