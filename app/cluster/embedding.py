@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, cast
 
 import ray
 import ray.data
 from ray.exceptions import RayError
 
-from app.cluster.joining import joined
+from app.cluster.joining import joined, rows_of
 from racer_core import artifacts
 from racer_core.encoder.base import Encoded, EncoderSpec
 from racer_core.errors import ArtifactError
@@ -39,8 +40,9 @@ def over_cluster(address: str, spec: EncoderSpec) -> Spread:
                 num_gpus=gpus,
             )
             try:
-                for row in found.iter_rows():
-                    yield row["number"], Encoded(row["embeddings"], row["truncated"])
+                with closing(rows_of(found)) as rows:
+                    for row in rows:
+                        yield row["number"], Encoded(row["embeddings"], row["truncated"])
             except RayError as exc:
                 raise ArtifactError(f"the cluster could not embed: {exc}") from exc
 

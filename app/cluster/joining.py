@@ -7,10 +7,12 @@ import socket
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
-from typing import Final
+from typing import Any, Final, cast
 
 import ray
 import ray.data
+from ray.data.block import BlockAccessor
+from ray.exceptions import RayError
 
 from app.errors import SettingsError
 
@@ -25,7 +27,7 @@ def joined(address: str) -> Generator[None]:
     ends a run is raised.
 
     Raises:
-        SettingsError: Nobody is there.
+        SettingsError: Nobody is there, or it does not take this process.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -33,10 +35,26 @@ def joined(address: str) -> Generator[None]:
     except (OSError, ValueError) as exc:
         raise SettingsError(f"--ray {address}: no Ray cluster is there (HOST:PORT)") from exc
     with redirect_stdout(sys.stderr):
-        ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.WARNING)
+        except (ConnectionError, RuntimeError, RayError) as exc:  # another version, most often
+            words = " ".join(str(exc).split())
+            raise SettingsError(f"--ray {address}: cannot be joined: {words}") from exc
         try:
             ray.data.DataContext.get_current().enable_progress_bars = False
             logging.getLogger("ray.data").setLevel(logging.ERROR)
             yield
         finally:
             ray.shutdown()
+
+
+def rows_of(found: ray.data.Dataset) -> Generator[dict[str, Any]]:
+    """What a cluster found, row by row, as it comes; closed, it asks for no more.
+
+    ``Dataset.iter_rows`` reads ahead in threads that nobody can wait for. One that still reads
+    when its process leaves the cluster ends that process, whatever it had left to say.
+    """
+    for bundle in found.iter_internal_ref_bundles():
+        for entry in bundle.blocks:
+            block = BlockAccessor.for_block(cast("Any", ray).get(entry.ref))
+            yield from cast("Any", block.iter_rows(public_row_format=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 from ray.exceptions import RayError
 
 from app import settings
-from app.cluster.joining import joined
+from app.cluster.joining import joined, rows_of
 from app.errors import SettingsError
 from app.label import conditions_of
 from app.label_asking import Asker
@@ -57,11 +58,12 @@ def over_cluster(address: str, config: Path, grading: Grading, concurrency: int)
                 ),
             )
             try:
-                for row in found.iter_rows():
-                    labelled = _LABELLED.validate_json(row["labelled"])
-                    if isinstance(labelled, str):
-                        raise SettingsError(f"a node of the cluster cannot ask: {labelled}")
-                    yield labelled
+                with closing(rows_of(found)) as rows:
+                    for row in rows:
+                        labelled = _LABELLED.validate_json(row["labelled"])
+                        if isinstance(labelled, str):
+                            raise SettingsError(f"a node of the cluster cannot ask: {labelled}")
+                        yield labelled
             except RayError as exc:
                 raise SettingsError(f"the cluster could not label: {exc}") from exc
 

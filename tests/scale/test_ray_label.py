@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -89,16 +90,19 @@ def config(tmp_path: Path, pool: FakePool) -> Path:
     return configure(tmp_path, tmp_path / "no-artifact-yet", pool.url)
 
 
+def command_of(config: Path, out: Path) -> list[str]:
+    """What follows ``racer`` to label all questions."""
+    questions = config.with_name("questions.jsonl")
+    questions.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS), encoding="utf-8")
+    given = ["label", questions, "--config", config, "--out", out, "--grade", "number", "--json"]
+    return [*map(str, given), "--concurrency", str(TOGETHER)]
+
+
 @contextmanager
 def labelling(config: Path, out: Path, *options: object) -> Generator[subprocess.Popen[str]]:
     """``racer label`` of all questions, in a process of its own."""
-    questions = config.with_name("questions.jsonl")
-    questions.write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS), encoding="utf-8")
-    command = [sys.executable, "-m", "app", "label", questions, "--config", config, "--out", out]
-    command += ["--grade", "number", "--concurrency", TOGETHER, "--json", *options]
-    process = subprocess.Popen(
-        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "app", *command_of(config, out), *map(str, options)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -111,6 +115,13 @@ def label(config: Path, out: Path, *options: object) -> tuple[int, str, str]:
     with labelling(config, out, *options) as process:
         printed, said = process.communicate(timeout=300)
         return process.returncode, printed, said
+
+
+def run(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command to its end, with what it printed and said."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -225,6 +236,28 @@ def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> 
     assert not pool.requests
 
 
+OTHER_VERSION: Final = """
+import ray
+from app import cli
+
+def init(*args, **options):
+    raise RuntimeError("Version mismatch: The cluster was started with:\\n    Ray: 2.40.0")
+
+ray.init = init
+cli.main()
+"""
+
+
+def test_a_cluster_of_another_version_is_one_sentence(nodes: Cluster, config: Path) -> None:
+    """Ray's own words, on one line."""
+    args = [*command_of(config, config.with_name("rows.jsonl")), "--ray", nodes.address]
+    done = run([sys.executable, "-c", OTHER_VERSION, *args])
+    assert done.returncode == 2
+    words = "Version mismatch: The cluster was started with: Ray: 2.40.0"
+    said = f"racer: --ray {nodes.address}: cannot be joined: {words}"
+    assert done.stderr.splitlines()[-1:] == [said]
+
+
 def test_keys_are_each_nodes_own(
     nodes: Cluster, tmp_path: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,11 +266,44 @@ def test_keys_are_each_nodes_own(
     named = candidates(pool.url, poet={"api_key_env": "KEY_OF_THE_POET"})
     config = configure(tmp_path, tmp_path / "none", "", candidates=named)
     code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
-    assert code == 2
+    assert code == 2, said
     sentence = "racer: a node of the cluster cannot ask: $KEY_OF_THE_POET is not set"
     assert said.splitlines()[-1].startswith(sentence)
     assert "Traceback" not in said
     assert not pool.requests
+
+
+LEAVING: Final = """
+import json, sys, threading, ray
+from app import cli
+
+def init(*args, **options):
+    joined = join(*args, **options)
+    first.update(threading.enumerate())
+    return joined
+
+def shutdown():
+    still = [each.name for each in threading.enumerate() if each not in first]
+    print(json.dumps(still), file=sys.stderr)
+    leave()
+
+first, join, leave = set(), ray.init, ray.shutdown
+ray.init, ray.shutdown = init, shutdown
+cli.main()
+"""
+
+
+def test_nothing_reads_on_when_a_cluster_is_left_early(
+    nodes: Cluster, tmp_path: Path, pool: FakePool
+) -> None:
+    """A thread that did would end the process by Ray's hand, without its sentence."""
+    named = candidates(pool.url, poet={"api_key_env": "KEY_OF_THE_POET"})
+    config = configure(tmp_path, tmp_path / "none", "", candidates=named)
+    args = [*command_of(config, tmp_path / "rows.jsonl"), "--ray", nodes.address]
+    environment = os.environ | {"KEY_OF_THE_POET": "a-key-that-only-the-command-knows"}
+    done = run([sys.executable, "-c", LEAVING, *args], environment)
+    assert "cannot ask" in done.stderr
+    assert "[]" in done.stderr.splitlines(), done.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
