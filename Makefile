@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 #   make setup TORCH_INDEX=https://download.pytorch.org/whl/cu130    CUDA 13 build
 TORCH_INDEX ?=
 
-.PHONY: setup setup-vllm setup-litellm fmt check test test-quick test-scale test-ui test-alerts test-vllm \
+.PHONY: setup setup-vllm setup-litellm fmt check test test-slow test-scale test-ui test-alerts test-vllm \
 	fuzz bench bench-quick docs release lock demo serve clean
 
 # The stamp names the build, so that another TORCH_INDEX installs another torch.
@@ -63,10 +63,11 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) -m "not scale and not browser"
-
-test-quick: setup
 	$(PYTEST) -m "not slow and not scale and not browser"
+
+# The Dockerfile step by step, the demo, every benchmark in small: tests of half a minute and more.
+test-slow: setup
+	$(PYTEST) -m "slow and not scale and not browser"
 
 # Several gateways, also on Ray: on PostgreSQL, which root installs where Debian's is missing.
 test-scale: setup

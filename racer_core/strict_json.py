@@ -31,8 +31,8 @@ def loads(data: bytes | str) -> Any:
     except UnicodeDecodeError as exc:
         raise InputError(f"not UTF-8: bad byte at position {exc.start}") from exc
     except json.JSONDecodeError as exc:
-        where = f"line {exc.lineno}, column {exc.colno}"
-        raise InputError(f"not JSON: {exc.msg} at {where}") from exc
+        said = exc.msg.removesuffix(" at")  # "Unterminated string starting at"
+        raise InputError(f"not JSON: {said} at {_place(exc.doc, exc.pos)}") from exc
     except RecursionError as exc:
         raise InputError(f"JSON is nested deeper than {MAX_DEPTH} levels") from exc
     except ValueError as exc:  # an integer of more than 4,300 digits
@@ -74,6 +74,15 @@ _DECODER: Final = json.JSONDecoder(
     parse_constant=_reject_constant,
     parse_float=_finite_float,
 )
+
+
+def _place(text: str, position: int) -> str:
+    """Where in a document: of one line, such as a row of a file, the column alone."""
+    lines = text.rstrip()
+    position = min(position, len(lines))
+    column = position - lines.rfind("\n", 0, position)
+    line = lines.count("\n", 0, position) + 1
+    return f"line {line}, column {column}" if "\n" in lines else f"column {column}"
 
 
 def _check_tree(root: Any) -> None:

@@ -56,8 +56,10 @@ def test_valid_documents_read_as_the_standard_library_reads_them(document, ascii
         ("[" * 65 + "1" + "]" * 65, "nested deeper than 64"),
         ("", "not JSON"),
         ("secret", "not JSON"),
-        ('{"secret": }', "line 1, column 12"),
-        ('[1,\n2,\n"secret]', "line 3"),
+        ('{"secret": }', " at column 12$"),
+        ("{\n", " at column 2$"),  # a row of a file, with its end of line
+        ('{"secret": 1,\n', " at column 14$"),
+        ('[1,\n2,\n"secret]', " starting at line 3, column 1$"),
         ('"secret\n"', "not JSON"),
         (r'"\secret"', "not JSON"),
         ("'secret'", "not JSON"),

@@ -196,7 +196,6 @@ async def chaos(bench: Bench, gateway: str, count: int, seed: int) -> Tally:
     return tally
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300 + REQUESTS)
 def test_no_certificate_holds_where_a_premise_failed(bench: Bench) -> None:
     """Not one; and the chaos was one: each kind of end came often enough to see it."""

@@ -48,6 +48,19 @@ def judge(fleet: Fleet, decision: str, *, right: bool) -> None:
     assert fleet.gateway.post("/feedback", fleet.admin_key, json=body).status_code == 200
 
 
+@pytest.mark.parametrize("size", [*SIZES.values(), (640, 450)], ids=[*SIZES, "zoomed"])
+@pytest.mark.parametrize("part", ["try", "calibrate", "watch"])
+def test_an_address_leads_to_a_heading_that_is_seen(
+    fleet: Fleet, opened: Open, size: tuple[int, int], part: str
+) -> None:
+    """Below the tabs, which stay in place; a window that is zoomed is a small one."""
+    tab = opened(fleet, f"#{part}", size=size)
+    tab.refused = {401}  # nobody gave a key
+    below = f"document.querySelector('#{part} h1').getBoundingClientRect().top"
+    tab.until(f"{below} >= document.querySelector('.top').getBoundingClientRect().bottom")
+    assert tab.page.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_tab_is_accessible_and_pictured(
