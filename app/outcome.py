@@ -9,7 +9,7 @@ from typing import Any
 from app.certificates import Certificate
 from app.evaluator import Ratings
 from app.fleet.reply import Reply
-from app.routing import Routed
+from app.routed import Routed
 from app.store import now
 from app.watching.decisions import DecisionNote, Ended
 from racer_core.types import Aggregate

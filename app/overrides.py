@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.errors import Abstained, Forbidden
 from app.reasons import Reason
-from app.routing import Routed
+from app.routed import Routed
 from app.sessions import Sessions
 from app.settings import Settings
 from app.turn import Request

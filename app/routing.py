@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from app.active import ActiveCalibration
 from app.certificates import Certificate
@@ -15,15 +15,17 @@ from app.decided import Conditions, Decided
 from app.errors import Forbidden, NotFound, Overloaded
 from app.front.keys import Caller
 from app.grouping import Grouping, GroupThreshold
+from app.levels import RiskLevels, alphas_for
 from app.query import Query
 from app.reasons import Reason
 from app.records import Record
+from app.routed import Routed
 from app.schemas import DecisionOptions
 from app.scoring import ScoredQuery, Scoring
 from app.settings import Settings
 from app.telemetry import Telemetry
 from app.watching.decisions import ChosenBy
-from racer_core.calibration.calibration import Calibration, Levels
+from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InfeasibleAlphaError, InputError
 from racer_core.racer import Trained
 from racer_core.types import RoutingDecision
@@ -41,118 +43,6 @@ class Ask:
     options: DecisionOptions
     caller: Caller
     pool: str | None = None  # a named part of the pool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
-    """A decision, its certificate, and what both were made from."""
-
-    decision: RoutingDecision
-    certificate: Certificate
-    pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
-    fingerprint: bytes
-    scored: ScoredQuery | None  # None when the router failed
-    record: Record
-    group: str | None  # what the request belongs to, whether or not it has a threshold of its own
-    chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
-    chosen_by: ChosenBy
-    repeated: bool = False  # the query came before
-
-    @property
-    def strongest(self) -> str:
-        """The candidate with the highest router score."""
-        return next(iter(self.pool_scores), self.certificate.pool[0])
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether the same query would be decided so again: nothing failed, or was late."""
-        return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons
-
-    @property
-    def vote_scores(self) -> dict[str, float]:
-        """What each candidate's vote is weighed by: r where it was selected, else f."""
-        decision = self.decision
-        return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
-
-    def calling(self, names: Sequence[str], reason: Reason) -> Routed:
-        """The same, but these candidates are called instead of the chosen set."""
-        scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
-        decision = replace(self.decision, selected=tuple(names), scores=scores)
-        return replace(self, decision=decision, certificate=self.certificate.because(reason))
-
-    def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> Routed:
-        """The same, but something else than the threshold made the set."""
-        return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
-
-    def because(self, *reasons: str) -> Routed:
-        """The same with further reasons in its certificate."""
-        if not reasons:
-            return self
-        return replace(self, certificate=self.certificate.because(*reasons))
-
-    def as_json(self) -> dict[str, Any]:
-        """The wire form of the decision; its certificate, which may still change, is told apart."""
-        decision = self.decision
-        return {
-            "selected": list(decision.selected),
-            "scores": dict(zip(decision.selected, decision.scores, strict=True)),
-            "pool_scores": self.pool_scores,
-            "null_in_set": decision.null_selected,
-            "abstained": decision.abstained,
-            "abstain_reason": decision.abstain_reason,
-            "truncated": decision.truncated,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RiskLevels:
-    """A decision, and the sets that other alphas would choose for the same query.
-
-    Attributes:
-        routed: The decision at the alpha in force.
-        found: The others; None where everybody is called at every alpha.
-        prices: Of a call, by candidate; None where they have none.
-    """
-
-    routed: Routed
-    found: Levels | None = None
-    prices: tuple[float, ...] | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The wire form."""
-        decisions = self.found.decisions if self.found else ()
-        return {
-            **self.routed.as_json(),
-            "certificate": self.routed.certificate.as_json(),
-            "nonconformity": self._by_name(self.found.nonconformity) if self.found else {},
-            "levels": [
-                {
-                    "alpha": each.alpha,
-                    "lambda_hat": None if each.trivial else each.lambda_hat,
-                    "selected": list(each.selected),
-                    "null_in_set": each.null_selected,
-                    "abstained": each.abstained,
-                    "cost_share": self._cost_share(each.selected),
-                }
-                for each in decisions
-            ],
-        }
-
-    def _by_name(self, values: Sequence[float]) -> dict[str, float]:
-        return dict(zip(self.routed.certificate.pool, values, strict=True))
-
-    def _cost_share(self, names: Sequence[str]) -> float | None:
-        """What calling these costs, as a share of calling all; no price is told."""
-        if self.prices is None:
-            return None
-        price = self._by_name(self.prices)
-        return sum(price[name] for name in names) / sum(self.prices)
-
-
-def alphas_for(most: float | None, used: float) -> list[float]:
-    """The levels that are shown: half a percent apart, with the one in force among them."""
-    shown = {step / 200 for step in range(1, max(100, int(200 * used)) + 1)} | {used}
-    return sorted(alpha for alpha in shown if most is None or alpha <= most)
 
 
 class RoutingService:

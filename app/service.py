@@ -18,13 +18,15 @@ from app.evaluator import Evaluator, Ratings
 from app.fleet.fleet import Fleet
 from app.fleet.reply import Reply
 from app.ids import Ids
+from app.levels import RiskLevels
 from app.meter import Meter, answer_tokens, prompt_tokens
 from app.outcome import Outcome, routing_headers, used
 from app.overrides import Overrides
 from app.payload import candidate_payload
 from app.pump import Pump
 from app.reasons import Reason
-from app.routing import Ask, RiskLevels, Routed, RoutingService
+from app.routed import Routed
+from app.routing import Ask, RoutingService
 from app.settings import Settings
 from app.surfaces.base import Surface
 from app.telemetry import Telemetry

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.ballot import Ballot
-from app.routing import Ask, Routed
+from app.routed import Routed
+from app.routing import Ask
 from app.surfaces.base import Surface
 
 
