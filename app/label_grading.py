@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pydantic import SecretStr
 
 from app.errors import SettingsError
-from app.label_graders import Grader, MathGrader, TextGrader
-from app.label_judge import Judge, judge_at
 from app.settings import Candidate, Secrets, Settings
+from app.tools.labelling.graders import Grader, MathGrader, TextGrader
+from app.tools.labelling.judge import Judge, judge_at
 from racer_core.aggregation.grading import Grade
 
 

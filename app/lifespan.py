@@ -11,29 +11,29 @@ from typing import Annotated, Final, TypeVar
 
 from fastapi import Depends, Request
 
-from app.active import ActiveCalibration
-from app.calibrating.service import CalibrationService, setup_digest
-from app.direct import Direct
-from app.equality import AnswerReader
+from app.access.api_keys import KeyRing
+from app.access.quota_leases import Leases
+from app.access.quotas import Quotas
+from app.answering.answer_forms import AnswerReader
+from app.answering.math_process import MathChild
+from app.answering.named_candidate import Direct
+from app.answering.service import ChatService
+from app.calibrations.service import CalibrationService, setup_digest
 from app.errors import NoRouter, SettingsError
-from app.fleet.fleet import Fleet
-from app.following import Follower
 from app.front.drain import Drain
-from app.front.keys import KeyRing
-from app.front.quota import Quotas
-from app.grouping import Grouping
-from app.lag import LoopLag
-from app.leasing import Leases
-from app.math_child import MathChild
-from app.routing import RoutingService
-from app.scoring import Scoring
-from app.service import ChatService
+from app.monitoring.monitor import Watcher
+from app.routing.active_calibration import ActiveCalibration
+from app.routing.calibration_sync import Follower
+from app.routing.encoder_worker import RoutingWorker
+from app.routing.groups import Grouping
+from app.routing.scorer import Scoring
+from app.routing.service import RoutingService
 from app.settings import Secrets, Settings
 from app.store import Store
-from app.telemetry import Telemetry
-from app.tracing import Tracer, open_tracer
-from app.watching.watcher import Watcher
-from app.worker import RoutingWorker
+from app.telemetry.loop_lag import LoopLag
+from app.telemetry.metrics import Telemetry
+from app.telemetry.tracing import Tracer, open_tracer
+from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.vote import Method
 from racer_core.racer import Racer, Trained

@@ -12,14 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from app import wire
-from app.front.gate import Gate
-from app.front.outermost import Outermost
-from app.front.straight import Endpoint, Failed, Straight
-from app.front.traced import Traced
-from app.lifespan import Services
-from app.openapi import DescribedAPI
-from app.routes import (
+from app.api import (
     calibrate,
     chat,
     completions,
@@ -30,10 +23,19 @@ from app.routes import (
     responses,
     route,
     ui,
-    watching,
 )
-from app.routes.answering import GONE, ClientLeft
+from app.api import (
+    monitoring as watching,
+)
+from app.api.openapi import DescribedAPI
+from app.api.respond import GONE, ClientLeft
+from app.http.access_control import Gate
+from app.http.fast_path import Endpoint, Failed, Straight
+from app.http.request_log import Outermost
+from app.http.tracing import Traced
+from app.lifespan import Services
 from app.ui.assets import Assets
+from app.wire import bodies as wire
 from racer_core import __version__
 from racer_core.errors import RacerError
 

@@ -14,9 +14,9 @@ import uvicorn
 
 from app.errors import SettingsError
 from app.front.drain import Drain
-from app.front.receipt import Receipt, ReceiptConfig
 from app.front.refusals import Refusals
-from app.front.strangers import Strangers
+from app.http.connection import Receipt, ReceiptConfig
+from app.http.connection_limits import Strangers
 from app.lifespan import Services, open_services
 from app.main import create_gateway
 from app.settings import Secrets, Settings

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from app.discovery import Listing
 from app.settings import AUTO
 from app.settings.schema import FILE_NAME, modeline
+from app.upstream.model_list import Listing
 
 _LONGEST: Final = 128
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._:/@+-]+")

@@ -1,7 +1,8 @@
 """A vote in simulated time: who is called when, what is written, and when it is over.
 
-Event by event as the gateway does it (``app/voting.py``), and by its rules: who is called next and
-when the vote is decided is asked of ``racer_core.aggregation.early``. No clock and no network.
+Event by event as the gateway does it (``app/answering/fan_out.py``), and by its rules: who is
+called next and when the vote is decided is asked of ``racer_core.aggregation.early``. No clock and
+no network.
 """
 
 import heapq

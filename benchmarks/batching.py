@@ -33,8 +33,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import DebertaV2Model, PreTrainedTokenizerFast
 from verdict import Goal, aims, table
 
-from app.telemetry import Telemetry
-from app.worker import RoutingWorker
+from app.routing.encoder_worker import RoutingWorker
+from app.telemetry.metrics import Telemetry
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.racer import Racer

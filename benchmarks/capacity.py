@@ -19,8 +19,8 @@ from typing import Any
 import rig
 from verdict import Arm, table, typical
 
+from app.monitoring.drift import SETTLE_S
 from app.store.engine import PULSES, THREADS
-from app.watching.drift import SETTLE_S
 from racer_core.offline.report.canvas import LAW, Canvas
 
 RESULTS = rig.HERE / "results"

@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from app.front import hashing
+from app.access.api_keys import KeyRing
 from app.front.drain import Drain
-from app.front.gate import Gate
-from app.front.keys import KeyRing
-from app.front.outermost import Outermost
-from app.front.receipt import ReceiptConfig
 from app.front.refusals import Refusals
-from app.front.strangers import Strangers
+from app.http.access_control import Gate
+from app.http.connection import ReceiptConfig
+from app.http.connection_limits import Strangers
+from app.http.request_log import Outermost
 from app.settings import Limits, Secrets, Settings
+from app.settings import key_format as hashing
 from app.settings.access import Access, Key
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
 
 BOUND = 4.5
 KEYS = 8

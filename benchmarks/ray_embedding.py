@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here, here_s = embedded(CachedEncoder(encoder, Path(folder) / "here.sqlite"), texts)
         with cluster() as address:
-            from app.cluster.embedding import over_cluster
+            from app.tools.ray_batch.embedding import over_cluster
 
             spread: Spread = over_cluster(address, encoder.spec)
             over = CachedEncoder(encoder, Path(folder) / "there.sqlite", spread)

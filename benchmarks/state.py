@@ -27,19 +27,19 @@ import rig
 from sqlalchemy import text
 from verdict import Goal, aims, table
 
-from app import leasing
-from app.active import ActiveCalibration
-from app.following import Follower
-from app.front.quota import Limit
-from app.records import Record
+from app.access import quota_leases as leasing
+from app.access.quotas import Limit
+from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_store import Archive
+from app.monitoring.decision_writer import BATCH
+from app.monitoring.drift import Drift
+from app.monitoring.drift_store import Watches
+from app.monitoring.metrics import WatchingMetrics
+from app.routing.active_calibration import ActiveCalibration
+from app.routing.calibration_sync import Follower
 from app.store import Store, now
-from app.telemetry import Telemetry
-from app.watching.archive import Archive
-from app.watching.decisions import DecisionNote
-from app.watching.drift import Drift
-from app.watching.journal import BATCH
-from app.watching.metrics import WatchingMetrics
-from app.watching.watches import Watches
+from app.store.calibration_record import Record
+from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 POOL = tuple(f"candidate-{number}" for number in range(8))

@@ -1,1 +1,1 @@
-"""From an upload to an active calibration: spool, rows, scores, evidence, record, and jobs."""
+"""Modules that are still to be folded into others."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.calibrating.columns import RowColumns
+from app.calibrations.columns import RowColumns
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import LabelledColumns, Scorer, Trained
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import SecretStr
 
 from app.errors import SettingsError
-from app.front import hashing
+from app.settings import key_format as hashing
 from app.settings.model import Settings
 
 MIN_KEY_CHARS = 16

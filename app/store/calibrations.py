@@ -20,8 +20,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
-from app.records import Record
 from app.store import engine, schema
+from app.store.calibration_record import Record
 from app.store.engine import Lines, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError

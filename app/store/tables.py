@@ -15,7 +15,7 @@ class Base(DeclarativeBase):
 
 
 class CalibrationRow(Base):
-    """One calibration, as ``app/records.py`` encodes it."""
+    """One calibration, as ``app/store/calibration_record.py`` encodes it."""
 
     __tablename__ = "calibrations"
 

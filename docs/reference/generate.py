@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from app import cli
+from app.cli import main as cli
 from app.lifespan import Services
 from app.main import create_app
 

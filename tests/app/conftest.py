@@ -18,7 +18,7 @@ import uvloop
 import yaml
 
 from app import server, settings
-from app.cli import main
+from app.cli.main import main
 from app.settings import Secrets, Settings
 from app.store import Store
 from racer_core.encoder.char_ngrams import CharNgramEncoder

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.fleet.fleet import Fleet
 from app.settings import Secrets, Settings
-from app.surfaces.chat import Chat
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
+from app.upstream.fleet import Fleet
+from app.wire.chat import Chat
 
 CHAT = Chat()
 WORDS = "CANARY-7f3a91"  # of upstreams, in every error; no message of ours may hold them

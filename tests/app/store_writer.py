@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from app.calibrating.evidence import evidence
-from app.records import Record
+from app.calibrations.evidence import evidence
 from app.store import Store, now
+from app.store.calibration_record import Record
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 ARTIFACT = "a" * 64

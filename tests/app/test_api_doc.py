@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from app.access.route_roles import DOORS
 from app.errors import STATUS
-from app.front.doors import DOORS
 
 from .conftest import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
 

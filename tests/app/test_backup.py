@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from sqlalchemy import event, select
 
-from app.backup import calibrations as backup
-from app.backup import file as backup_file
-from app.backup.file import Backup
 from app.errors import Conflict, SettingsError, StoreError
-from app.records import LaterTurns, Record
 from app.store import Store, now
+from app.store.backup import calibrations as backup
+from app.store.backup import file as backup_file
+from app.store.backup.file import Backup
+from app.store.calibration_record import LaterTurns, Record
 from app.store.engine import open_engine
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import InputError

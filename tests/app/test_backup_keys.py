@@ -10,9 +10,9 @@ from zipfile import ZipFile
 import pytest
 
 from app import settings
-from app.backup import calibrations as backup
 from app.settings.access import Access
 from app.store import Store
+from app.store.backup import calibrations as backup
 
 from .conftest import ENVIRONMENT, Command, Serve
 from .test_front_gate import configured_key

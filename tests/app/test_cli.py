@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.client import GatewayClient
+from app.tools.gateway_client import GatewayClient
 from racer_core import __version__, artifacts
 from racer_core.encoder.base import Encoder
 from racer_core.errors import ArtifactError
@@ -530,7 +530,7 @@ def test_the_installed_command_runs() -> None:
     script = Path(sys.executable).with_name("racer")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     assert __version__ in done.stdout
-    probe = "import sys, app.cli; sys.exit('torch' in sys.modules)"
+    probe = "import sys, app.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
 
 

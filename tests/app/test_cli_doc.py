@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from app import cli
-from app.commands.examining import EXIT_ILL
-from app.commands.verifying import EXIT_DIFFERS
+from app.cli import main as cli
+from app.cli.doctor import EXIT_ILL
+from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
 
 from .fake_server import served
@@ -44,7 +44,7 @@ def test_every_check_of_the_doctor_is_in_its_table() -> None:
     """One line for each module of checks. Red when one is added in silence."""
     section = DOCUMENT.partition("## The doctor")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([a-zA-Z]+)[ ,]", section, re.MULTILINE)
-    modules = {path.stem for path in (ROOT / "app" / "doctor").glob("*.py")}
+    modules = {path.stem for path in (ROOT / "app" / "tools" / "doctor").glob("*.py")}
     checks = modules - {"__init__", "finding", "examination"}
     assert {row.lower() for row in rows} - {"check"} == {
         *({each.rstrip("s") for each in checks}),

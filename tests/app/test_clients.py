@@ -17,8 +17,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, SecretStr
 
 from app.errors import STATUS
-from app.front import hashing
-from app.routing import RoutingService
+from app.routing.service import RoutingService
+from app.settings import key_format as hashing
 
 from .conftest import (
     DATA_KEY,

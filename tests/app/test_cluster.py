@@ -16,11 +16,11 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
-from app.cluster import deployments
-from app.cluster.joining import joined
-from app.cluster.scoring import RayScoring
 from app.errors import Overloaded, SettingsError
-from app.scoring import ScoredQuery
+from app.ray_serve import deployments
+from app.ray_serve.scorer import RayScoring
+from app.routing.scorer import ScoredQuery
+from app.tools.ray_batch.connection import joined
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
 
@@ -243,7 +243,7 @@ def test_a_gateway_loads_no_encoder() -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from app import settings\n"
-        "from app.cluster import deployments\n"
+        "from app.ray_serve import deployments\n"
         "from app.lifespan import open_{}\n"
         f"found = open_{{}}(settings.load(Path({str(config)!r}), {{{{}}}})[0])\n"
         "assert found.pool\n"

@@ -20,9 +20,9 @@ import pytest
 import uvloop
 
 from app import settings
-from app.fleet.calls import Calls
 from app.lifespan import open_services
 from app.main import create_gateway
+from app.upstream.http_client import Calls
 
 from .conftest import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
 

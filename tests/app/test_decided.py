@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decided import MOST_CHARS, Conditions, Decided
-from app.front.keys import LOCAL, Caller
-from app.query import Query
+from app.access.api_keys import LOCAL, Caller
+from app.routing.decision_cache import MOST_CHARS, Conditions, Decided
+from app.routing.query import Query
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
 

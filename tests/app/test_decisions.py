@@ -18,11 +18,11 @@ import pytest
 from sqlalchemy import event, select
 
 from app.errors import NotFound, StoreError
+from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_store import Archive
+from app.monitoring.decision_writer import Journal
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
-from app.watching.archive import Archive
-from app.watching.decisions import DecisionNote
-from app.watching.journal import Journal
 
 from .conftest import (
     ADMIN_KEY,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from app.direct import Direct, Named
-from app.fleet.fleet import Fleet
+from app.answering.named_candidate import Direct, Named
 from app.settings import Secrets
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
+from app.upstream.fleet import Fleet
 
 from .fleet_replica import CHAT, Exchange, Play, configured, eventually, hangs, replicas
 

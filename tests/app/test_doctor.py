@@ -24,15 +24,15 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from app import settings
-from app.discovery import Listing
-from app.doctor import artifact as artifact_check
-from app.doctor import calibration, clock, encoder, endpoints, gpu, ports
-from app.doctor import configuration as configuration_check
-from app.doctor import store as store_check
-from app.doctor.finding import Finding, State
-from app.doctor.gpu import Machine
 from app.store import Store, Summary, schema
-from app.store.looking import Look, look, read_only
+from app.store.inspection import Look, look, read_only
+from app.tools.doctor import artifact as artifact_check
+from app.tools.doctor import calibration, clock, encoder, endpoints, gpu, ports
+from app.tools.doctor import configuration as configuration_check
+from app.tools.doctor import store as store_check
+from app.tools.doctor.finding import Finding, State
+from app.tools.doctor.gpu import Machine
+from app.upstream.model_list import Listing
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.offline.train import train

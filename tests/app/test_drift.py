@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.front.keys import Caller
-from app.records import Record
+from app.access.api_keys import Caller
+from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.monitor import Watcher
 from app.settings.watching import Watching
 from app.store import Store
+from app.store.calibration_record import Record
 from app.store.tables import WatchRow
-from app.watching.decisions import ChosenBy, DecisionNote
-from app.watching.watcher import Watcher
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
 
@@ -587,7 +587,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
     rng = np.random.default_rng(20)
 
     async def story(watcher: Watcher, world: Watched) -> None:
-        with caplog.at_level(logging.WARNING, "app.watching"):
+        with caplog.at_level(logging.WARNING, "app.monitoring"):
             for _ in range(5):
                 await feed(watcher, notes(world.record, draw(rng, 100, harder=0.5)))
         raised = (await watcher.drift())["alarms"]["raised"]

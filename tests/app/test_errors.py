@@ -15,7 +15,7 @@ import pytest
 
 import app.store  # noqa: F401 - defines an error of its own
 from app.errors import STATUS
-from app.routing import RoutingService
+from app.routing.service import RoutingService
 from racer_core.errors import RacerError
 
 from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, Gateway, Serve, configure, running, user

@@ -17,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app import settings
-from app.confidence import prompt, quoted, read
+from app.answering.evaluator import Evaluator, Ratings
+from app.answering.evaluator_prompt import prompt, quoted, read
 from app.errors import SettingsError, UpstreamError, UpstreamUnavailable
-from app.evaluator import Evaluator, Ratings
-from app.fleet.completions import Completion
-from app.fleet.fleet import Fleet
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
+from app.upstream.completions import Completion
+from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
 
 from .conftest import ENVIRONMENT, POOL, TWO, Command, Gateway, Serve, candidates, configure, user

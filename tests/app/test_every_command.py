@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from app.cli import cli
-from app.console import JSON
+from app.cli.console import JSON
+from app.cli.main import cli
 
 from .conftest import Command
 
@@ -60,7 +60,7 @@ def test_every_command_prints_json_or_says_why_not() -> None:
     @click.command()
     @JSON
     def usual() -> None:
-        """The option as `app.console` makes it."""
+        """The option as `app.cli.console` makes it."""
 
     expected = json_option(usual)
     assert expected is not None

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from app.calibrating.answers import answer_risk
-from app.calibrating.columns import RowColumns, Texts
-from app.calibrating.evidence import ALPHAS, CURVE_ROWS, curve, shift
+from app.calibrations.answer_risk import answer_risk
+from app.calibrations.columns import RowColumns, Texts
+from app.calibrations.evidence import ALPHAS, CURVE_ROWS, curve, shift
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import answer_classes

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import yaml
 
-from app.console import DEFAULT_URL
+from app.cli.console import DEFAULT_URL
 from app.settings import Settings
 from app.store import Store
 from racer_core.records.reader import read_rows

@@ -23,10 +23,10 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from app.fleet.completions import Endpoint
-from app.fleet.fleet import Fleet
 from app.settings import Secrets
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
+from app.upstream.completions import Endpoint
+from app.upstream.fleet import Fleet
 
 from .fleet_replica import (
     CHAT,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fleet.circuit import Circuit
 from app.settings import Fleet as Rules
+from app.upstream.circuit_breaker import Circuit
 
 RULES = Rules(failures=5, eject_s=30, eject_max_s=100)
 

@@ -14,7 +14,7 @@ import uvloop
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.errors import UpstreamError
-from app.fleet.resolver import KEPT_S, PATIENCE_S, LastingResolver
+from app.upstream.dns_cache import KEPT_S, PATIENCE_S, LastingResolver
 
 from .fleet_replica import CHAT, Replica, answers, asking, opened, replicas, soon
 

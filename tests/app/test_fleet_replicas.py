@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
 
 from .fleet_replica import (
     CHAT,

@@ -16,8 +16,8 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from app.fleet.retries import FLOOR, WINDOW_S, Retries, RetryBudget
 from app.settings import Fleet as Rules
+from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
 
 from .fleet_replica import (
     CHAT,

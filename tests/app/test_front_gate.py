@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from starlette.routing import Mount, Route
 
 from app import settings
+from app.access.allowed_hosts import HostCheck
+from app.access.failed_logins import Failures
+from app.access.quotas import Bucket, Quotas
+from app.access.route_roles import DOORS, DoorPlan
 from app.errors import SettingsError
-from app.front import hashing
-from app.front.doors import DOORS, DoorPlan
 from app.front.errors import InvalidHost, RateLimited
-from app.front.failures import Failures
-from app.front.hosts import HostCheck
-from app.front.quota import Bucket, Quotas
+from app.settings import key_format as hashing
 from app.settings.access import Key
 
 from .conftest import (

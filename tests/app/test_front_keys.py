@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from app.front import hashing
-from app.front.keys import Caller, KeyRing
+from app.access.api_keys import Caller, KeyRing
 from app.settings import Secrets
+from app.settings import key_format as hashing
 from app.settings.access import Access, Key
 
 from .conftest import Command, Serve
@@ -78,7 +78,7 @@ def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatc
         compared.append(len(one))
         return one == other
 
-    monkeypatch.setattr("app.front.hashing.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("app.settings.key_format.hmac.compare_digest", compare_digest)
     for presented, name in ((keys[0], "k0"), (keys[1], "k1"), ("d" * 20, "data"), ("x", None)):
         compared.clear()
         found = ring.find(presented.encode())

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app import logs
 from app.front.drain import Drain
-from app.front.outermost import Outermost
-from app.routing import RoutingService
-from app.telemetry import Telemetry
+from app.http.request_log import Outermost
+from app.routing.service import RoutingService
+from app.telemetry import logs
+from app.telemetry.metrics import Telemetry
 
 from .conftest import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
 from .fake_pool import FakePool
@@ -81,7 +81,7 @@ def test_nothing_that_was_sent_is_written(
         assert client.post("/v1/chat/completions", json=body).status_code == 500
     failures = [line for line in lines(stream) if "exception" in line]
     assert [line["exception"] for line in failures] == ["RuntimeError"]
-    assert any(frame.startswith("app/service.py:") for frame in failures[0]["frames"])
+    assert any(frame.startswith("app/answering/service.py:") for frame in failures[0]["frames"])
     assert failures[0]["request_id"] == accesses(stream)[-1]["request_id"]
     assert len(accesses(stream)) == 4
     for secret in (CANARY, DATA_KEY, ADMIN_KEY):

@@ -19,11 +19,11 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from app.front.receipt import PATIENCE_S, ReceiptConfig
 from app.front.refusals import Refusals
-from app.front.strangers import Strangers
+from app.http.connection import PATIENCE_S, ReceiptConfig
+from app.http.connection_limits import Strangers
 from app.settings import Limits
-from app.telemetry import Telemetry
+from app.telemetry.metrics import Telemetry
 
 from .fake_collector import wait
 

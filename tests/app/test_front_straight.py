@@ -9,7 +9,7 @@ import pytest
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from app.front.straight import Straight
+from app.http.fast_path import Straight
 
 SERVICES: Any = object()
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.front import hashing
-from app.front.addresses import network
-from app.front.receipt import HURRY_S
-from app.front.strangers import Strangers
+from app.access.client_address import network
+from app.http.connection import HURRY_S
+from app.http.connection_limits import Strangers
+from app.settings import key_format as hashing
 
 from .conftest import DATA_KEY, ENVIRONMENT, Gateway, Serve
 from .fake_collector import wait

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.active import ActiveCalibration
-from app.front import hashing
-from app.grouping import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
-from app.records import Record
-from app.telemetry import Telemetry
+from app.routing.active_calibration import ActiveCalibration
+from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
+from app.settings import key_format as hashing
+from app.store.calibration_record import Record
+from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score

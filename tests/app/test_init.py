@@ -10,8 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
-from app import initialise, settings
+from app import settings
 from app.settings import schema
+from app.tools import first_configuration as initialise
 
 from .conftest import Command
 from .fake_server import served

@@ -20,11 +20,11 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from app.calibrating import jobs
-from app.calibrating.progress import Progress
-from app.client import GatewayClient, GatewayRefused
-from app.sse import EventReader
+from app.calibrations import jobs
+from app.calibrations.progress import Progress
 from app.store import Store
+from app.tools.gateway_client import GatewayClient, GatewayRefused
+from app.wire.sse import EventReader
 from racer_core.racer import Racer, Scored
 
 from .conftest import (

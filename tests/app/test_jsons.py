@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.jsons import dumped
-from app.reasons import Reason
+from app.json_output import dumped
+from app.routing.reasons import Reason
 
 documents = st.dictionaries(
     st.text(st.characters(codec="utf-8")),

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
 from app import main, settings
+from app.access.route_roles import DOORS
 from app.errors import SettingsError
-from app.front.doors import DOORS
 from app.lifespan import Services
 
 from .conftest import (
@@ -192,7 +192,7 @@ def test_keys_are_compared_in_constant_time(
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("app.front.hashing.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("app.settings.key_format.hmac.compare_digest", compare_digest)
     assert gateway.get("/v1/models", DATA_KEY).status_code == 200
     assert gateway.get("/v1/models", "x").status_code == 401
     assert {len(each) for pair in compared for each in pair} == {32}

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.calibrating.evidence import evidence
+from app.calibrations.evidence import evidence
 from app.store import Store
 
 from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from app.label_graders import MathGrader
-from app.label_judge import MAX_QUOTED_CHARS, judge_prompt
+from app.tools.labelling.graders import MathGrader
+from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
 from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
@@ -561,7 +561,7 @@ def test_without_ray_the_cluster_is_one_sentence(
     label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2 and what to install; nobody was asked."""
-    for name in [each for each in sys.modules if each.startswith("app.cluster")]:
+    for name in [each for each in sys.modules if each.startswith("app.tools.ray_batch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, said = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from app.records import LaterTurns
 from app.store import Store
+from app.store.calibration_record import LaterTurns
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.racer import Racer

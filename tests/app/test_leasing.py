@@ -13,10 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import leasing
+from app.access import quota_leases as leasing
+from app.access.quota_leases import (
+    DRAW_EVERY_S,
+    LEASE_S,
+    Drawn,
+    Leases,
+    draw,
+    give_back,
+    lease_size,
+)
+from app.access.quotas import Bucket, Limit
 from app.errors import StoreError, StoreUnavailable
-from app.front.quota import Bucket, Limit
-from app.leasing import DRAW_EVERY_S, LEASE_S, Drawn, Leases, draw, give_back, lease_size
 from app.store import Store
 from app.store.tables import BudgetRow
 

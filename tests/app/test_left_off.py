@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from app.front import hashing
-from app.meter import Meter, prompt_tokens
-from app.routing import RoutingService
-from app.surfaces.base import Surface
-from app.surfaces.chat import Chat
-from app.surfaces.completions import Completions
-from app.surfaces.responses import Responses
+from app.answering.token_usage import Meter, prompt_tokens
+from app.routing.service import RoutingService
+from app.settings import key_format as hashing
+from app.wire.chat import Chat
+from app.wire.completions import Completions
+from app.wire.format import Surface
+from app.wire.responses import Responses
 
 from .conftest import (
     ADMIN_KEY,

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.front import hashing
+from app.settings import key_format as hashing
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
 from .fake_pool import FakePool

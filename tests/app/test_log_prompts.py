@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app import logs
+from app.telemetry import logs
 
 from .conftest import NOBODY, ONE, TWO, Gateway, Serve, user
 from .fake_collector import wait

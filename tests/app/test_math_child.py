@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app import math_child
-from app.math_child import MathChild
+from app.answering import math_process as math_child
+from app.answering.math_process import MathChild
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
 WORKER = """

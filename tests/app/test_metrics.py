@@ -11,8 +11,8 @@ import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.lag import EVERY_S, LoopLag
-from app.telemetry import Telemetry
+from app.telemetry.loop_lag import EVERY_S, LoopLag
+from app.telemetry.metrics import Telemetry
 
 from .conftest import ONE, TWO, Gateway, Serve, user
 from .fake_collector import wait

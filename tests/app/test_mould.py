@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.fleet.calls import Answer
-from app.fleet.stream import pieces_of
-from app.surfaces.base import Surface
-from app.surfaces.chat import Chat
-from app.surfaces.completions import Completions
-from app.surfaces.mould import Mould
-from app.surfaces.responses import Responses
+from app.upstream.http_client import Answer
+from app.upstream.stream import pieces_of
+from app.wire.chat import Chat
+from app.wire.completions import Completions
+from app.wire.event_template import Mould
+from app.wire.format import Surface
+from app.wire.responses import Responses
 
 from .test_stream_end import Sent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.front.doors import DOORS
+from app.access.route_roles import DOORS
 
 from .conftest import ADMIN_KEY, DATA_KEY, Gateway, Serve
 

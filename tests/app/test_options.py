@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.front import hashing
+from app.settings import key_format as hashing
 
 from .conftest import (
     ADMIN_KEY,

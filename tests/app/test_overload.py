@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import settings
-from app.front.turnstile import A_PASS, SAVED, Turnstile
+from app.http.admission_queue import A_PASS, SAVED, Turnstile
 
 from .conftest import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
 

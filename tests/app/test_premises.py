@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.reasons import Reason, breaks
+from app.routing.reasons import Reason, breaks
 
 from .conftest import (
     ADMIN_KEY,

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from app import equality, lifespan
-from app.ballot import Ballot
-from app.equality import VOTE_CHARS, AnswerReader
-from app.fleet.reply import Reply
-from app.offload import SMALL_BYTES
+from app import lifespan
+from app.answering import answer_forms as equality
+from app.answering.answer_forms import VOTE_CHARS, AnswerReader
+from app.answering.fan_out import Collected
+from app.answering.vote import Ballot
+from app.concurrency import SMALL_BYTES
 from app.settings import Aggregation
-from app.surfaces.base import Said
-from app.surfaces.chat import Chat
-from app.voting import Collected
+from app.upstream.reply import Reply
+from app.wire.chat import Chat
+from app.wire.format import Said
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder

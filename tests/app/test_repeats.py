@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from app.watching.repeats import Repeats
+from app.monitoring.seen_queries import Repeats
 from racer_core.calibration.monitoring import ExchangeabilityMartingale
 from tests.core.laws import assert_at_most
 

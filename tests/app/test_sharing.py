@@ -15,15 +15,16 @@ import numpy as np
 import psycopg
 import pytest
 
-from app.following import PATIENCE_S
-from app.store import Store, bell
-from app.store.bell import Bell
-from app.telemetry import Telemetry
-from app.watching import drift as drift_module
-from app.watching.archive import Archive
-from app.watching.drift import Drift
-from app.watching.metrics import WatchingMetrics
-from app.watching.watches import Watches
+from app.monitoring import drift as drift_module
+from app.monitoring.decision_store import Archive
+from app.monitoring.drift import Drift
+from app.monitoring.drift_store import Watches
+from app.monitoring.metrics import WatchingMetrics
+from app.routing.calibration_sync import PATIENCE_S
+from app.store import Store
+from app.store import notifications as bell
+from app.store.notifications import Bell
+from app.telemetry.metrics import Telemetry
 
 from .conftest import (
     ADMIN_KEY,

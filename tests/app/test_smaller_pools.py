@@ -9,10 +9,10 @@ from itertools import combinations
 
 import pytest
 
-from app import active
-from app.active import ActiveCalibration
 from app.errors import Overloaded
-from app.telemetry import Telemetry
+from app.routing import active_calibration as active
+from app.routing.active_calibration import ActiveCalibration
+from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration
 
 from .conftest import ONE, POOL, Serve

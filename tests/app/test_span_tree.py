@@ -35,7 +35,7 @@ CONVENTIONS = (
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """Where every gateway of the test sends its spans."""
     kept = InMemorySpanExporter()
-    monkeypatch.setattr("app.spans.OTLPSpanExporter", lambda *_, **__: kept)
+    monkeypatch.setattr("app.telemetry.otlp_tracer.OTLPSpanExporter", lambda *_, **__: kept)
     return kept
 
 

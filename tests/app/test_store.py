@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from app.errors import Conflict, NotFound, SettingsError, StoreError
-from app.records import Record
 from app.store import Store, now
+from app.store.calibration_record import Record
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from app import logs
+from app.monitoring.decision_store import Archive
 from app.store import Store, now
-from app.watching.archive import Archive
+from app.telemetry import logs
 
 from .conftest import (
     ADMIN_KEY,

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UpstreamError
-from app.fleet.calls import Answer
-from app.fleet.stream import pieces_of
-from app.surfaces.base import Surface
-from app.surfaces.chat import Chat
-from app.surfaces.completions import Completions
-from app.surfaces.responses import Responses
+from app.upstream.http_client import Answer
+from app.upstream.stream import pieces_of
+from app.wire.chat import Chat
+from app.wire.completions import Completions
+from app.wire.format import Surface
+from app.wire.responses import Responses
 
 BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 

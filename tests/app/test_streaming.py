@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import service, sse
+from app.answering import service
+from app.wire import sse
 from racer_core.errors import InputError
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user

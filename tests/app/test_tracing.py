@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from app import settings
 from app.errors import SettingsError
 from app.outbox import MOST_SPANS, Outbox
-from app.routing import RoutingService
+from app.routing.service import RoutingService
 
 from .conftest import (
     DATA_KEY,
@@ -345,9 +345,9 @@ def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
     program = """
 import asyncio, sys
 from prometheus_client import CollectorRegistry, Counter
-import app.cli, app.server
+import app.cli.main, app.server
 from app.settings.watching import Telemetry
-from app.tracing import open_tracer
+from app.telemetry.tracing import open_tracer
 
 async def main():
     dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
@@ -355,7 +355,7 @@ async def main():
         assert tracer is None
 
 asyncio.run(main())
-ours = {"app.spans", "app.outbox"}
+ours = {"app.telemetry.otlp_tracer", "app.outbox"}
 print([m for m in sys.modules if m in ours or m.startswith(
     ("opentelemetry.sdk", "opentelemetry.exporter"))])
 """
@@ -380,7 +380,7 @@ def test_without_the_package_the_start_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, before anything slow is loaded."""
-    for name in ("app.spans", "app.outbox"):
+    for name in ("app.telemetry.otlp_tracer", "app.outbox"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     path = configure(

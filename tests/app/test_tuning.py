@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from app import settings, tuning
+from app import settings
 from app.errors import SettingsError
 from app.lifespan import open_racer
+from app.tools import tuning
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app import settings, tuning
-from app.tuning import CONCURRENCY, Rated
+from app import settings
+from app.tools import tuning
+from app.tools.tuning import CONCURRENCY, Rated
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.types import LabelledRow, LabelledRows
 

@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.calibrating.columns import load
-from app.calibrating.parsing import MAX_LINE_BYTES, Order, parse
-from app.calibrating.progress import JobCancelled, Progress
-from app.calibrating.reading import read_rows
-from app.calibrating.spool import Upload, spool_folder
+from app.calibrations.columns import load
+from app.calibrations.parsing import MAX_LINE_BYTES, Order, parse
+from app.calibrations.progress import JobCancelled, Progress
+from app.calibrations.row_reader import read_rows
+from app.calibrations.upload import Upload, spool_folder
 from racer_core.aggregation.answers import Equality
 from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError
@@ -253,7 +253,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit itself may be reached."""
-    monkeypatch.setattr("app.calibrating.parsing.MAX_ROWS", 10)
+    monkeypatch.setattr("app.calibrations.parsing.MAX_ROWS", 10)
     assert len(read_rows(upload(lines(10), tmp_path), order("x.jsonl"), QUIET, nobody)) == 10
     with pytest.raises(RowsError, match="more than 10 rows"):
         read_rows(upload(lines(11), tmp_path), order("x.jsonl"), QUIET, nobody)
@@ -266,7 +266,7 @@ def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
 
         def dies(done: int, total: int) -> None:
             children = subprocess.run(
-                ["pgrep", "-P", str(os.getpid()), "-f", "app.calibrating.child"],
+                ["pgrep", "-P", str(os.getpid()), "-f", "app.calibrations.row_reader_process"],
                 capture_output=True, text=True, check=True,
             )  # fmt: skip
             os.kill(int(children.stdout.split()[0]), 11)
@@ -300,7 +300,7 @@ def test_a_reader_has_little_room_and_no_key(
     def look() -> None:
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if b"app.calibrating.child" in (process / "cmdline").read_bytes():
+                if b"app.calibrations.row_reader_process" in (process / "cmdline").read_bytes():
                     environments.append((process / "environ").read_text())
                     limits.append((process / "limits").read_text())
             except OSError:
@@ -410,7 +410,7 @@ def apart(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[tuple[str,
     config = configure(tmp_path / "apart", artifact, pool.url, port=port)
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (40_000_000,) * 2); "
-        "from app.cli import main; sys.argv = sys.argv[1:]; main()"
+        "from app.cli.main import main; sys.argv = sys.argv[1:]; main()"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", limited, "racer", "serve", "--config", str(config)],

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.watching.decisions import ChosenBy, DecisionNote
-from app.watching.verification import verify
+from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.verification import verify
 from racer_core.errors import InputError
 from racer_core.types import RiskTarget, Score
 

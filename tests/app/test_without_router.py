@@ -39,7 +39,7 @@ HEAVY = ("torch", "transformers", "tokenizers")
 # `racer serve`, which says in the end whether it looks for garbage, and what it had imported.
 SERVE = f"""
 import atexit, gc, sys
-from app.cli import main
+from app.cli.main import main
 atexit.register(lambda: print(gc.isenabled(), *(x for x in {HEAVY} if x in sys.modules)))
 main()
 """

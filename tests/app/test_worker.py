@@ -17,13 +17,15 @@ import numpy as np
 import openai
 import pytest
 
-from app import active, lifespan
-from app.calibrating import reading, service
+from app import lifespan
+from app.calibrations import row_reader as reading
+from app.calibrations import service
 from app.errors import Overloaded
-from app.scoring import ScoredQuery
+from app.routing import active_calibration as active
+from app.routing.encoder_worker import RoutingWorker
+from app.routing.scorer import ScoredQuery
 from app.store import Store
-from app.telemetry import Telemetry
-from app.worker import RoutingWorker
+from app.telemetry.metrics import Telemetry
 from racer_core import strict_json
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
@@ -217,7 +219,7 @@ def test_who_waited_too_long_is_refused_when_its_turn_comes(
 ) -> None:
     """The encoder's time goes to those who are still in time; while it stands still, it waits."""
     clock = Clock()
-    monkeypatch.setattr("app.worker.time", clock)
+    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
     async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
@@ -248,7 +250,7 @@ def test_who_waited_too_long_is_served_where_there_is_room(
 ) -> None:
     """A process that stood still for a while has nobody to make room for, or only for some."""
     clock = Clock()
-    monkeypatch.setattr("app.worker.time", clock)
+    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
     async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
@@ -337,7 +339,7 @@ class RestingClock(Clock):
 def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times as long as each slice took, but the last; alone, or later, not at all."""
     clock = RestingClock()
-    monkeypatch.setattr("app.worker.time", clock)
+    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
     @dataclass
     class Scoring(StubRacer):

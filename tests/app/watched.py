@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from app.active import ActiveCalibration
-from app.records import Record
+from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.monitor import Watcher
+from app.routing.active_calibration import ActiveCalibration
 from app.settings.watching import Watching
 from app.store import Store, now
-from app.telemetry import Telemetry
-from app.watching.decisions import ChosenBy, DecisionNote
-from app.watching.watcher import Watcher
+from app.store.calibration_record import Record
+from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.types import FloatArray
 

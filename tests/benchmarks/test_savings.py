@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.ballot import Ballot
-from app.equality import AnswerReader
-from app.fleet.reply import Reply
+from app.answering.answer_forms import AnswerReader
+from app.answering.fan_out import Collected, collect
+from app.answering.vote import Ballot
 from app.settings.aggregation import Aggregation
-from app.surfaces.chat import Chat
-from app.voting import Collected, collect
+from app.upstream.reply import Reply
+from app.wire.chat import Chat
 from benchmarks.arrivals import Call, Draws, Law, Mode, Outcome, replay
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.stacked import StackedVote

@@ -21,7 +21,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_time_without_a_file_belongs_to_its_callers(shares: Any) -> None:
     """By how much of it each caused; what belongs to no part is everything else."""
-    front = ("/x/app/front/gate.py", 1, "admit")
+    front = ("/x/app/http/access_control.py", 1, "admit")
     http = ("/x/site-packages/aiohttp/client.py", 2, "post")
     stats: Any = SimpleNamespace(
         stats={

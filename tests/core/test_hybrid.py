@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.evaluation import OFF, cached
+from app.tools.evaluation import OFF, cached
 from racer_core import artifacts
 from racer_core.encoder.base import Encoded
 from racer_core.encoder.char_ngrams import CharNgramEncoder

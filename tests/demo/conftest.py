@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from app import demo
-from app.demo import Running
+from app.tools.demo import run as demo
+from app.tools.demo.run import Running
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows
 

@@ -9,9 +9,9 @@ import httpx2
 import openai
 import pytest
 
-from app.client import GatewayClient
-from app.demo import CALIBRATION, Running
-from app.demo_measure import measure
+from app.tools.demo.measure import measure
+from app.tools.demo.run import CALIBRATION, Running
+from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from app.demo import FOLDER
+from app.tools.demo.run import FOLDER
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.metrics import set_metrics
 from racer_core.racer import Racer

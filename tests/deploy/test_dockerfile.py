@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from app import cli
-from app.routes import health
+from app.api import health
+from app.cli import main as cli
 from app.settings import Limits, Settings
 
 from . import dockerfile

@@ -16,9 +16,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from app import cli, settings
+from app import settings
+from app.access.route_roles import DOORS, PROBES
+from app.cli import main as cli
 from app.errors import SettingsError
-from app.front.doors import DOORS, PROBES
 from app.server import GOODBYE_S
 from app.settings import Settings
 from app.settings.access import Access

@@ -15,7 +15,7 @@ from ray.serve import Application
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from app import settings
-from app.cluster import deployments
+from app.ray_serve import deployments
 from tests.app.conftest import ENVIRONMENT
 
 from .dockerfile import ROOT

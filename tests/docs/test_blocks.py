@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from app import cli
+from app.cli import main as cli
 
 from .blocks import NEEDS, ROOT, Block, blocks, page
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from app.cli import cli
-from app.console import DEFAULT_URL
+from app.access.route_roles import DOORS
+from app.cli.console import DEFAULT_URL
+from app.cli.main import cli
 from app.errors import STATUS
-from app.front.doors import DOORS
-from app.reasons import Reason, breaks
+from app.routing.reasons import Reason, breaks
 from tests.app.test_configuration_doc import SETTINGS
 from tests.docs.links import dead_links
 

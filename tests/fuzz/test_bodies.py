@@ -15,15 +15,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.types import Message as Arrival
 
-from app.front.keys import LOCAL
-from app.payload import candidate_payload
-from app.routes.chat import chat_completions
-from app.routes.completions import completions
-from app.routes.embeddings import embeddings
-from app.routes.responses import responses
-from app.routes.route import route
+from app.access.api_keys import LOCAL
+from app.api.chat import chat_completions
+from app.api.completions import completions
+from app.api.embeddings import embeddings
+from app.api.responses import responses
+from app.api.route import route
 from app.settings import Settings, load
-from app.wire import envelope
+from app.wire.bodies import envelope
+from app.wire.candidate_payload import candidate_payload
 from racer_core.errors import RacerError
 from tests.app.conftest import ENVIRONMENT, POOL, configure
 

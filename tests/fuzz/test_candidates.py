@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UpstreamError
-from app.fleet.completions import completion
-from app.fleet.failures import retry_after_s
-from app.fleet.reply import Reply
-from app.sse import EventReader
-from app.surfaces.base import Surface
-from app.surfaces.chat import Chat
-from app.surfaces.completions import Completions
-from app.surfaces.responses import Responses
+from app.upstream.completions import completion
+from app.upstream.failures import retry_after_s
+from app.upstream.reply import Reply
+from app.wire.chat import Chat
+from app.wire.completions import Completions
+from app.wire.format import Surface
+from app.wire.responses import Responses
+from app.wire.sse import EventReader
 
 from .strategies import Strategy, damaged, json_texts, objects, texts, written
 

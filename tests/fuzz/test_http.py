@@ -21,7 +21,7 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
-from app.front.doors import DOORS
+from app.access.route_roles import DOORS
 from tests.app.conftest import (
     ADMIN_KEY,
     ENVIRONMENT,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.calibrating.parsing import Order, parse
+from app.calibrations.parsing import Order, parse
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records import reader

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app import sse
+from app.wire import sse
 from racer_core.errors import InputError
 
 from .strategies import cut, texts

@@ -238,7 +238,7 @@ def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> 
 
 OTHER_VERSION: Final = """
 import ray
-from app import cli
+from app.cli import main as cli
 
 def init(*args, **options):
     raise RuntimeError("Version mismatch: The cluster was started with:\\n    Ray: 2.40.0")
@@ -275,7 +275,7 @@ def test_keys_are_each_nodes_own(
 
 LEAVING: Final = """
 import json, sys, threading, ray
-from app import cli
+from app.cli import main as cli
 
 def init(*args, **options):
     joined = join(*args, **options)

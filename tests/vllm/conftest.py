@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.demo import FOLDER
+from app.tools.demo.run import FOLDER
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows

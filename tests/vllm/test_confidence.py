@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from app.confidence import prompt
+from app.answering.evaluator_prompt import prompt
 
 from .conftest import EVERYONE, POOL, Serve, Servers, rows_of
 from .servers import VllmServer

@@ -1,0 +1,115 @@
+"""Calls a set and stops as soon as the vote is decided. Paper, Sec. 3.3.
+
+The winning class is always that of the full vote: calls are cancelled, or never made, only when no
+answer that is still out could change it (:mod:`racer_core.aggregation.early`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.errors import UpstreamError
+from app.upstream.reply import Reply
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[str], Awaitable[Reply]]
+
+
+class Rule(Protocol):
+    """What decides a vote."""
+
+    async def read(self, reply: Reply) -> str | None:
+        """What a reply counts as."""
+        ...
+
+    def decided(self, got: Collected, out: Sequence[str]) -> bool:
+        """Whether no answer of those still out can change the winning class."""
+        ...
+
+    def wave(self, got: Collected, left: Sequence[str]) -> int:
+        """How many of those not yet called to call now; at least one."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """What a set gave."""
+
+    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])  # as they arrived
+    forms: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+    failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
+    cancelled: list[str] = field(default_factory=list[str])  # asked, then not waited for
+    unasked: list[str] = field(default_factory=list[str])  # the vote was decided before
+
+
+async def collect(
+    names: Sequence[str],
+    *,
+    call: Call,
+    ballot: Rule,
+    into: Collected | None = None,
+) -> Collected:
+    """Ask these candidates, all at once or in waves, until the vote is decided.
+
+    A failure is noted and does not fail the others. Cancelling cancels every call;
+    ``into`` then says who had answered and who had not.
+
+    Args:
+        names: The candidates in the order in which waves take them.
+        call: Asks one candidate.
+        ballot: Reads answers, and says when the vote is decided.
+        into: Answers that are there already; new ones are added.
+    """
+    got = Collected() if into is None else into
+    left = list(names)
+    out: dict[asyncio.Task[Reply], str] = {}
+    try:
+        while out or left:
+            if not out:
+                wave = left[: ballot.wave(got, left)]
+                left = left[len(wave) :]
+                if len(wave) > 1:
+                    out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
+                else:  # a call with nothing beside it needs no task
+                    await _note(got, wave[0], call(wave[0]), ballot)
+            if out:
+                done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await _note(got, out.pop(task), task, ballot)
+            if any(task.done() for task in out):  # paid for and here: it votes too
+                continue
+            if ballot.decided(got, [*out.values(), *left]):
+                got.unasked += left
+                break
+    finally:
+        if out:
+            got.cancelled += out.values()
+            for task in out:
+                task.cancel()
+            await asyncio.gather(*out, return_exceptions=True)
+    return got
+
+
+async def _awaited(call: Awaitable[Reply]) -> Reply:
+    return await call
+
+
+async def _note(got: Collected, name: str, call: Awaitable[Reply], ballot: Rule) -> None:
+    try:
+        reply = await call
+    except asyncio.CancelledError:
+        got.cancelled.append(name)
+        raise
+    except UpstreamError as exc:
+        got.failures[name] = exc
+    except Exception:  # ours, but no reason to fail the others
+        log.exception("a call to %s failed unexpectedly", name)
+        got.failures[name] = UpstreamError(f"{name} could not be asked")
+    else:
+        got.replies[name] = reply
+        got.forms[name] = await ballot.read(reply)

@@ -1,0 +1,453 @@
+"""The whole story of a request: route, call the set, merge, certify. No framework types."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from app.answering import answer_forms as equality
+from app.answering import fan_out as voting
+from app.answering.answer_forms import AnswerReader
+from app.answering.evaluator import Evaluator, Ratings
+from app.answering.fan_out import Collected
+from app.answering.outcome import Outcome, routing_headers, used
+from app.answering.overrides import Overrides
+from app.answering.request import Request, Turn
+from app.answering.token_usage import Meter, answer_tokens, prompt_tokens
+from app.answering.vote import Ballot
+from app.errors import Abstained, NoAnswerError, UpstreamError
+from app.ids import Ids
+from app.monitoring.decision_record import Ended
+from app.monitoring.monitor import Watcher
+from app.pump import Pump
+from app.routing.certificate import Certificate
+from app.routing.decision import Routed
+from app.routing.reasons import Reason
+from app.routing.risk_levels import RiskLevels
+from app.routing.service import Ask, RoutingService
+from app.settings import Settings
+from app.telemetry.metrics import Telemetry
+from app.telemetry.tracing import Tracer
+from app.upstream.fleet import Fleet
+from app.upstream.reply import Reply
+from app.wire import sse
+from app.wire.candidate_payload import candidate_payload
+from app.wire.format import Surface
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.types import Aggregate
+
+REFUSAL: Final = (
+    "No model of the pool is likely to answer this correctly, so none answers. "
+    "Rephrase the question, or ask for a smaller risk."
+)
+FIRST_BYTE_WAIT_S: Final = 0.2  # a stream's headers wait, so that early failure keeps its status
+
+
+class ChatService:
+    """Answers requests of every surface."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        routing: RoutingService,
+        fleet: Fleet,
+        reader: AnswerReader,
+        watcher: Watcher,
+        stacked: StackedVote | None,
+        telemetry: Telemetry,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._telemetry = telemetry
+        self._tracer = tracer
+        self._stacked = stacked
+        self._routing = routing
+        self._fleet = fleet
+        self._reader = reader
+        self._watcher = watcher
+        self._evaluator = Evaluator(settings, fleet)
+        self._overrides = Overrides(settings)
+        self._ids = Ids()
+        self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+
+    async def check(self) -> None:
+        """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
+        await self._evaluator.check()
+
+    async def answer(self, request: Request) -> Outcome:
+        """Route, call the set at once, merge what arrived.
+
+        Raises:
+            Abstained: Nobody was selected and ``on_abstain`` is ``error``.
+            UpstreamError: No selected candidate answered.
+        """
+        return await self._told(await self._turn(request), Collected())
+
+    async def decide(self, ask: Ask) -> Outcome:
+        """Route only: no candidate is called."""
+        started = time.monotonic()
+        deadline = self._deadline(ask.options.timeout, started)
+        routed = await self._routed(ask, deadline)
+        outcome = Outcome(
+            decision_id=f"chatcmpl-{self._ids.fresh()}",
+            routed=routed,
+            certificate=routed.certificate,
+            overhead_ms=(time.monotonic() - started) * 1e3,
+        )
+        return self._remembered(outcome, ask)
+
+    async def levels(self, ask: Ask) -> RiskLevels:
+        """What every alpha would select; nobody is called, nothing is remembered or counted."""
+        levels = await self._routing.levels(ask, self._deadline(ask.options.timeout))
+        return replace(levels, routed=levels.routed.because(*self._watcher.stale))
+
+    async def stream(self, request: Request) -> tuple[Pump, dict[str, str]]:
+        """Events and headers. One selected candidate streams live; several are merged first."""
+        turn = await self._turn(request)
+        if request.leader and len(turn.selected) > 1:
+            led = turn.routed.calling(turn.selected[:1], Reason.LEADER)
+            turn = replace(turn, routed=led)
+        match turn.selected:
+            case () if turn.shadow_rate is None:
+                outcome = await self._told(turn, Collected())
+                return Pump(_whole(outcome, request.surface)), outcome.headers
+            case (only,) if turn.shadow_rate is None:
+                pump = Pump(self._live(turn, only))
+                try:
+                    await pump.started()
+                except UpstreamError as exc:
+                    return await self._instead(turn, only, exc)
+                headers = routing_headers(
+                    turn.decision_id, turn.routed, turn.routed.certificate.header
+                )
+                return pump, {**headers, "x-racer-served-by": only}
+            case _:
+                return await self._merged_pump(turn, Collected())
+
+    async def _instead(
+        self, turn: Turn, failed: str, exc: UpstreamError
+    ) -> tuple[Pump, dict[str, str]]:
+        """What the surviving pool selects, where the only selected candidate failed at once."""
+        got = Collected(failures={failed: exc})
+        try:
+            names = await self._instead_of(turn, got)
+        except asyncio.CancelledError:
+            self._left_off(turn, got, Ended.CANCELLED)
+            raise
+        if not names:
+            self._left_off(turn, got, Ended.FAILED)
+            raise exc
+        return await self._merged_pump(replace(turn, instead=tuple(names)), got)
+
+    async def _merged_pump(self, turn: Turn, got: Collected) -> tuple[Pump, dict[str, str]]:
+        pump = Pump(self._merged(turn, got))
+        await pump.started(FIRST_BYTE_WAIT_S)
+        return pump, routing_headers(turn.decision_id, turn.routed, "pending")
+
+    async def _turn(self, request: Request) -> Turn:
+        """Route a request, and apply what may override the threshold's set."""
+        started = time.monotonic()
+        deadline = self._deadline(request.options.timeout, started)
+        routed = await self._routed(request, deadline)
+        decision_id = request.surface.id_prefix + self._ids.fresh()
+        kind = equality.kind_of(
+            self._settings.aggregation.equality, request.query.text, request.fields
+        )
+        try:
+            routed = self._overrides.applied(request, routed, kind)
+        except Abstained:
+            failed = Outcome(
+                decision_id=decision_id,
+                routed=routed,
+                certificate=routed.certificate,
+                ended=Ended.FAILED,
+            )
+            self._note(failed, request)
+            raise
+        self._trace(decision_id, routed, routed.certificate)
+        shadow = self._watcher.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
+        return Turn(
+            request=request,
+            decision_id=decision_id,
+            routed=routed,
+            ballot=Ballot(
+                rule=self._settings.aggregation,
+                kind=kind,
+                reader=self._reader,
+                stacked=self._stacked,
+                scores=routed.vote_scores,
+                members=routed.decision.selected,
+                deadline=deadline,
+                everyone=shadow or request.options.explain,
+            ),
+            started=started,
+            deadline=deadline,
+            shadow_rate=self._settings.watching.shadow_rate if shadow else None,
+        )
+
+    async def _routed(self, ask: Ask, deadline: float) -> Routed:
+        """Route, and see what the watcher knows: of the calibration, and of this query."""
+        routed = (await self._routing.route(ask, deadline)).because(*self._watcher.stale)
+        repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
+        return replace(routed, repeated=True) if repeated else routed
+
+    def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
+        most = self._settings.limits.deadline_s
+        begun = time.monotonic() if started is None else started
+        return begun + (most if timeout_s is None else min(timeout_s, most))
+
+    async def _told(self, turn: Turn, got: Collected) -> Outcome:
+        """The answer, remembered once, however it ends; ``got`` takes what candidates gave."""
+        try:
+            outcome = await self._answered(turn, got)
+        except UpstreamError:
+            self._left_off(turn, got, Ended.FAILED)
+            raise
+        except asyncio.CancelledError:
+            turn.request.spend(len(got.cancelled) * prompt_tokens(turn.request.fields))
+            self._left_off(turn, got, Ended.CANCELLED)
+            raise
+        _charge(turn, got, outcome)
+        return self._remembered(outcome, turn.request)
+
+    def _left_off(self, turn: Turn, got: Collected, ended: Ended) -> None:
+        """Remember a decision that came to no answer, and charge the answers that were there."""
+        outcome = self._outcome(turn, got, ended=ended)
+        _charge(turn, got, outcome)
+        self._note(outcome, turn.request)
+
+    def _outcome(
+        self,
+        turn: Turn,
+        got: Collected,
+        answer: Mapping[str, Any] | None = None,
+        ratings: Ratings | None = None,
+        **more: Any,
+    ) -> Outcome:
+        """What the candidates came to; ``answer`` is what is returned, before it is stamped."""
+        surface, options = turn.request.surface, turn.request.options
+        answers = tuple(
+            got.replies[name]
+            for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
+            if name in got.replies
+        )
+        ratings = ratings or Ratings()
+        body: dict[str, Any] = {}
+        if answer is not None:
+            merged: Aggregate | None = more.get("merged")
+            body = surface.stamped(
+                answer,
+                decision_id=turn.decision_id,
+                model=answer["model"] if merged is None else merged.winner,
+                usage=None if options.usage == "winner" else used(answers, ratings),
+            )
+        return Outcome(
+            decision_id=turn.decision_id,
+            routed=turn.routed,
+            certificate=turn.routed.certificate.because(*_failed(turn, got)),
+            body=body,
+            answers=answers,
+            ratings=ratings,
+            failures={name: exc.kind for name, exc in got.failures.items()},
+            cancelled=tuple(got.cancelled),
+            unasked=tuple(got.unasked),
+            shadow_rate=turn.shadow_rate,
+            explain=options.explain,
+            **more,
+        )
+
+    async def _answered(self, turn: Turn, got: Collected) -> Outcome:
+        called = time.monotonic()
+        if turn.called:
+            await self._collect_all(turn, got)
+        waited = time.monotonic() - called
+        if not turn.selected:
+            return self._refusal(turn, got, waited)
+        if not got.replies:
+            raise _nobody_answered(got.failures)
+        with self._aggregating(len(got.replies)):
+            return await self._merge(turn, got, waited)
+
+    async def _collect_all(self, turn: Turn, got: Collected) -> None:
+        """The set's answers; where one failed that could matter, those of the surviving pool's."""
+        await self._collect(turn, turn.called, got)
+        failed = [name for name in got.failures if name in turn.selected]
+        if failed and turn.instead is None and not turn.ballot.settled(got):
+            await self._collect(turn, await self._instead_of(turn, got), got)
+
+    def _refusal(self, turn: Turn, got: Collected, waited: float) -> Outcome:
+        """Nobody was selected. Whoever was called for a sample is counted, and says nothing."""
+        refusal = turn.request.surface.refusal(turn.decision_id, REFUSAL)
+        overhead_ms = (time.monotonic() - turn.started - waited) * 1e3
+        return self._outcome(turn, got, refusal, overhead_ms=overhead_ms)
+
+    async def _instead_of(self, turn: Turn, got: Collected) -> list[str]:
+        """Whom the surviving pool's set adds, as far as the limit on calls goes."""
+        if self._settings.routing.observe is not None:  # no other traffic than without the router
+            return []
+        surviving = await self._routing.without(turn.routed, turn.request, got.failures)
+        known = {*got.replies, *got.failures}
+        left = max(0, self._settings.limits.fan_out - len(known))
+        return [name for name in surviving if name not in known][:left]
+
+    async def _collect(self, turn: Turn, names: Sequence[str], got: Collected) -> None:
+        surface = turn.request.surface
+
+        async def call(name: str) -> Reply:
+            payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
+            return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
+
+        await voting.collect(names, call=call, ballot=turn.ballot, into=got)
+
+    async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
+        request, ballot = turn.request, turn.ballot
+        voters = _voters(turn, got)
+        medoids = await ballot.cluster(got, voters)
+        ratings = await self._evaluator.rate(
+            request.query.text,
+            {name: got.replies[name].text for name in voters},
+            turn.routed.group,
+            got.forms,
+            deadline=turn.deadline,
+        )
+        merged = ballot.elect(got, voters, ratings, medoids)
+        return self._outcome(
+            turn,
+            got,
+            got.replies[merged.winner].body,
+            ratings,
+            merged=merged,
+            overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
+        )
+
+    async def _live(self, turn: Turn, name: str) -> AsyncGenerator[bytes]:
+        """One candidate's events as they come; the ``racer`` object rides on the last one."""
+        surface = turn.request.surface
+        payload = surface.streamed(
+            candidate_payload(turn.request.fields, self._candidates[name], surface.path)
+        )
+        overhead_ms = (time.monotonic() - turn.started) * 1e3
+        live = surface.live(decision_id=turn.decision_id, model=name)
+        meter = Meter(surface, turn.request.fields)
+        spoke = False
+        try:
+            with meter.charging(turn.request.spend):
+                async with (
+                    self._fleet.stream(name, surface, payload, deadline=turn.deadline) as pieces,
+                    contextlib.aclosing(pieces) as closing,
+                ):
+                    async for piece in closing:
+                        meter.saw(piece)
+                        for event in live.feed(piece):
+                            spoke = True
+                            yield event
+            outcome = self._of_live(turn, name, live.usage, overhead_ms)
+            ending = live.close(outcome.as_json())
+        except UpstreamError as exc:
+            if spoke:  # else somebody may be asked instead
+                self._left_off(turn, Collected(failures={name: exc}), Ended.FAILED)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            self._left_off(turn, Collected(cancelled=[name]), Ended.CANCELLED)
+            raise
+        self._remembered(outcome, turn.request)
+        for event in ending:
+            yield event
+
+    def _of_live(
+        self, turn: Turn, name: str, usage: Mapping[str, int], overhead_ms: float
+    ) -> Outcome:
+        seconds = time.monotonic() - turn.started
+        return Outcome(
+            decision_id=turn.decision_id,
+            routed=turn.routed,
+            certificate=turn.routed.certificate,
+            answers=(Reply(candidate=name, body={}, said=(), usage=usage, seconds=seconds),),
+            merged=Aggregate(winner=name, text="", votes={}),
+            overhead_ms=overhead_ms,
+        )
+
+    async def _merged(self, turn: Turn, got: Collected) -> AsyncGenerator[bytes]:
+        """Comments while the set answers, then the winner's answer as events."""
+        task = asyncio.create_task(self._told(turn, got))
+        waiting = f"{len(turn.called)} candidates are answering"
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._settings.limits.comment_every_s)
+                if not task.done():
+                    yield sse.comment(waiting)
+            outcome = task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async for event in _whole(outcome, turn.request.surface):
+            yield event
+
+    def _remembered(self, outcome: Outcome, ask: Ask) -> Outcome:
+        self._note(outcome, ask)
+        self._telemetry.overhead_seconds.observe(outcome.overhead_ms / 1e3)
+        self._trace(outcome.decision_id, outcome.routed, outcome.certificate)
+        return outcome
+
+    def _note(self, outcome: Outcome, ask: Ask) -> None:
+        query = ask.query.text if self._settings.watching.store_queries else None
+        self._watcher.note(outcome.note(ask.caller.name, query))
+
+    def _trace(self, decision_id: str, routed: Routed, certificate: Certificate) -> None:
+        if self._tracer is not None:
+            self._tracer.decided(
+                decision_id=decision_id,
+                alpha=certificate.alpha,
+                selected=routed.decision.selected,
+                holds=certificate.holds,
+                reasons=certificate.reasons,
+            )
+
+    def _aggregating(self, answers: int) -> contextlib.AbstractContextManager[object]:
+        if self._tracer is None:
+            return contextlib.nullcontext()
+        return self._tracer.aggregate(answers)
+
+
+def _charge(turn: Turn, got: Collected, outcome: Outcome) -> None:
+    """Tell the tokens of the answers that are there, and of who weighed them."""
+    fields = turn.request.fields
+    answers = [answer_tokens(fields, reply) for reply in got.replies.values()]
+    turn.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
+
+
+async def _whole(outcome: Outcome, surface: Surface) -> AsyncGenerator[bytes]:
+    """A finished answer as a stream."""
+    for event in surface.whole_stream(outcome.body, outcome.as_json()):
+        yield event
+
+
+def _voters(turn: Turn, got: Collected) -> list[str]:
+    """Who votes: all who answered, but for those whom only a shadow sample called."""
+    if turn.shadow_rate is None:
+        return list(got.replies)
+    return [name for name in got.replies if name in turn.selected] or list(got.replies)
+
+
+def _failed(turn: Turn, got: Collected) -> list[str]:
+    """A reason for every candidate of the set that gave nothing."""
+    failed = [name for name in got.failures if name in turn.selected]
+    if not failed:
+        return []
+    reason = Reason.OUTVOTED_FAILED if turn.ballot.settled(got) else Reason.CANDIDATE_FAILED
+    return [reason.of(name) for name in failed]
+
+
+def _nobody_answered(failures: Mapping[str, UpstreamError]) -> UpstreamError:
+    """The common failure when all failed alike, so that the status says what a retry can do."""
+    told = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
+    message = f"no selected candidate answered: {told}"
+    lasting = all(exc.lasting for exc in failures.values())
+    first = next(iter(failures.values()))
+    if {exc.kind for exc in failures.values()} == {first.kind}:
+        return first.of_all(message, failures.values())
+    return NoAnswerError(message, lasting=lasting)

@@ -1,0 +1,153 @@
+"""How the answers to one request are counted. Paper, Sec. 3.3."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.answering.answer_forms import AnswerReader
+from app.answering.evaluator import Ratings
+from app.answering.fan_out import Collected
+from app.settings import Aggregation
+from app.upstream.reply import Reply
+from racer_core.aggregation import early
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Weight, aggregate
+from racer_core.types import Aggregate, CandidateAnswer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """The rule of one request's vote.
+
+    Attributes:
+        rule: What the configuration says.
+        kind: When two answers of this request are the same.
+        reader: Reads what they count as.
+        stacked: The fitted weights, for the method of that name.
+        scores: Router score of every candidate that may be called.
+        members: The set: the certificate is about their answers.
+        deadline: A ``time.monotonic()``; what cannot be read until then is no vote.
+        everyone: All answers are wanted, whatever the vote needs.
+    """
+
+    rule: Aggregation
+    kind: Equality
+    reader: AnswerReader
+    stacked: StackedVote | None
+    scores: Mapping[str, float]
+    members: Collection[str]
+    deadline: float
+    everyone: bool = False
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether some answers may settle the vote.
+
+        An evaluator's weights come after the answers, and clusters need all of them.
+        """
+        return self.rule.weight is Weight.ROUTER and self.kind is not Equality.SEMANTIC
+
+    async def read(self, reply: Reply) -> str | None:
+        """What a reply counts as."""
+        if not self.reader.waits(self.kind, reply.said):
+            return self.reader.form_at_once(self.kind, reply.said)
+        return await self._in_time(self.reader.form(self.kind, reply.said))
+
+    def decided(self, got: Collected, out: Sequence[str]) -> bool:
+        """Whether the calls still out can be spared.
+
+        Those of the set who failed count as if they could still answer: together with those who
+        are out they might have changed the result, and then it is worth while to wait.
+        """
+        failed = [name for name in got.failures if name in self.members]
+        return not self.everyone and bool(out) and self._decided(self.votes(got), [*out, *failed])
+
+    def settled(self, got: Collected) -> bool:
+        """Whether the set's answers decide its vote, whatever its others would have said."""
+        silent = [name for name in self.members if name not in got.replies]
+        return not silent or self._decided(self.votes(got, self.members), silent)
+
+    def _decided(self, votes: Sequence[CandidateAnswer], out: Collection[str]) -> bool:
+        if not self.stops_early:
+            return False
+        return early.decided(votes, self._scores_of(out), **self._how())
+
+    def wave(self, got: Collected, left: Sequence[str]) -> int:
+        """How many of those not yet called to call now."""
+        if self.everyone or not self.stops_early or self.rule.waves == "all":
+            return len(left)
+        return early.first_wave(self.votes(got), self._scores_of(left), **self._how())
+
+    def votes(
+        self,
+        got: Collected,
+        among: Collection[str] | None = None,
+        weights: Mapping[str, float | None] | None = None,
+    ) -> list[CandidateAnswer]:
+        """The answers that arrived, or those of some candidates, as votes."""
+        return [
+            CandidateAnswer(
+                candidate=name,
+                text=reply.text,
+                form=got.forms.get(name),
+                score=self.scores.get(name, 0.0),
+                weight=(weights or {}).get(name),
+            )
+            for name, reply in got.replies.items()
+            if among is None or name in among
+        ]
+
+    async def cluster(self, got: Collected, among: Collection[str]) -> frozenset[str]:
+        """Give open texts the clusters that they belong to; who speaks for each is returned."""
+        if self.kind is not Equality.SEMANTIC:
+            return frozenset()
+        texts = {
+            name: got.replies[name].text
+            for name in among
+            if got.forms.get(name) is None and _says_something(got.replies[name])
+        }
+        if not texts:
+            return frozenset()
+        clusters = await self._in_time(self.reader.semantic(texts, self._scores_of(texts)))
+        if clusters is None:
+            return frozenset()
+        forms, medoids = clusters
+        got.forms.update(forms)
+        return medoids
+
+    def elect(
+        self, got: Collected, among: Collection[str], ratings: Ratings, medoids: frozenset[str]
+    ) -> Aggregate:
+        """The winner among these candidates' answers."""
+        answers = self.votes(got, among, ratings.weights)
+        return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
+
+    async def _in_time(self, reading: Awaitable[T]) -> T | None:
+        """What is read by the deadline; None where it is not."""
+        try:
+            async with asyncio.timeout(self.deadline - time.monotonic()):
+                return await reading
+        except TimeoutError:
+            return None
+
+    def _scores_of(self, names: Collection[str]) -> dict[str, float]:
+        return {name: self.scores.get(name, 0.0) for name in names}
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "method": self.rule.method,
+            "temperature": self.rule.temperature,
+            "options": self.rule.options,
+            "stacked": self.stacked,
+        }
+
+
+def _says_something(reply: Reply) -> bool:
+    return not reply.said[0].refused and bool(reply.text.strip())

@@ -1,0 +1,45 @@
+"""POST /v1/chat/completions: the drop-in."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from app.api.request_limits import check_fields
+from app.api.respond import Asked, respond
+from app.lifespan import OpenServices
+from app.routing import query
+from app.wire import bodies as wire
+from app.wire import candidate_payload as payload
+from app.wire.chat import Chat
+from app.wire.schemas import ChatRequest, RacerOptions
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Chat completion by a calibrated set of candidates",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+    openapi_extra=json_body(ChatRequest),
+)
+async def chat_completions(request: Request, services: OpenServices) -> Response:
+    """`model: "auto"` routes; a candidate's name bypasses routing."""
+    settings = services.settings
+    body, raw = await wire.read(request, ChatRequest, settings.limits.body_bytes)
+    fields = payload.passed_through(raw)
+    if body.model in settings.pool and body.stream_options is not None:
+        fields["stream_options"] = body.stream_options
+    check_fields(fields, settings.limits)
+    asked = Asked(
+        surface=Chat(
+            n=fields.get("n") or 1,
+            include_usage=bool((body.stream_options or {}).get("include_usage")),
+        ),
+        model=body.model,
+        fields=fields,
+        options=body.racer or RacerOptions(),
+        stream=bool(body.stream),
+        query=lambda: query.of_messages(body.messages, fields, settings),
+    )
+    return await respond(request, services, asked)

@@ -1,0 +1,59 @@
+"""POST /v1/completions: a prompt continued by a set of candidates."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from app.api.request_limits import check_fields, texts
+from app.api.respond import Asked, respond
+from app.lifespan import OpenServices
+from app.routing import query
+from app.routing.query import Query
+from app.settings import Settings
+from app.wire import bodies as wire
+from app.wire import candidate_payload as payload
+from app.wire.completions import Completions
+from app.wire.schemas import CompletionRequest, RacerOptions
+from racer_core.errors import InputError
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post(
+    "/v1/completions",
+    summary="Text completion by a calibrated set of candidates",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+    openapi_extra=json_body(CompletionRequest),
+)
+async def completions(request: Request, services: OpenServices) -> Response:
+    """Routing needs one text as the prompt; a named candidate takes whatever its server takes."""
+    settings = services.settings
+    body, raw = await wire.read(request, CompletionRequest, settings.limits.body_bytes)
+    fields = payload.passed_through(raw)
+    if body.model in settings.pool and body.stream_options is not None:
+        fields["stream_options"] = body.stream_options
+    check_fields(fields, settings.limits)
+    asked = Asked(
+        surface=Completions(
+            n=texts(body.prompt) * (fields.get("n") or 1),
+            include_usage=bool((body.stream_options or {}).get("include_usage")),
+        ),
+        model=body.model,
+        fields=fields,
+        options=body.racer or RacerOptions(),
+        stream=bool(body.stream),
+        query=lambda: _query(body, settings),
+    )
+    return await respond(request, services, asked)
+
+
+def _query(body: CompletionRequest, settings: Settings) -> Query:
+    match body.prompt:
+        case str(prompt) | [str(prompt)]:
+            return query.of_prompt(prompt, settings)
+        case _:
+            raise InputError(
+                "routing reads one text: send one prompt a request, and not as tokens",
+                param="prompt",
+            )

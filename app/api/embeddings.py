@@ -1,0 +1,45 @@
+"""POST /v1/embeddings: passed to the candidate that serves them; nothing is routed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.models import unknown_model
+from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
+from app.api.request_limits import check_fields
+from app.api.respond import check_allowed, unless_left
+from app.errors import NotFound
+from app.lifespan import OpenServices
+from app.settings import AUTO
+from app.wire import bodies as wire
+from app.wire import candidate_payload as payload
+from app.wire.schemas import EmbeddingsRequest
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post(
+    "/v1/embeddings",
+    summary="Embeddings by the candidate that serves them",
+    responses=errors(*KEYED, *BODY, *CALLS),
+    openapi_extra=json_body(EmbeddingsRequest),
+)
+async def embeddings(request: Request, services: OpenServices) -> Response:
+    """`auto` is the candidate that the configuration names for it; any other must be named."""
+    settings = services.settings
+    body, raw = await wire.read(request, EmbeddingsRequest, settings.limits.body_bytes)
+    name = settings.embeddings if body.model == AUTO else body.model
+    if name is None:
+        raise NotFound(
+            "no candidate serves embeddings: name one, or set `embeddings` in the configuration",
+            code="model_not_found",
+            param="model",
+        )
+    if name not in settings.pool:
+        raise unknown_model(name, settings.models)
+    check_allowed(request, name)
+    fields = payload.passed_through(raw)
+    check_fields(fields, settings.limits)
+    spend = request.state.quota.spend
+    answer = await unless_left(request, services.direct.embeddings(name, fields, spend))
+    return wire.json_response(answer, headers={"x-racer-served-by": name})

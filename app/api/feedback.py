@@ -1,0 +1,65 @@
+"""POST /feedback: whether candidates' answers were right."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.access.api_keys import caller_of
+from app.api.openapi import BODY, KEYED, errors, json_body
+from app.lifespan import OpenServices
+from app.monitoring.feedback import verdicts_as_json
+from app.wire import bodies as wire
+
+router = APIRouter(tags=["feedback"])
+
+MAX_BYTES: Final = 64 * 2**10
+DecisionId = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class FeedbackRequest(BaseModel):
+    """Verdicts on the answers to one decision."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision_id: DecisionId = Field(description="From `x-racer-decision-id`.")
+    correct: dict[str, bool] = Field(
+        min_length=1, description="For each candidate that was judged, whether it was right."
+    )
+
+
+class AcceptRequest(BaseModel):
+    """Decisions whose waiting verdicts are to count."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision_ids: list[DecisionId] = Field(min_length=1, max_length=1000)
+
+
+@router.post(
+    "/feedback",
+    summary="Say which candidates answered right",
+    responses=errors(*KEYED, *BODY, 404, 409, 507),
+    openapi_extra=json_body(FeedbackRequest),
+)
+async def feedback(request: Request, services: OpenServices) -> Response:
+    """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
+    body, _ = await wire.read(request, FeedbackRequest, MAX_BYTES)
+    said = await services.watcher.feedback.say(body.decision_id, body.correct, caller_of(request))
+    return wire.json_response(said.as_json())
+
+
+@router.post(
+    "/feedback/accept",
+    summary="Let waiting verdicts count",
+    responses=errors(*KEYED, *BODY, 404, 507),
+    openapi_extra=json_body(AcceptRequest),
+)
+async def accept(request: Request, services: OpenServices) -> Response:
+    """Of all these decisions or of none."""
+    body, _ = await wire.read(request, AcceptRequest, MAX_BYTES)
+    accepted = await services.watcher.feedback.accept(body.decision_ids)
+    data: list[dict[str, Any]] = [verdicts_as_json(known) for known in accepted]
+    return wire.json_response({"object": "list", "data": data})

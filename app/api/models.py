@@ -1,0 +1,42 @@
+"""GET /v1/models: `auto` and the candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from app.api.openapi import KEYED, errors
+from app.errors import NotFound
+from app.lifespan import OpenServices
+from app.wire import bodies as wire
+
+router = APIRouter(tags=["openai"])
+
+
+@router.get("/v1/models", summary="The router and its candidates", responses=errors(*KEYED))
+async def list_models(services: OpenServices) -> Response:
+    """`auto` first, then its named pools and the candidates."""
+    names = services.settings.models
+    return wire.json_response({"object": "list", "data": [_model(name) for name in names]})
+
+
+@router.get("/v1/models/{model_id:path}", summary="One model", responses=errors(*KEYED, 404))
+async def get_model(model_id: str, services: OpenServices) -> Response:
+    """404 `model_not_found` for anything else."""
+    if model_id not in services.settings.models:
+        raise unknown_model(model_id, services.settings.models)
+    return wire.json_response(_model(model_id))
+
+
+def unknown_model(name: str, models: tuple[str, ...]) -> NotFound:
+    """The error for a model that is not here."""
+    return NotFound(
+        f"no model {name[:128]!r}; use one of {list(models)}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "racer"}

@@ -1,0 +1,183 @@
+"""What the ways of asking do alike: choose who is asked, answer or stream, notice who left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.access.api_keys import caller_of
+from app.answering.named_candidate import Named
+from app.answering.request import Request
+from app.api.models import unknown_model
+from app.errors import Forbidden
+from app.lifespan import Services
+from app.pump import Pump
+from app.routing.query import Query
+from app.settings import AUTO
+from app.telemetry.metrics import Telemetry
+from app.wire import bodies as wire
+from app.wire.format import Surface
+from app.wire.schemas import RacerOptions
+from racer_core.errors import InputError
+
+T = TypeVar("T")
+
+GONE = 499  # nobody reads it: the client closed the connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A body, read: what is asked of whom."""
+
+    surface: Surface
+    model: str
+    fields: Mapping[str, Any]  # what candidates are sent
+    options: RacerOptions
+    stream: bool
+    query: Callable[[], Query]  # what the router reads; not needed where a candidate is named
+
+
+async def respond(http: HttpRequest, services: Services, asked: Asked) -> Response:
+    """`auto` and `auto/<pool>` route; a candidate's name bypasses routing."""
+    auto, _, pool = asked.model.partition("/")
+    if auto == AUTO and (asked.model == AUTO or pool in services.settings.pools):
+        return await _routed(http, services, asked, pool or None)
+    if asked.model not in services.settings.pool:
+        raise unknown_model(asked.model, services.settings.models)
+    check_allowed(http, asked.model)
+    named = Named(
+        name=asked.model,
+        surface=asked.surface,
+        fields=asked.fields,
+        timeout_s=asked.options.timeout,
+        spend=http.state.quota.spend,
+    )
+    served_by = {"x-racer-served-by": asked.model}
+    note_prompt(http, services, asked.query)
+    if asked.stream:
+        pump = await unless_left(http, services.direct.stream(named))
+        return _EventStream(pump, asked.surface, served_by, services.telemetry)
+    answer = await unless_left(http, services.direct.answer(named))
+    note_answer(http, services, asked.surface, answer)
+    return wire.json_response(answer, headers=served_by)
+
+
+def check_allowed(http: HttpRequest, candidate: str) -> None:
+    """Raises Forbidden unless the caller's key may call this candidate."""
+    allowed = caller_of(http).candidates
+    if allowed is not None and candidate not in allowed:
+        raise Forbidden(f"this key may not call {candidate!r}")
+
+
+async def _routed(
+    http: HttpRequest, services: Services, asked: Asked, pool: str | None
+) -> Response:
+    request = Request(
+        query=asked.query(),
+        options=asked.options,
+        caller=caller_of(http),
+        pool=pool,
+        surface=asked.surface,
+        fields=asked.fields,
+        leader=asked.options.stream == "leader",
+        session=http.headers.get("x-session-id"),
+        spend=http.state.quota.spend,
+    )
+    note_prompt(http, services, lambda: request.query)
+    if asked.stream:
+        pump, headers = await unless_left(http, services.chat.stream(request))
+        return _EventStream(pump, asked.surface, headers, services.telemetry)
+    outcome = await unless_left(http, services.chat.answer(request))
+    note_answer(http, services, asked.surface, outcome.body)
+    body = {**outcome.body, "racer": outcome.as_json()}
+    return wire.json_response(body, headers=outcome.headers)
+
+
+def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:
+    """Leave what the router reads for the log, if the operator wants prompts there."""
+    if services.settings.telemetry.log_prompts:
+        with contextlib.suppress(InputError):  # a named candidate takes what cannot be routed
+            http.state.prompt = query().text
+
+
+def note_answer(
+    http: HttpRequest, services: Services, surface: Surface, body: Mapping[str, Any]
+) -> None:
+    """Leave an answer's text likewise, cut as prompts are; streams leave none."""
+    if services.settings.telemetry.log_prompts:
+        text = surface.choices(body)[0].text or ""
+        http.state.answer = text[: services.settings.limits.query_chars]
+
+
+class ClientLeft(Exception):
+    """The client closed the connection; whatever is answered now, nobody reads it."""
+
+
+async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """Do the work, but cancel it as soon as the client is gone. The body must have been read.
+
+    Raises:
+        ClientLeft: It was cancelled.
+    """
+    patience = asyncio.timeout(None)
+    at_work = True
+
+    def leave(_: asyncio.Task[None]) -> None:
+        if at_work:
+            patience.reschedule(0.0)  # it is over
+
+    gone = asyncio.create_task(_left(http.receive))
+    gone.add_done_callback(leave)
+    try:
+        async with patience:
+            return await work
+    except TimeoutError:
+        if patience.expired():
+            raise ClientLeft from None
+        raise
+    finally:
+        at_work = False
+        gone.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class _EventStream(StreamingResponse):
+    """A pump's items; the pump is stopped as soon as the client is gone."""
+
+    def __init__(
+        self, pump: Pump, surface: Surface, headers: Mapping[str, str], telemetry: Telemetry
+    ) -> None:
+        self._pump = pump
+        self._telemetry = telemetry
+        super().__init__(
+            pump.items(on_error=lambda exc: surface.error_event(wire.error_of(exc))),
+            media_type="text/event-stream",
+            headers={**headers, "cache-control": "no-cache"},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the end or until nobody listens, then let go of every call."""
+        sending = asyncio.create_task(self.stream_response(send))
+        gone = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+            else:
+                self._telemetry.clients_left.inc()
+        finally:
+            for each in (sending, gone):
+                each.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+            await self._pump.stop()

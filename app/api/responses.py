@@ -1,0 +1,88 @@
+"""POST /v1/responses, stateless: the conversation comes with every request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from app.api.request_limits import check_fields
+from app.api.respond import Asked, respond
+from app.lifespan import OpenServices
+from app.routing import query
+from app.wire import bodies as wire
+from app.wire import candidate_payload as payload
+from app.wire.responses import Responses
+from app.wire.schemas import InputItem, Message, RacerOptions, ResponsesRequest
+from racer_core.errors import InputError
+
+router = APIRouter(tags=["openai"])
+
+# Field -> what it would have to be: nothing is kept here between two requests.
+_STATEFUL: Final[Mapping[str, tuple[object, ...]]] = {
+    "previous_response_id": (None,),
+    "conversation": (None,),
+    "background": (None, False),
+    "store": (None, False),
+}
+_PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
+
+
+@router.post(
+    "/v1/responses",
+    summary="Response by a calibrated set of candidates",
+    responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
+    openapi_extra=json_body(ResponsesRequest),
+)
+async def responses(request: Request, services: OpenServices) -> Response:
+    """Candidates must serve this interface themselves, as vLLM does."""
+    settings = services.settings
+    body, raw = await wire.read(request, ResponsesRequest, settings.limits.body_bytes)
+    for name, possible in _STATEFUL.items():
+        if raw.get(name) not in possible:
+            raise InputError(
+                f"{name!r} needs a server that remembers, and this one keeps nothing: send the "
+                "whole conversation as `input`",
+                param=name,
+            )
+    fields = {**payload.passed_through(raw), "store": False}
+    check_fields(fields, settings.limits)
+    messages = _messages(body)
+    asked = Asked(
+        surface=Responses(),
+        model=body.model,
+        fields=fields,
+        options=body.racer or RacerOptions(),
+        stream=bool(body.stream),
+        query=lambda: query.of_messages(messages, _conditions(fields), settings),
+    )
+    return await respond(request, services, asked)
+
+
+def _messages(body: ResponsesRequest) -> Sequence[Message]:
+    """The conversation in the words of chat, for the router alone."""
+    system = [Message(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*system, Message(role="user", content=body.input)]
+    return [*system, *map(_message, body.input)]
+
+
+def _message(item: InputItem) -> Message:
+    if item.role is None:  # a call, its result, reasoning
+        return Message(role="tool" if item.type.endswith("_output") else "assistant")
+    if not isinstance(item.content, list):
+        return Message(role=item.role, content=item.content)
+    parts = [{**part, "type": _kind(part.get("type"))} for part in item.content]
+    return Message(role=item.role, content=parts)
+
+
+def _kind(said: object) -> str:
+    """What chat calls a kind of part."""
+    return _PARTS.get(said, "other") if isinstance(said, str) else "other"
+
+
+def _conditions(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What may change an answer beside the messages, of which the instructions are one."""
+    return {name: value for name, value in fields.items() if name != "instructions"}

@@ -1,0 +1,104 @@
+"""POST /route: the decision and its certificate; costs no tokens unless asked to execute.
+
+POST /route/levels: the same at every alpha, for who wants to choose one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
+
+from app.access.api_keys import caller_of
+from app.answering.request import Request
+from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
+from app.api.request_limits import check_fields
+from app.api.respond import note_answer, note_prompt, unless_left
+from app.lifespan import OpenServices
+from app.routing import query
+from app.routing.service import Ask
+from app.wire import bodies as wire
+from app.wire import candidate_payload as payload
+from app.wire.chat import Chat
+from app.wire.schemas import DecisionOptions, LevelsRequest, Message, RouteRequest
+from racer_core.errors import InputError
+
+router = APIRouter(tags=["racer"])
+
+_OPTIONS = frozenset(DecisionOptions.model_fields)
+_OURS = frozenset(RouteRequest.model_fields) - {"messages"}
+
+
+@router.post(
+    "/route",
+    summary="Choose the set for a query",
+    responses=errors(*KEYED, *BODY, *CALLS),
+    openapi_extra=json_body(RouteRequest),
+)
+@router.post("/v1/route", include_in_schema=False)
+async def route(request: HttpRequest, services: OpenServices) -> Response:
+    """With `execute: true` also each candidate's answer, the votes and the aggregate."""
+    settings = services.settings
+    body, raw = await wire.read(request, RouteRequest, settings.limits.body_bytes)
+    fields = payload.passed_through(raw, _OURS)
+    check_fields(fields, settings.limits)
+    asked = query.of_messages(_messages(body), fields, settings)
+    options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
+    caller = caller_of(request)
+    note_prompt(request, services, lambda: asked)
+    if not body.execute:
+        outcome = await services.chat.decide(Ask(query=asked, options=options, caller=caller))
+        return wire.json_response(outcome.as_json(), headers=outcome.headers)
+    surface = Chat(n=fields.get("n") or 1)
+    outcome = await unless_left(
+        request,
+        services.chat.answer(
+            Request(
+                query=asked,
+                options=options.model_copy(update={"explain": True}),
+                caller=caller,
+                surface=surface,
+                fields=fields if body.query is None else fields | _as_messages(body.query),
+                spend=request.state.quota.spend,
+            )
+        ),
+    )
+    note_answer(request, services, surface, outcome.body)
+    answer = surface.choices(outcome.body)[0].text
+    told: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
+    return wire.json_response(told, headers=outcome.headers)
+
+
+@router.post(
+    "/route/levels",
+    summary="The sets that every alpha would choose",
+    responses=errors(*KEYED, *BODY, 404, 409),
+    openapi_extra=json_body(LevelsRequest),
+)
+async def levels(request: HttpRequest, services: OpenServices) -> Response:
+    """Nobody is called, and nothing of it is remembered or counted."""
+    settings = services.settings
+    body, _ = await wire.read(request, LevelsRequest, settings.limits.body_bytes)
+    asked = query.of_messages(_question(body.query), {}, settings)
+    options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
+    note_prompt(request, services, lambda: asked)
+    ask = Ask(query=asked, options=options, caller=caller_of(request))
+    return wire.json_response((await services.chat.levels(ask)).as_json())
+
+
+def _messages(body: RouteRequest) -> Sequence[Message]:
+    if body.messages is not None:
+        return body.messages
+    return _question(body.query or "")
+
+
+def _question(text: str) -> Sequence[Message]:
+    if not text.strip():
+        raise InputError("query is empty", param="query")
+    return [Message(role="user", content=text)]
+
+
+def _as_messages(query: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": query}]}

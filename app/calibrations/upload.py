@@ -1,0 +1,199 @@
+"""Takes an upload in: to disk as it comes, never whole in memory.
+
+The files have no name, so that nothing is left of them whatever happens to the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+from fastapi import Request
+from sqlalchemy.engine import make_url
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from app.calibrations.parsing import NO_ROOM
+from app.concurrency import SMALL_BYTES
+from app.errors import StoreFull, UnsupportedBody
+from app.wire import bodies as wire
+from racer_core.errors import InputError
+
+_BLOCK_BYTES: Final = 2**20  # written at once
+_NAME_CHARS: Final = 80
+_FORMATS: Final = {
+    "application/json": ".json",
+    "application/x-ndjson": ".jsonl",
+    "application/ndjson": ".jsonl",
+    "application/jsonl": ".jsonl",
+    "text/csv": ".csv",
+    "application/vnd.apache.parquet": ".parquet",
+}
+_FORM: Final = "multipart/form-data"
+_COMPRESSED: Final = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What came in, at the beginning of its file.
+
+    Attributes:
+        file: The bytes; in memory up to 64 KiB.
+        size: How many.
+        sha256: Of the bytes, in hex.
+        name: Tells the format by its end and the file in messages. Never a path.
+        document: A JSON body, whose options stand beside its rows.
+        fields: The other fields of a form.
+        folder: Where more may be put aside.
+    """
+
+    file: BinaryIO
+    size: int
+    sha256: str
+    name: str
+    document: bool = False
+    fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    folder: Path | None
+
+    def close(self) -> None:
+        """Give up the bytes."""
+        self.file.close()
+
+
+def spool_folder(store: str) -> Path | None:
+    """Beside a store that is a file: there is disk. None leaves it to the system."""
+    url = make_url(store)
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return None
+    return Path(url.database).parent
+
+
+async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
+    """Take in a body of rows, or a form with a file of them.
+
+    Raises:
+        UnsupportedBody: A content type that is not read, or compressed.
+        TooLarge: Over ``limit`` bytes.
+        InputError: Not a valid form, or one without one file.
+        StoreFull: The disk is.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in (*_FORMATS, _FORM):
+        told = ", ".join((*_FORMATS, _FORM))
+        raise UnsupportedBody(f"send the rows as one of {told}")
+    file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by whoever takes the upload
+        max_size=SMALL_BYTES, dir=None if folder is None else str(folder)
+    )
+    stream = wire.body_stream(request, limit)
+    fields: dict[str, Any] = {}
+    name = f"rows{_FORMATS.get(kind, '')}"
+    try:
+        with _room():
+            if kind == _FORM:
+                form = _Form(request.headers, stream, max_files=1, max_fields=16)
+                form.target = file
+                name, fields = await _read_form(form)
+            else:
+                await _write(stream, file)
+            size, digest = await asyncio.to_thread(_finished, file)
+        _refuse_compressed(file, name)
+    except BaseException:
+        file.close()
+        raise
+    return Upload(
+        file=cast("BinaryIO", file),
+        size=size,
+        sha256=digest,
+        name=name,
+        document=kind == "application/json",
+        fields=fields,
+        folder=folder,
+    )
+
+
+class _Form(MultiPartParser):
+    """Puts the one file of a form where it is told to."""
+
+    target: tempfile.SpooledTemporaryFile[bytes]
+
+    def on_headers_finished(self) -> None:
+        """A part begins."""
+        super().on_headers_finished()
+        if (upload := self._current_part.file) is not None:
+            upload.file.close()
+            upload.file = cast("BinaryIO", self.target)
+
+
+async def _read_form(form: _Form) -> tuple[str, dict[str, Any]]:
+    """The file's name and the other fields."""
+    try:
+        parsed: FormData = await form.parse()
+    except MultiPartException as exc:
+        raise InputError(f"not a valid form: {exc.message}") from exc
+    file = parsed.get("file")
+    if not isinstance(file, UploadFile):
+        raise InputError('the form needs a file in the field "file"', param="file")
+    return _name(file), {name: value for name, value in parsed.items() if name != "file"}
+
+
+def _name(file: UploadFile) -> str:
+    """The end of the file's name; where that tells no format, its content type may."""
+    name = (file.filename or "rows")[-_NAME_CHARS:]
+    kind = (file.content_type or "").partition(";")[0].strip().lower()
+    return name if "." in name else name + _FORMATS.get(kind, ".jsonl")
+
+
+async def _write(stream: AsyncIterator[bytes], file: tempfile.SpooledTemporaryFile[bytes]) -> None:
+    block = bytearray()
+    async for part in stream:
+        block += part
+        if len(block) >= _BLOCK_BYTES:
+            await asyncio.to_thread(file.write, bytes(block))
+            block.clear()
+    await asyncio.to_thread(file.write, bytes(block))
+
+
+def _finished(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, str]:
+    """Size and digest of what was written."""
+    file.flush()
+    file.seek(0)
+    digest, size = hashlib.sha256(), 0
+    while block := file.read(_BLOCK_BYTES):
+        digest.update(block)
+        size += len(block)
+    file.seek(0)
+    return size, digest.hexdigest()
+
+
+def _refuse_compressed(file: tempfile.SpooledTemporaryFile[bytes], name: str) -> None:
+    """A few kilobytes could hold gigabytes."""
+    begins = file.read(8)
+    file.seek(0)
+    found = next((kind for mark, kind in _COMPRESSED.items() if begins.startswith(mark)), None)
+    if found is not None or name.lower().endswith((".gz", ".zip", ".zst", ".bz2", ".xz")):
+        raise UnsupportedBody(
+            f"{name}: {found or 'compressed'} files are not read; unpack it first"
+        )
+
+
+@contextmanager
+def _room() -> Generator[None]:
+    """Say it when the disk is full."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in NO_ROOM:
+            raise
+        raise StoreFull("there is no room on the disk for the upload; nothing was changed") from exc

@@ -1,0 +1,80 @@
+"""``backup`` and ``restore``: what must outlive a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app import settings
+from app.cli import tables as report
+from app.cli.console import FILE, JSON, out, print_json
+from app.errors import SettingsError, StoreDamaged
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@JSON
+def backup(file: Path, config: Path, as_json: bool) -> None:
+    """Write calibrations, drift alarms and hashes of keys to FILE; gateways may run meanwhile.
+
+    Neither secrets nor decisions are in it. A FILE that is there is replaced once all is written.
+    """
+    from app.store import Store, engine
+    from app.store import inspection as looking
+    from app.store.backup import calibrations
+
+    configured, secrets = settings.load(config)
+    url = secrets.store(configured)
+    if looking.read_only(url) is None:  # a backup of nothing would look like one of something
+        raise SettingsError(f"store {engine.shown(url)} is not there")
+    with Store(url) as store:
+        saved = calibrations.save(store, configured.access.keys, file)
+    _show({"file": str(file), **saved.manifest.counts.model_dump()}, as_json)
+    if saved.damaged:
+        raise StoreDamaged(
+            f"{', '.join(saved.damaged)}: damaged in the store, for digests do not match; not in "
+            f"the backup, which has all the rest"
+        )
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option(
+    "--activate",
+    is_flag=True,
+    help="Let what was active decide again, also where another calibration does now.",
+)
+@click.option("--keys", "with_keys", is_flag=True, help="Add the keys that it lacks to --config.")
+@JSON
+def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: bool) -> None:
+    """Add the calibrations of the backup FILE that the store lacks: all or nothing."""
+    from app.store import Store
+    from app.store.backup import calibrations, keys
+    from app.store.backup.file import Backup
+
+    configured, secrets = settings.load(config)
+    known = configured.access.keys
+    with Backup(file) as opened:
+        lacking = keys.lacking(opened.manifest.keys, known)
+        change = keys.adding(config, lacking, known) if with_keys and lacking else None
+        with Store(secrets.store(configured)) as store:
+            restored = calibrations.restore(store, opened, activate=activate)
+    if change is not None:
+        change.write()
+    shown = {
+        "file": str(file),
+        "added": len(restored.added),
+        "there already": len(restored.there),
+        "activated": restored.activated,
+        "not activated": restored.left,
+        "keys added" if with_keys else "keys lacking": [key.name for key in lacking],
+    }
+    _show(shown, as_json)
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
+    print_json(result) if as_json else out.print(report.fields(result))

@@ -1,0 +1,150 @@
+"""``route`` and ``calibrate``: what asks a running gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from app.cli import tables as report
+from app.cli.console import ADMIN_KEY, FILE, JSON, KEY, URL, err, out, print_json, progress_bars
+from app.tools.gateway_client import GatewayClient, Progress
+from racer_core.types import RiskTarget, Score
+
+
+@click.command()
+@click.argument("text")
+@URL
+@KEY
+@click.option("--alpha", type=float, help="Risk level; the calibration's own by default.")
+@click.option("--execute", is_flag=True, help="Call the set too, and merge its answers.")
+@JSON
+def route(
+    text: str, url: str, key: str | None, alpha: float | None, execute: bool, as_json: bool
+) -> None:
+    """Ask a running gateway which models it would call for TEXT."""
+    with GatewayClient(url, key) as client:
+        decision = client.route(text, alpha, execute=execute)
+    if as_json:
+        print_json(decision)
+    else:
+        out.print(report.decision(decision))
+
+
+@click.command()
+@click.argument("rows", type=FILE)
+@URL
+@ADMIN_KEY
+@click.option("--alpha", type=float, help="Risk level; the configuration's by default.")
+@click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
+@click.option(
+    "--score",
+    type=click.Choice([each.value for each in Score]),
+    help="What thresholds are drawn on; the configuration's by default.",
+)
+@click.option(
+    "--risk-target",
+    type=click.Choice([each.value for each in RiskTarget]),
+    help="What alpha bounds; the configuration's by default.",
+)
+@click.option("--r", type=click.IntRange(1), help="Right candidates wanted in the set.")
+@click.option(
+    "--smoothing",
+    type=click.Choice(["none", "hash"]),
+    help="`hash` breaks ties of scores by keyed noise; `none` by default.",
+)
+@click.option("--expected-active-id", help="Change nothing if another calibration is active.")
+@click.option("--allow-overlap", is_flag=True, help="Accept training rows; the guarantee is void.")
+@click.option(
+    "--activate/--no-activate",
+    default=True,
+    show_default=True,
+    help="Let it decide from now on, or only store it.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the evidence, change nothing.")
+@click.option(
+    "--max-shift",
+    type=click.FloatRange(0, min_open=True),
+    help="Change nothing if mean set size or lambda_hat move by more than this share.",
+)
+@JSON
+def calibrate(
+    rows: Path,
+    url: str,
+    key: str | None,
+    alpha: float | None,
+    delta: float | None,
+    score: str | None,
+    risk_target: str | None,
+    r: int | None,
+    smoothing: str | None,
+    expected_active_id: str | None,
+    allow_overlap: bool,
+    activate: bool,
+    dry_run: bool,
+    max_shift: float | None,
+    as_json: bool,
+) -> None:
+    """Upload labelled ROWS to a running gateway; Ctrl-C cancels it and changes nothing."""
+    options = {
+        "alpha": alpha,
+        "delta": delta,
+        "score": score,
+        "risk_target": risk_target,
+        "r": r,
+        "smoothing": smoothing,
+        "expected_active_id": expected_active_id,
+        "allow_overlap": allow_overlap,
+        "activate": activate,
+        "dry_run": dry_run,
+        "max_shift": max_shift,
+    }
+    quiet = as_json or not err.is_terminal  # a log has no use for a bar that moves
+    with progress_bars(quiet) as show, GatewayClient(url, key) as client:
+        show("uploading", 0, 1)
+        result = client.calibrate(rows, options, partial(_show_phase, show))
+    if as_json:
+        print_json(result)
+        return
+    evidence = dict(result["evidence"])
+    tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
+    out.print(report.fields({name: result[name] for name in ("id", "active")} | _flat(evidence)))
+    for name, lines in tables.items():
+        if lines:
+            out.print(_table(name, lines))
+
+
+def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
+    """A bar per phase; reading is counted in MiB, and what counts nothing is one step."""
+    if phase == "reading":
+        phase, done, total = "reading, MiB", done >> 20, total >> 20
+    show(phase, done, max(total, 1))
+
+
+def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Figures that all lines have, one line each."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in lines[0]:
+        table.add_column(name, justify="right")
+    for line in lines:
+        shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in line.values())
+        table.add_row(*map(Text, shown))
+    return table
+
+
+def _flat(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of a part under both names, so that each has a line."""
+    flat: dict[str, Any] = {}
+    for name, value in evidence.items():
+        if isinstance(value, dict):
+            parts = cast("dict[str, Any]", value)
+            flat |= {f"{name} {part}": parts[part] for part in parts}
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,39 @@
+"""``db``: the version of the store's tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from sqlalchemy.exc import SQLAlchemyError
+
+from app import settings
+from app.cli import tables as report
+from app.cli.console import FILE, JSON, out, print_json
+from app.errors import SettingsError
+
+
+@click.group()
+def db() -> None:
+    """Look after the store's tables."""
+
+
+@db.command()
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@JSON
+def upgrade(config: Path, as_json: bool) -> None:
+    """Bring the tables to this program's version, all or nothing. Make a backup before."""
+    from app.store import schema
+    from app.store.engine import open_engine, shown
+
+    configured, secrets = settings.load(config)
+    url = secrets.store(configured)
+    engine = open_engine(url)
+    try:
+        before, after = schema.upgrade(engine)
+    except SQLAlchemyError as exc:
+        raise SettingsError(f"store {shown(url)}: {str(exc).splitlines()[0]}") from exc
+    finally:
+        engine.dispose()
+    result = {"store": shown(url), "before": before or "no tables", "after": after}
+    print_json(result) if as_json else out.print(report.fields(result))

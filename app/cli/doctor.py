@@ -1,0 +1,43 @@
+"""``doctor``: what is well, what is not, and what to do next."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from app.cli import tables as report
+from app.cli.console import FILE, JSON, busy, out, print_json
+
+EXIT_ILL = 1
+
+
+@click.command()
+@click.option(
+    "--config",
+    type=FILE,
+    default=Path("racer.yaml"),
+    show_default=True,
+    help="The YAML configuration.",
+)
+@JSON
+def doctor(config: Path, as_json: bool) -> None:
+    """Check configuration, artifact, machine, servers and store; change nothing.
+
+    Exit code 1 where something failed; a warning is none.
+    """
+    from app.tools.doctor.examination import examine
+    from app.tools.doctor.finding import State
+
+    with busy("looking", as_json):
+        findings = list(examine(config, os.environ))
+    healthy = all(each.state is not State.FAILED for each in findings)
+    if as_json:
+        print_json({"healthy": healthy, "findings": [asdict(each) for each in findings]})
+    else:
+        out.print(report.findings([(*asdict(each).values(),) for each in findings]))
+    if not healthy:
+        sys.exit(EXIT_ILL)

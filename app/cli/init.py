@@ -1,0 +1,65 @@
+"""``init`` and ``schema``: what a first configuration begins with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from app.cli import tables as report
+from app.cli.console import FILE, JSON, busy, out, print_json
+from app.settings import schema as settings_schema
+
+
+@click.command()
+@click.argument("urls", metavar="[URL]...", nargs=-1)
+@click.option(
+    "--out",
+    "path",
+    type=FILE,
+    default=Path("racer.yaml"),
+    show_default=True,
+    help="Where the configuration goes; its schema goes beside it.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Where the gateway will listen.",
+)
+@click.option("--key-env", metavar="NAME", help="The variable that holds the servers' key.")
+@click.option("--keep-unreachable", is_flag=True, help="Write servers that do not answer, too.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@JSON
+def init(
+    urls: tuple[str, ...],
+    path: Path,
+    port: int,
+    key_env: str | None,
+    keep_unreachable: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Ask the servers at URLs which models they serve, and write a first configuration.
+
+    Without a URL $OPENAI_BASE_URL is asked, or OpenAI, with the key in $OPENAI_API_KEY.
+    """
+    from app.tools import first_configuration as initialise
+
+    plan = initialise.Plan.of(urls, path, port, key_env, os.environ)
+    plan.check(force=force)
+    with busy("asking the servers", as_json):
+        result = initialise.write(plan, os.environ, keep_unreachable=keep_unreachable)
+    if as_json:
+        print_json(result.as_json())
+        return
+    out.print(report.fields(result.as_json()))
+    out.print(f"next: racer doctor --config {path}", markup=False, soft_wrap=True)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration, for editors and validators."""
+    click.echo(settings_schema.text(), nl=False)

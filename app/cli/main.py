@@ -1,0 +1,123 @@
+"""The ``racer`` command: its subcommands, and every expected error as an exit code.
+
+Exit codes: 0 done, 1 the data or the request was refused, 2 usage or configuration, 3 the gateway
+or its candidates cannot be reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from app.cli import (
+    backup,
+)
+from app.cli import (
+    calibrate as gateway,
+)
+from app.cli import (
+    completion as completing,
+)
+from app.cli import (
+    db as database,
+)
+from app.cli import (
+    doctor as examining,
+)
+from app.cli import (
+    evaluate as measuring,
+)
+from app.cli import (
+    init as starting,
+)
+from app.cli import (
+    key as keys,
+)
+from app.cli import (
+    label as labelling,
+)
+from app.cli import (
+    serve as serving,
+)
+from app.cli import (
+    train as training,
+)
+from app.cli import (
+    verify as verifying,
+)
+from app.cli.console import err
+from app.errors import SettingsError, UpstreamError
+from app.tools.gateway_client import GatewayUnreachable
+from racer_core import __version__
+from racer_core.errors import ArtifactError, RacerError
+
+EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
+
+
+def main() -> None:
+    """Run the command; every expected error is one sentence and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as exc:
+        sys.exit(exc.exit_code)
+    except click.exceptions.NoArgsIsHelpError as exc:
+        exc.show()
+        sys.exit(EXIT_CONFIGURATION)
+    except click.UsageError as exc:
+        _say(_misused(exc))
+        sys.exit(EXIT_CONFIGURATION)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except RacerError as exc:
+        _say(str(exc))
+        sys.exit(_exit_code(exc))
+
+
+def _say(sentence: str) -> None:
+    err.print(f"racer: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+def _misused(exc: click.UsageError) -> str:
+    """Click's words as one sentence; what the command takes is the next step."""
+    words = " ".join(exc.format_message().split()).removesuffix(".")
+    command = exc.ctx.command_path if exc.ctx else "racer"
+    return f"{words}: see `{command} --help`"
+
+
+def _exit_code(exc: RacerError) -> int:
+    if isinstance(exc, SettingsError | ArtifactError):
+        return EXIT_CONFIGURATION
+    if isinstance(exc, GatewayUnreachable | UpstreamError):
+        return EXIT_UNREACHABLE
+    return EXIT_REFUSED
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="racer")
+def cli() -> None:
+    """Route each query to a calibrated set of language models."""
+
+
+for command in (
+    starting.init,
+    examining.doctor,
+    serving.serve,
+    serving.demo,
+    gateway.route,
+    labelling.label,
+    labelling.convert,
+    training.train,
+    gateway.calibrate,
+    measuring.evaluate,
+    training.tune,
+    serving.validate,
+    starting.schema,
+    verifying.verify,
+    keys.key,
+    database.db,
+    backup.backup,
+    backup.restore,
+    completing.completion,
+):
+    cli.add_command(command)

@@ -1,0 +1,216 @@
+"""``train`` and ``tune``: what becomes an artifact and its configuration."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app import settings
+from app.cli import tables as report
+from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, err, out, print_json, progress_bars
+from app.errors import SettingsError
+from racer_core import artifacts, strict_json
+from racer_core.aggregation.answers import Equality
+from racer_core.encoder.huggingface import DEFAULT_ENCODER
+from racer_core.errors import InputError
+from racer_core.records.reader import read_rows
+from racer_core.routers import registry
+
+
+def _known_router(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    if name not in registry.names():
+        raise click.BadParameter(f"{name!r} is none of {', '.join(registry.names())}.")
+    return name
+
+
+def _routers_like(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    return [name for name in registry.names() if name.startswith(begun)]
+
+
+def _router_options(
+    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any]:
+    """JSON values as what they say, everything else as text."""
+    options: dict[str, Any] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{each!r} is not key=value.")
+        try:
+            options[name] = strict_json.loads(value)
+        except InputError:
+            options[name] = value
+    return options
+
+
+@click.command()
+@click.option("--data", type=FILE, required=True, help="Training rows.")
+@click.option(
+    "--validation",
+    type=FILE,
+    required=True,
+    help="Rows on which tau, neighbours and the like are chosen.",
+)
+@click.option("--out", "folder", type=FILE, required=True, help="Where the artifact goes.")
+@click.option(
+    "--router",
+    callback=_known_router,
+    shell_complete=_routers_like,
+    default="knn",
+    show_default=True,
+    help="knn, mlp, routerdc, or one that an installed package offers (docs/routers.md).",
+)
+@click.option(
+    "--router-option",
+    "options",
+    multiple=True,
+    callback=_router_options,
+    help="key=value for the router; repeatable.",
+)
+@click.option("--steps", type=click.IntRange(1), help="Steps of RouterDC, epochs of an MLP.")
+@click.option("--resume", is_flag=True, help="Go on with a training that stopped.")
+@click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls"]),
+    default="mean",
+    show_default=True,
+    help="How token vectors become one: their mean, or the first token's.",
+)
+@MAX_TOKENS
+@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="A GPU if there is one.")
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="What runs natively.")
+@click.option("--forward", type=click.Choice(["transformers", "lean"]), help="`lean` is our own.")
+@click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
+@click.option(
+    "--false-abstain-budget",
+    "budget",
+    metavar="FLOAT|off",
+    default="0.01",
+    show_default=True,
+    help="Share of answerable queries that may be refused; well below the smallest alpha.",
+)
+@click.option("--config", type=FILE, help="Take candidates and their parameters from here.")
+@SEED
+@JSON
+def train(
+    data: Path,
+    validation: Path,
+    folder: Path,
+    router: str,
+    options: dict[str, Any],
+    steps: int | None,
+    resume: bool,
+    encoder: str | None,
+    pooling: Any,
+    max_tokens: int,
+    backend: str | None,
+    dtype: str | None,
+    forward: Any,
+    lexical: bool,
+    budget: str,
+    config: Path | None,
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Train a router on labelled rows and save it as an artifact."""
+    from app.tools import evaluation
+    from racer_core.offline import train as training
+
+    configured = settings.load(config)[0] if config else None
+    specs = _candidates(configured) if configured else None
+    pool = configured.pool if configured else None
+    rows, held_out = read_rows(data, pool), read_rows(validation, pool)
+    choice = training.EncoderChoice(
+        name=encoder or DEFAULT_ENCODER,
+        pooling=pooling,
+        max_tokens=max_tokens,
+        backend=backend,
+        dtype=dtype,
+        forward=forward,
+        lexical=lexical,
+    )
+    with progress_bars(as_json) as progress:
+        artifact = training.train(
+            rows,
+            held_out,
+            folder,
+            encoder=choice.open(),
+            kind=router,
+            options=options,
+            steps=steps,
+            resume=resume,
+            seed=seed,
+            candidates=specs,
+            false_abstain_budget=evaluation.false_abstain_budget(budget),
+            equality=configured.aggregation.equality if configured else Equality.EXACT,
+            progress=progress,
+        )
+    result = report.artifact_summary(artifact, folder, len(rows))
+    print_json(result) if as_json else out.print(report.fields(result))
+
+
+@click.command()
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
+@click.option(
+    "--objective",
+    type=click.Choice(["size", "cost"]),
+    help="What to spend little of; cost where the configuration has prices.",
+)
+@click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
+@JSON
+def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
+    """Choose score, alpha and vote on validation rows; show the change as a diff.
+
+    An evaluator in the configuration is asked about the rows' answers.
+    """
+    from app.lifespan import open_racer
+    from app.tools import tuning
+    from racer_core.offline import tune as search
+
+    configured, secrets = settings.load(config)
+    if objective == "cost" and configured.prices is None:
+        raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
+    rows = read_rows(validation, configured.pool)
+    opened = open_racer(configured)
+    search.check_rows(opened, rows)
+    with progress_bars(as_json) as progress:
+        rated = None
+        if configured.aggregation.raters:
+            rated = tuning.rate(configured, secrets, rows, progress)
+        tuned = search.tune(
+            opened,
+            rows,
+            equality=configured.aggregation.equality,
+            risk_target=configured.routing.risk_target,
+            prices=None if objective == "size" else configured.prices,
+            ratings=rated.ratings if rated else None,
+            progress=progress,
+        )
+    change = tuning.change(config, tuned)
+    if rated and rated.failed:
+        err.print(
+            f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "
+            "count as the mean of the others given to the same set",
+            soft_wrap=True,
+        )
+    if write:
+        change.write()
+    if as_json:
+        print_json(asdict(tuned) | {"diff": change.diff, "written": write})
+        return
+    out.print(tuning.table(tuned))
+    out.print(change.diff or "nothing to change", markup=False, highlight=False)
+
+
+def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:
+    return [
+        artifacts.CandidateSpec(
+            name=each.name, model=each.model or each.name, parameters=each.parameters
+        )
+        for each in configured.candidates
+    ]

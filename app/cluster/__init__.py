@@ -1,8 +1,0 @@
-"""The gateway on a Ray cluster; the only package that imports ray."""
-
-from importlib.util import find_spec
-
-from app.errors import SettingsError
-
-if find_spec("ray") is None:
-    raise SettingsError("Ray is not installed: pip install 'racer-gateway[ray]'")

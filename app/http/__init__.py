@@ -1,0 +1,1 @@
+"""What stands between a socket and a handler: bytes, hosts, keys, limits, logs."""

@@ -1,0 +1,158 @@
+"""The gate: one middleware in front of every route, shut unless the table of doors opens it.
+
+Decided on headers and the matched route alone, before a byte of the body is read: host, route,
+listener, browser, key, quota, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from fastapi.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.access.allowed_hosts import HostCheck
+from app.access.api_keys import LOCAL, Caller, KeyRing
+from app.access.failed_logins import Failures
+from app.access.quotas import Quotas, Ticket
+from app.access.route_roles import PROBES, DoorPlan, Match
+from app.errors import Forbidden, NotFound, Unauthorized
+from app.front.drain import Drain
+from app.front.errors import CrossSite, RateLimited
+from app.http.admission_queue import Turnstile
+from app.settings import Settings
+from app.wire import bodies as wire
+from racer_core.errors import RacerError
+
+_READ_ONLY = ("GET", "HEAD", "OPTIONS")
+
+
+class Gate:
+    """Refuses, or hands on with ``caller`` and ``quota`` in the request's state."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[BaseRoute],
+        settings: Settings,
+        keys: KeyRing,
+        quotas: Quotas,
+        drain: Drain,
+    ) -> None:
+        access = settings.access
+        bound = [settings.host] if access.admin is None else [settings.host, access.admin.host]
+        self._app = app
+        self._plan = DoorPlan(routes)
+        self._hosts = HostCheck(bound, access.hosts)
+        self._keys = keys
+        self._quotas = quotas
+        self._failures = Failures(access.failures_per_minute)
+        self._turnstile = Turnstile()
+        self._admin_port = None if access.admin is None else access.admin.port
+        self._admin_key_env = access.admin_key_env
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Decide, then refuse or hand on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # the server speaks no WebSocket; should it ever, it is shut
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        match = self._plan.match(scope["method"], scope["path"])
+        scope.setdefault("state", {})["route"] = match.path
+        try:
+            ticket = self._admit(scope, match)
+        except RacerError as exc:
+            await _refusal(exc)(scope, receive, send)
+            return
+        if match.door is None:
+            await _wrong_method(match)(scope, receive, send)
+        elif self._drain.begun and match.path == "/readyz":
+            await wire.json_response({"status": "draining"}, status=503)(scope, receive, send)
+        else:
+            with ticket as place:
+                if place is not None and place.is_work:
+                    await self._turnstile.turn()
+                await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
+        """The request's place, once it may go on; a path's wrong methods need none."""
+        self._hosts.check(scope["headers"], any_name=match.path in PROBES)
+        if match.path is None or (match.door is None and scope["method"] in match.methods):
+            raise NotFound("Not Found")
+        if match.door == "admin" and self._admin_port not in (None, scope["server"][1]):
+            raise NotFound("Not Found")
+        if match.door in (None, "public"):
+            return nullcontext()
+        if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
+            raise CrossSite("a page of another site may not do this")
+        caller = self._admin(scope) if match.door == "admin" else self._data(scope)
+        scope["state"]["caller"] = caller  # known, whether or not there is room
+        is_work = scope["method"] != "GET"  # looking at an overloaded gateway is no work
+        ticket = self._quotas.admit(caller.name, is_work=is_work)
+        scope["state"]["quota"] = ticket
+        return ticket
+
+    def _data(self, scope: Scope) -> Caller:
+        """Any key; none where no data key exists, for the server is then bound to loopback."""
+        if caller := self._find(scope):
+            return caller
+        if not self._keys.has("data"):
+            return LOCAL
+        raise self._unauthorized(scope, "a valid API key is needed: Authorization: Bearer <key>")
+
+    def _admin(self, scope: Scope) -> Caller:
+        """A key whose role is admin."""
+        if not self._keys.has("admin"):
+            raise Forbidden(f"admin endpoints are off: set ${self._admin_key_env} and restart")
+        caller = self._find(scope)
+        if caller is None:
+            raise self._unauthorized(scope, "the admin key is needed: Authorization: Bearer <key>")
+        if caller.role != "admin":
+            raise Forbidden("this needs the admin key, not the data key")
+        return caller
+
+    def _find(self, scope: Scope) -> Caller | None:
+        key = _bearer(scope)
+        return None if key is None else self._keys.find(key)
+
+    def _unauthorized(self, scope: Scope, message: str) -> Unauthorized:
+        """Raises RateLimited instead when this address sent too many wrong keys."""
+        client: tuple[str, int] | None = scope.get("client")
+        if _bearer(scope) is not None and client is not None:
+            self._failures.note(client[0])
+        return Unauthorized(message)
+
+
+def _bearer(scope: Scope) -> bytes | None:
+    """The presented key; None when there is none, or more than one header with keys."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    if len(given) != 1:
+        return None
+    scheme, _, key = given[0].partition(b" ")
+    return (key.strip() or None) if scheme.lower() == b"bearer" else None
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    return any(
+        name == b"sec-fetch-site" and value.strip().lower() == b"cross-site"
+        for name, value in scope["headers"]
+    )
+
+
+def _refusal(exc: RacerError) -> Response:
+    status, body = wire.envelope(exc)
+    wait_s = exc.retry_after_s if isinstance(exc, RateLimited) else None
+    return wire.error_response(status, body, retry_after_s=wait_s)
+
+
+def _wrong_method(match: Match) -> Response:
+    body = wire.error_body("Method Not Allowed", "invalid_request_error", code="method_not_allowed")
+    response = wire.error_response(405, body)
+    response.headers["allow"] = ", ".join(sorted(match.methods))
+    return response

@@ -1,0 +1,58 @@
+"""One span around every request for which a candidate may be asked."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.telemetry.tracing import Tracer
+
+_ASKING: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/route",
+        "/v1/route",
+    }
+)
+
+
+class Traced:
+    """Behind the gate, so that nobody without a key writes into the operator's traces."""
+
+    def __init__(self, app: ASGIApp, *, tracer: Tracer, log_prompts: bool) -> None:
+        self._app = app
+        self._tracer = tracer
+        self._log_prompts = log_prompts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand on inside a span."""
+        state: dict[str, Any] = scope.get("state", {})
+        path: str | None = state.get("route")
+        if scope["type"] != "http" or path not in _ASKING:
+            await self._app(scope, receive, send)
+            return
+        with self._tracer.route(path, scope["method"], _traceparent(scope)) as span:
+
+            async def seen(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.answered(message["status"])
+                await send(message)
+
+            try:
+                await self._app(scope, receive, seen)
+            except Exception as exc:
+                span.failed(type(exc).__name__)
+                raise
+            finally:
+                if self._log_prompts:
+                    span.said(prompt=state.get("prompt"), answer=state.get("answer"))
+
+
+def _traceparent(scope: Scope) -> str | None:
+    """None also where there are several: nobody can say which of them is meant."""
+    given = [value for name, value in scope["headers"] if name == b"traceparent"]
+    return given[0].decode("latin-1") if len(given) == 1 else None

@@ -1,0 +1,8 @@
+"""The gateway on a Ray cluster; only this and ``app.tools.ray_batch`` import ray."""
+
+from importlib.util import find_spec
+
+from app.errors import SettingsError
+
+if find_spec("ray") is None:
+    raise SettingsError("Ray is not installed: pip install 'racer-gateway[ray]'")

@@ -1,0 +1,177 @@
+"""The active calibration: one reference, swapped whole, with parts of it computed on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from datetime import datetime
+from typing import Final, Generic, TypeVar
+
+from app.errors import NotReady, Overloaded
+from app.routing.groups import GroupedRows, GroupThreshold, RowPlan
+from app.store.calibration_record import Record
+from app.telemetry.metrics import Telemetry
+from racer_core.calibration.calibration import Calibration
+
+_MAX_PARTS: Final = 64
+_MAX_PENDING: Final = 8  # of each kind: clients choose which smaller pools are asked for
+_THREADS: Final = 2
+
+Pool = tuple[str, ...]
+_Place = tuple[str, Pool, bool]  # the record, the candidates, whether of later turns
+KeyT = TypeVar("KeyT")
+PartT = TypeVar("PartT")
+
+
+class ActiveCalibration:
+    """What requests decide with. Readers take the record once and never see half a swap."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._record: Record | None = None
+        self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
+        # Of their own, so that parts hold up no other work; they end with this object.
+        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
+        # By record, so that a swap never serves a part of another one.
+        self._sub_pools = _Parts[_Place, Calibration](threads)
+        self._grouped = _Parts[_Place, GroupedRows](threads)
+        self._groups = _Parts[tuple[_Place, RowPlan], GroupThreshold](threads)
+        # Of its own, so that no work in other threads delays an activation.
+        self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
+        self._followers: list[Callable[[Record], None]] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether queries can be routed."""
+        return self._record is not None
+
+    @property
+    def why_not(self) -> str:
+        """What an operator should do while it is not ready."""
+        return self._why_not
+
+    def record(self) -> Record:
+        """The active record. Raises :class:`NotReady` before there is one."""
+        if self._record is None:
+            raise NotReady(self._why_not)
+        return self._record
+
+    async def tell(self, follower: Callable[[Record], None]) -> None:
+        """Call this on a thread with the active record, and every later one before it decides."""
+        self._followers.append(follower)
+        if self._record is not None:
+            await self._prepare(follower, self._record)
+
+    async def swap(self, record: Record) -> None:
+        """Sort the record's scores on a thread, then replace the reference."""
+        await self._prepare(_warm, record.calibration)
+        if record.later is not None:
+            await self._prepare(_warm, record.later.calibration)
+        for follower in self._followers:
+            await self._prepare(follower, record)
+        self._record = record
+        for parts in (self._sub_pools, self._grouped, self._groups):
+            parts.clear()
+        self._telemetry.calibration_rows.set(record.calibration.n)
+        made = datetime.fromisoformat(record.created_at).timestamp()
+        self._telemetry.calibration_timestamp.set(made)
+
+    async def _prepare(self, work: Callable[[PartT], None], given: PartT) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)
+
+    def refuse(self, reason: str) -> None:
+        """Remember why a stored record cannot be used."""
+        self._why_not = reason
+
+    async def calibration(
+        self, record: Record, names: Pool, group: str | None = None, *, later: bool = False
+    ) -> GroupThreshold:
+        """The rows whose threshold applies, computed on a thread and remembered.
+
+        What one caller no longer waits for is computed to its end, for the next.
+
+        Args:
+            record: The record that decides.
+            names: The candidates among which is chosen, in the order of the pool.
+            group: Of the request, as ``Grouping`` found it; None: none is known.
+            later: Take the rows of later turns, which the record must have.
+
+        Raises:
+            Overloaded: It is not known, and too many others are being computed.
+        """
+        calibration = await self.sub_pool(record, names, later=later)
+        if calibration.groups is None:
+            return GroupThreshold(calibration=calibration, group=None)
+        place = (record.id, names, later)
+        rows = await self._grouped.get(place, lambda: GroupedRows(calibration))
+        plan = rows.plan(group)
+        return await self._groups.get((place, plan), lambda: _warmed_group(rows, plan))
+
+    async def sub_pool(self, record: Record, names: Pool, *, later: bool = False) -> Calibration:
+        """The record's rows for a smaller pool, whatever their groups, computed likewise.
+
+        Raises:
+            Overloaded: As :meth:`calibration`.
+        """
+        calibration = record.rows(later=later)
+        if names == calibration.pool:
+            return calibration
+        return await self._sub_pools.get(
+            (record.id, names, later), lambda: _warmed(calibration.restrict(names))
+        )
+
+
+class _Parts(Generic[KeyT, PartT]):
+    """What threads compute, by key: each once; of too many that least lately asked for goes."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+        self._known: dict[KeyT, asyncio.Future[PartT]] = {}  # the last asked for stands last
+        self._pending: set[asyncio.Future[PartT]] = set()
+
+    async def get(self, key: KeyT, make: Callable[[], PartT]) -> PartT:
+        """What is known under the key, else what ``make`` makes on a thread.
+
+        Raises:
+            Overloaded: Nothing is known, and too many are being made.
+        """
+        part = self._known.pop(key, None) or self._begun(make)
+        self._known[key] = part
+        try:
+            return await asyncio.shield(part)
+        except Exception:
+            if self._known.get(key) is part:
+                del self._known[key]
+            raise
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known.clear()
+
+    def _begun(self, make: Callable[[], PartT]) -> asyncio.Future[PartT]:
+        if len(self._pending) >= _MAX_PENDING:
+            raise Overloaded(f"{_MAX_PENDING} thresholds are being computed already")
+        if len(self._known) >= _MAX_PARTS:
+            del self._known[next(iter(self._known))]
+        part = asyncio.get_running_loop().run_in_executor(self._threads, make)
+        self._pending.add(part)
+        part.add_done_callback(self._pending.discard)
+        return part
+
+
+def _warmed_group(rows: GroupedRows, plan: RowPlan) -> GroupThreshold:
+    applied = rows.serving(plan)
+    _warm(applied.calibration)
+    return applied
+
+
+def _warmed(calibration: Calibration) -> Calibration:
+    _warm(calibration)
+    return calibration
+
+
+def _warm(calibration: Calibration) -> None:
+    """Sort once, off the event loop; afterwards any alpha is a look-up."""
+    for score in calibration.offered:
+        calibration.lambda_hat(calibration.options.alpha, score)

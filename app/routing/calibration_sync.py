@@ -1,0 +1,180 @@
+"""Keeps what this process decides with equal to what the store says is active.
+
+Whoever activates a calibration writes the store first; memory follows it, here and in every other
+gateway that shares the store, within a moment where it can notify and within
+``notifications.POLL_S`` otherwise. So whatever happens in the middle of an activation, every
+gateway has the old calibration or the new one, whole, and in the end the one that the store has.
+While the store cannot be read, the last one goes on deciding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+from prometheus_client import Gauge
+
+from app.errors import StoreDamaged, StoreError
+from app.routing.active_calibration import ActiveCalibration
+from app.store import Pulse, Store
+from app.store.calibration_record import Record
+from app.store.notifications import Bell
+from app.telemetry.metrics import Telemetry
+from racer_core.records.conversation import RoutedText
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 2.0  # with a store that does not answer
+
+
+class Follower:
+    """The only one who replaces the active calibration.
+
+    Args:
+        store: What is followed.
+        active: What requests decide with.
+        setup: Digest of the artifact and of how candidates are served: records of others are none.
+        text: What the router reads of later turns now.
+        telemetry: Where it is shown whether the store can be read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        active: ActiveCalibration,
+        *,
+        setup: str,
+        text: RoutedText,
+        telemetry: Telemetry,
+    ) -> None:
+        self.setup = setup
+        self._store = store
+        self._active = active
+        self._text = text
+        self._one_at_a_time = asyncio.Lock()
+        self._damaged: str | None = None  # the record that is not tried again
+        self._hearers: list[Callable[[Pulse], None]] = []
+        self._bell = Bell(store.url)
+        self._task: asyncio.Task[None] | None = None
+        self._answered_at = time.monotonic()
+        self.lost = False  # the store cannot be read now
+        # Here and not among all metrics: a gateway without a router has no store.
+        self._up = Gauge(
+            "racer_store_up",
+            "0 while the store cannot be read: what was read last goes on deciding",
+            registry=telemetry.registry,
+        )
+        self._up.set(1)
+
+    async def __aenter__(self) -> Self:
+        """Load what an earlier run activated; without it the gateway serves on, and says so."""
+        try:
+            await self.catch_up()
+        except StoreError as exc:
+            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
+        await self._bell.__aenter__()
+        self._task = asyncio.create_task(self._follow(), name="following the store")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self.lost:
+            self._store.cut()
+        await self._bell.__aexit__(None, None, None)
+
+    def tell(self, hearer: Callable[[Pulse], None]) -> None:
+        """Call this with whatever the store says; it must not block."""
+        self._hearers.append(hearer)
+
+    async def catch_up(self, made: Record | None = None) -> None:
+        """Decide with what the store says is active.
+
+        Args:
+            made: A record that is at hand and need not be read again.
+
+        Raises:
+            StoreError: The store cannot be read, or the record in it is damaged.
+        """
+        async with self._one_at_a_time:
+            pulse = await self._store.pulsing(self._store.pulse, self.setup)
+            self._lost(False)
+            await self._take(pulse, made)
+            for hearer in self._hearers:
+                hearer(pulse)
+
+    async def _take(self, pulse: Pulse, made: Record | None) -> None:
+        wanted = pulse.active_id
+        if wanted is None:
+            await self._explain()
+        elif wanted != self._damaged and wanted != self._current():
+            if made is None or made.id != wanted:
+                made = await self._read(wanted)
+            await self._active.swap(made)
+            self._damaged = None
+            self._warn(made)
+
+    async def _read(self, calibration_id: str) -> Record:
+        try:
+            return await self._store.pulsing(self._store.record, calibration_id)
+        except StoreDamaged as exc:
+            self._damaged = calibration_id
+            log.error("%s; what decided before goes on", exc)
+            raise
+
+    def _current(self) -> str | None:
+        return self._active.record().id if self._active.ready else None
+
+    async def _explain(self) -> None:
+        """Say why nothing decides, where another artifact's calibration is there."""
+        if self._active.ready:
+            return
+        other = await self._store.pulsing(self._store.others, self.setup)
+        if other is not None:
+            self._active.refuse(
+                f"calibration {other} was made with another artifact, or with candidates that were "
+                "served otherwise: upload its rows again to POST /calibrate"
+            )
+
+    def _warn(self, record: Record) -> None:
+        """Say where part of a record cannot decide."""
+        if record.later is not None and record.later.text != self._text:
+            log.warning(
+                "calibration %s read later turns by routing.text %s, which is %s now: they are "
+                "uncalibrated until its rows are uploaded again",
+                record.id,
+                record.later.text,
+                self._text,
+            )
+
+    async def _follow(self) -> None:
+        while True:
+            await self._bell.wait()
+            asking = asyncio.create_task(self.catch_up(), name="catching up with the store")
+            try:
+                while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
+                    if self._answered_at < time.monotonic() - PATIENCE_S:
+                        self._lost(True)
+                        self._store.cut()
+                await asking
+            except asyncio.CancelledError:
+                asking.cancel()
+                raise
+            except StoreError as exc:
+                if not self.lost:
+                    log.warning("the store is not followed now: %s", exc)
+                self._lost(True)
+            except Exception:
+                log.exception("a calibration cannot be used; what decided before goes on")
+
+    def _lost(self, lost: bool) -> None:
+        if not lost:
+            self._answered_at = time.monotonic()
+        self.lost = lost
+        self._up.set(not lost)

@@ -1,0 +1,75 @@
+"""A decision as a request carries it on: who is called, why, and on what it rests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from app.monitoring.decision_record import ChosenBy
+from app.routing.certificate import Certificate
+from app.routing.reasons import Reason
+from app.routing.scorer import ScoredQuery
+from app.store.calibration_record import Record
+from racer_core.types import RoutingDecision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A decision, its certificate, and what both were made from."""
+
+    decision: RoutingDecision
+    certificate: Certificate
+    pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
+    fingerprint: bytes
+    scored: ScoredQuery | None  # None when the router failed
+    record: Record
+    group: str | None  # what the request belongs to, whether or not it has a threshold of its own
+    chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
+    chosen_by: ChosenBy
+    repeated: bool = False  # the query came before
+
+    @property
+    def strongest(self) -> str:
+        """The candidate with the highest router score."""
+        return next(iter(self.pool_scores), self.certificate.pool[0])
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the same query would be decided so again: nothing failed, or was late."""
+        return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons
+
+    @property
+    def vote_scores(self) -> dict[str, float]:
+        """What each candidate's vote is weighed by: r where it was selected, else f."""
+        decision = self.decision
+        return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
+
+    def calling(self, names: Sequence[str], reason: Reason) -> Routed:
+        """The same, but these candidates are called instead of the chosen set."""
+        scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
+        decision = replace(self.decision, selected=tuple(names), scores=scores)
+        return replace(self, decision=decision, certificate=self.certificate.because(reason))
+
+    def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> Routed:
+        """The same, but something else than the threshold made the set."""
+        return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
+
+    def because(self, *reasons: str) -> Routed:
+        """The same with further reasons in its certificate."""
+        if not reasons:
+            return self
+        return replace(self, certificate=self.certificate.because(*reasons))
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form of the decision; its certificate, which may still change, is told apart."""
+        decision = self.decision
+        return {
+            "selected": list(decision.selected),
+            "scores": dict(zip(decision.selected, decision.scores, strict=True)),
+            "pool_scores": self.pool_scores,
+            "null_in_set": decision.null_selected,
+            "abstained": decision.abstained,
+            "abstain_reason": decision.abstain_reason,
+            "truncated": decision.truncated,
+        }

@@ -1,0 +1,197 @@
+"""The routing worker: a bounded queue and one thread that owns the encoder.
+
+Everything that blocks happens on that thread. Queries that wait are scored together: batches grow
+by themselves under load, and nobody waits for a batch to fill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.errors import NotReady, Overloaded
+from app.routing.scorer import ScoredQuery, put, room_for
+from app.telemetry.metrics import Telemetry
+from racer_core.racer import Racer, Scored
+
+_ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
+_SORTED: Final = 64  # rows of which those of like length are scored together
+# Beside live queries a calibration rests so many times as long as its rows took, so that most
+# queries find the thread free. A query counts as live for so long.
+_REST: Final = 3.0
+_LIVE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    query: str
+    since: float  # monotonic
+    future: asyncio.Future[ScoredQuery]
+
+
+class RoutingWorker:
+    """Scores queries on one thread.
+
+    Args:
+        racer: Loaded artifact and encoder.
+        queue: How many queries may wait; one more is refused.
+        queue_s: How long one may wait for its turn while more wait than are scored together; it is
+            refused then, and not scored: who comes later is still waited for. While nobody has a
+            turn, nobody is refused; after the whole process stood still, no more than a batch
+            cannot take.
+        batch: How many are scored together.
+        telemetry: Where queue depth and batch sizes are counted.
+    """
+
+    def __init__(
+        self, racer: Racer, *, queue: int, queue_s: float, batch: int, telemetry: Telemetry
+    ) -> None:
+        self._racer = racer
+        self._limit = queue
+        self._queue_s = queue_s
+        self._batch = batch
+        self._telemetry = telemetry
+        self._waiting: deque[_Waiting] = deque()
+        self._arrived = asyncio.Event()
+        self._asked = -math.inf  # when the last query came, monotonic
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
+        self._pump: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._on_thread(["warm up"])
+        self._pump = asyncio.create_task(self._run(), name="routing worker")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        _fail(self._waiting, NotReady("the gateway is closing"))
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def score(self, query: str) -> ScoredQuery:
+        """Score one query; cancelling gives up its place.
+
+        Raises:
+            Overloaded: The queue is full, or so slow that the query waited too long.
+        """
+        if len(self._waiting) >= self._limit:
+            raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
+        item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
+        self._waiting.append(item)
+        self._asked = item.since
+        self._telemetry.queue_depth.set(len(self._waiting))
+        self._arrived.set()
+        try:
+            return await item.future
+        finally:
+            if item in self._waiting:  # its client left before its turn
+                self._waiting.remove(item)
+
+    def score_rows(
+        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+    ) -> Scored:
+        """Score many rows from another thread, in slices between which live queries go first.
+
+        While there are live queries it takes its time, so that few of them have to wait. Blocks the
+        calling thread, which must not be the event loop's.
+
+        Args:
+            texts: Taken a few at a time.
+            progress: Hears how many rows were scored, and of how many, before each slice; what it
+                raises ends the scoring.
+        """
+        count, done = len(texts), 0
+        whole: Scored | None = None
+        for rows in _slices(texts):
+            if progress is not None:
+                progress(done, count)
+            some = [texts[row] for row in rows]
+            part, took_s = self._thread.submit(self._timed, some).result()
+            whole = whole or room_for(part, count)
+            put(part, whole, rows)
+            done += len(rows)
+            if done < count and time.monotonic() - self._asked < _LIVE_S:
+                time.sleep(_REST * took_s)
+        if whole is None:
+            raise ValueError("there are no rows to score")
+        return whole
+
+    async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Embeddings of texts, (B, D), each of length 1; on the encoder's thread."""
+        self._asked = time.monotonic()  # a request waits for it
+        loop = asyncio.get_running_loop()
+        encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
+        return encoded.embeddings
+
+    async def _run(self) -> None:
+        while True:
+            await self._arrived.wait()
+            batch = self._next_batch()
+            if batch:
+                await self._score_batch(batch)
+
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while self._waiting and len(batch) < self._batch:
+            crowded = len(batch) + len(self._waiting) > self._batch
+            item = self._waiting.popleft()
+            if crowded and time.monotonic() - item.since > self._queue_s:
+                _fail([item], Overloaded("the router is too far behind; try again soon"))
+            elif not item.future.done():  # its client is still there
+                batch.append(item)
+        if not self._waiting:
+            self._arrived.clear()
+        self._telemetry.queue_depth.set(len(self._waiting))
+        return batch
+
+    async def _score_batch(self, batch: list[_Waiting]) -> None:
+        self._telemetry.batch_size.observe(len(batch))
+        try:
+            with self._telemetry.router_seconds.time():
+                scored = await self._on_thread([item.query for item in batch])
+            near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
+            rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))
+            if len(rows) != len(batch):  # before anybody gets the scores of another's query
+                raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
+            for item, (row, cut, neighbours) in zip(batch, rows, strict=True):
+                if not item.future.done():
+                    item.future.set_result(ScoredQuery(row, cut, neighbours))
+        except asyncio.CancelledError:
+            _fail(batch, NotReady("the gateway is closing"))
+            raise
+        except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
+            _fail(batch, exc)
+
+    def _timed(self, texts: Sequence[str]) -> tuple[Scored, float]:
+        started = time.monotonic()
+        return self._racer.score(texts), time.monotonic() - started
+
+    async def _on_thread(self, texts: Sequence[str]) -> Scored:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._racer.score, texts)
+
+
+def _slices(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Every row once, a few of like length together: others are padded, or computed apart."""
+    for start in range(0, len(texts), _SORTED):
+        lengths = [len(text) for text in texts[start : start + _SORTED]]
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        for first in range(0, len(order), _ROWS):
+            yield [start + row for row in order[first : first + _ROWS]]
+
+
+def _fail(items: Iterable[_Waiting], exc: Exception) -> None:
+    for item in items:
+        if not item.future.done():
+            item.future.set_exception(exc)

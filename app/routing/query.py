@@ -1,0 +1,161 @@
+"""What the router reads of a request, and what the guarantee may not cover of it. Pure.
+
+Rows are labelled with messages of plain text by user and assistant, answered with the candidates'
+own parameters. Whatever else a request holds is another population, and becomes a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from app.routing.reasons import Reason
+from app.settings import Candidate, Settings
+from app.wire.candidate_payload import conditions_differ
+from app.wire.schemas import Message
+from racer_core.errors import InputError
+from racer_core.records.conversation import joined
+
+Need = Literal["tools", "vision", "json_schema"]
+
+_OTHER_KIND = ("tools", "functions", "audio", "modalities")
+# Compared, not looked up: a client's `type` may be a list, which has no hash.
+_IMAGES = ("image_url", "input_image", "image", "video_url")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """What the router reads of a request, and what it makes of the rest."""
+
+    text: str
+    reasons: tuple[str, ...] = ()  # premises of the guarantee that the request breaks
+    whole_pool: bool = False  # another kind of request than was labelled: everyone is called
+    later: bool = False  # a turn after the first of a conversation
+    needs: frozenset[Need] = frozenset()  # what a candidate must be able to do
+    chars: int = 0  # of all texts that candidates are sent
+
+    def able(self, candidates: Iterable[Candidate]) -> tuple[str, ...]:
+        """The candidates that can be asked this at all."""
+        return tuple(each.name for each in candidates if self._suits(each))
+
+    def _suits(self, candidate: Candidate) -> bool:
+        able = candidate.capabilities
+        longest = able.context_chars
+        return all(getattr(able, need) for need in self.needs) and (
+            longest is None or self.chars <= longest
+        )
+
+
+def of_messages(
+    messages: Sequence[Message], fields: Mapping[str, Any], settings: Settings
+) -> Query:
+    """The text to route on, and why the guarantee may not cover this request.
+
+    Harness noise, system prompts and results of tools, is never routed on.
+
+    Args:
+        messages: The conversation.
+        fields: What candidates are sent beside the messages.
+        settings: How the pool decodes, and which text is routed on.
+
+    Raises:
+        InputError: No user message with text.
+    """
+    users = [message for message in messages if message.role == "user"]
+    if not users:
+        raise InputError("messages hold no user message to route on", param="messages")
+    text, plain = _text_of(users[-1])
+    reasons: list[str] = []
+    others = {message.role for message in messages} - {"user"}
+    if others & {"system", "developer"} or conditions_differ(fields, settings.candidates):
+        reasons.append(Reason.CONDITIONS_DIFFER)
+    later = len(users) > 1 or bool(others - {"system", "developer"})
+    if later and not _could_be_a_row(messages):
+        reasons.append(Reason.MULTI_TURN)
+    if not plain or any(fields.get(field) for field in _OTHER_KIND):
+        reasons.append(Reason.UNLABELLED_KIND)
+    if settings.routing.text == "conversation":
+        text = joined(_text_of(each)[0] for each in messages if each.role in ("user", "assistant"))
+    if not text.strip():
+        if plain or not users[-1].content:
+            raise InputError("the last user message is empty", param="messages")
+        text = "(no text)"
+    chars = sum(len(_text_of(message)[0]) for message in messages)
+    needs = _needs(messages, fields)
+    return _query(text, reasons, settings, later=later, needs=needs, chars=chars)
+
+
+def of_prompt(prompt: str, settings: Settings) -> Query:
+    """A bare prompt: no row was asked without its chat template."""
+    if not prompt.strip():
+        raise InputError("the prompt is empty", param="prompt")
+    return _query(prompt, [Reason.CONDITIONS_DIFFER], settings, chars=len(prompt))
+
+
+def _query(
+    text: str,
+    reasons: Sequence[str],
+    settings: Settings,
+    *,
+    later: bool = False,
+    needs: frozenset[Need] = frozenset(),
+    chars: int,
+) -> Query:
+    longest = settings.limits.query_chars
+    too_long = (Reason.QUERY_TOO_LONG,) if len(text) > longest else ()
+    return Query(
+        text=text[:longest],
+        reasons=(*reasons, *too_long),
+        whole_pool=bool(too_long) or Reason.UNLABELLED_KIND in reasons,
+        later=later,
+        needs=needs,
+        chars=chars,
+    )
+
+
+def _needs(messages: Sequence[Message], fields: Mapping[str, Any]) -> frozenset[Need]:
+    needs: set[Need] = set()
+    if fields.get("tools") or fields.get("functions"):
+        needs.add("tools")
+    if any(part.get("type") in _IMAGES for message in messages for part in _parts(message)):
+        needs.add("vision")
+    if answer_format(fields) == "json_schema":
+        needs.add("json_schema")
+    return frozenset(needs)
+
+
+def answer_format(fields: Mapping[str, Any]) -> str | None:
+    """What shape of answer a request demands: ``json_schema``, ``json_object``, ``text``."""
+    text: object = fields.get("text")  # where /v1/responses has it
+    responses = cast("dict[str, object]", text).get("format") if isinstance(text, dict) else None
+    wanted: object = fields.get("response_format") or responses
+    kind = cast("dict[str, object]", wanted).get("type") if isinstance(wanted, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _could_be_a_row(messages: Sequence[Message]) -> bool:
+    """Whether rows of several turns can have such turns: plain texts, the last one a question."""
+    turns = [message for message in messages if message.role not in ("system", "developer")]
+    return (
+        all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
+        and turns[-1].role == "user"
+        and bool(_text_of(turns[-1])[0].strip())
+    )
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    return message.content if isinstance(message.content, list) else []
+
+
+def _text_of(message: Message) -> tuple[str, bool]:
+    """The text of a turn, and whether it is a plain text, as in the labelled rows."""
+    plain = not any((message.model_extra or {}).values())  # clients send back `refusal: null`
+    if isinstance(message.content, str):
+        return message.content, plain
+    texts = [
+        part["text"]
+        for part in _parts(message)
+        if part.get("type") == "text" and isinstance(part.get("text"), str)
+    ]
+    return "\n".join(texts), plain and len(texts) == 1 == len(message.content or [])

@@ -1,0 +1,61 @@
+"""One query at every risk level: the set that each would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.routing.decision import Routed
+from racer_core.calibration.calibration import Levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiskLevels:
+    """A decision, and the sets that other alphas would choose for the same query.
+
+    Attributes:
+        routed: The decision at the alpha in force.
+        found: The others; None where everybody is called at every alpha.
+        prices: Of a call, by candidate; None where they have none.
+    """
+
+    routed: Routed
+    found: Levels | None = None
+    prices: tuple[float, ...] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The wire form."""
+        decisions = self.found.decisions if self.found else ()
+        return {
+            **self.routed.as_json(),
+            "certificate": self.routed.certificate.as_json(),
+            "nonconformity": self._by_name(self.found.nonconformity) if self.found else {},
+            "levels": [
+                {
+                    "alpha": each.alpha,
+                    "lambda_hat": None if each.trivial else each.lambda_hat,
+                    "selected": list(each.selected),
+                    "null_in_set": each.null_selected,
+                    "abstained": each.abstained,
+                    "cost_share": self._cost_share(each.selected),
+                }
+                for each in decisions
+            ],
+        }
+
+    def _by_name(self, values: Sequence[float]) -> dict[str, float]:
+        return dict(zip(self.routed.certificate.pool, values, strict=True))
+
+    def _cost_share(self, names: Sequence[str]) -> float | None:
+        """What calling these costs, as a share of calling all; no price is told."""
+        if self.prices is None:
+            return None
+        price = self._by_name(self.prices)
+        return sum(price[name] for name in names) / sum(self.prices)
+
+
+def alphas_for(most: float | None, used: float) -> list[float]:
+    """The levels that are shown: half a percent apart, with the one in force among them."""
+    shown = {step / 200 for step in range(1, max(100, int(200 * used)) + 1)} | {used}
+    return sorted(alpha for alpha in shown if most is None or alpha <= most)

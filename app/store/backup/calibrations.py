@@ -1,0 +1,122 @@
+"""Between the store and a backup: every calibration, which are active, and their alarms.
+
+Decisions and feedback are not in a backup. A record never changes once it is stored, so gateways
+may run: which calibrations are active is that of one moment, each calibration comes with the
+alarms of one moment, and what is stored after the beginning is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from app.errors import Conflict
+from app.settings.access import Key
+from app.store import Store
+from app.store.backup.file import Backup, Kept, Manifest, writing
+from app.store.calibrations import is_whole
+from app.store.engine import begin_writing, notify
+from app.store.tables import ActiveRow, CalibrationRow, WatchRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What went into a backup."""
+
+    manifest: Manifest
+    damaged: tuple[str, ...]  # calibrations whose digests did not match: they are left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a backup did to a store, by calibrations."""
+
+    added: list[str] = field(default_factory=list[str])
+    there: list[str] = field(default_factory=list[str])
+    activated: list[str] = field(default_factory=list[str])
+    left: list[str] = field(default_factory=list[str])  # active then; another one is now
+
+
+def save(store: Store, keys: tuple[Key, ...], path: Path) -> Saved:
+    """Write a backup.
+
+    Raises:
+        StoreError: The store cannot be read; there is no backup then.
+        SettingsError: The file cannot be written.
+    """
+    with store.transaction() as session:  # what is active was stored before
+        active = set(session.scalars(select(ActiveRow.calibration_id)))
+        oldest_first = CalibrationRow.created_at, CalibrationRow.id
+        ids = list(session.scalars(select(CalibrationRow.id).order_by(*oldest_first)))
+    damaged: list[str] = []
+    with writing(path) as backup:
+        for calibration_id in ids:
+            with store.transaction() as session:
+                row = session.get_one(CalibrationRow, calibration_id)
+                watch = session.get(WatchRow, calibration_id)
+            if is_whole(row):
+                backup.add(Kept(row=row, active=calibration_id in active, watch=watch))
+            else:
+                damaged.append(calibration_id)
+        manifest = backup.finish(keys)
+    return Saved(manifest=manifest, damaged=tuple(damaged))
+
+
+def restore(store: Store, backup: Backup, *, activate: bool) -> Restored:
+    """Add what the store lacks, all or nothing; what is there stays as it is.
+
+    Args:
+        store: Where to.
+        backup: What was saved.
+        activate: Let what was active decide also where another calibration does now.
+
+    Raises:
+        InputError: The backup is damaged.
+        Conflict: A calibration is there with other content.
+        StoreError: The store cannot be used.
+    """
+    for _ in backup.calibrations():  # verified, all of them, before anything is written
+        pass
+    restored = Restored()
+    with store.transaction() as session:
+        begin_writing(session)
+        for kept in backup.calibrations():
+            if _is_there(session, kept.row):
+                restored.there.append(kept.row.id)
+            else:
+                session.add(kept.row)
+                session.flush()
+                restored.added.append(kept.row.id)
+            if kept.watch is not None and session.get(WatchRow, kept.row.id) is None:
+                session.add(kept.watch)
+            if kept.active:
+                _decide(session, kept.row, restored, activate=activate)
+        notify(session)
+    return restored
+
+
+def _is_there(session: Session, row: CalibrationRow) -> bool:
+    found = session.get(CalibrationRow, row.id)
+    if found is None:
+        return False
+    if found.digest != row.digest or not is_whole(found):
+        raise Conflict(f"calibration {row.id} is there with other content; nothing was changed")
+    return True
+
+
+def _decide(session: Session, row: CalibrationRow, restored: Restored, *, activate: bool) -> None:
+    """Make a calibration the active one where none is, or where it is asked for."""
+    active = session.get(ActiveRow, row.artifact, with_for_update=True)
+    if active is None:
+        session.add(ActiveRow(artifact=row.artifact, calibration_id=row.id))
+    elif active.calibration_id == row.id:
+        return
+    elif activate:
+        active.calibration_id = row.id
+    else:
+        restored.left.append(row.id)
+        return
+    restored.activated.append(row.id)

@@ -1,0 +1,1 @@
+"""What commands do without a gateway: labelling, evaluation, tuning, doctor and demo."""

@@ -1,0 +1,223 @@
+"""The demo's measurement: realised risk beside alpha, calls saved, accuracy, and the controls.
+
+Answers come through the official ``openai`` client. The sets are judged by the labels that are
+shipped with the test rows; the answers are graded as they arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from openai import APIError, AsyncOpenAI, DefaultAsyncHttpxClient
+
+from app.errors import UpstreamError
+from app.tools.gateway_client import GatewayClient
+from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.vote import aggregate
+from racer_core.calibration.laws import beta_binomial_interval
+from racer_core.calibration.metrics import SetMetrics, set_metrics
+from racer_core.calibration.threshold import allowed_misses
+from racer_core.types import BoolArray, CandidateAnswer, LabelledRow, LabelledRows, RiskTarget
+
+ALPHAS = (0.05, 0.1, 0.2)
+CONCURRENCY = 8
+Report = Callable[[str, int, int], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A query's answer, and the gateway's ``racer`` object."""
+
+    content: str
+    racer: dict[str, Any]
+
+
+def measure(
+    client: GatewayClient,
+    url: str,
+    calibration: Path,
+    test: LabelledRows,
+    *,
+    queries: int,
+    progress: Report,
+) -> dict[str, Any]:
+    """Measure both risk targets on the first ``queries`` test rows.
+
+    The paper's target is measured on ``/route`` decisions, which cost no tokens; the default
+    target, which is the active one when this returns, on whole answers.
+    """
+    rows = LabelledRows(pool=test.pool, rows=test.rows[:queries])
+    paper = client.calibrate(calibration, {"risk_target": RiskTarget.PAPER})["evidence"]
+    decisions = {alpha: _decide(client, rows, alpha, progress) for alpha in ALPHAS}
+    evidence = client.calibrate(calibration, {"risk_target": RiskTarget.ANSWERABLE})["evidence"]
+    answers, alone = asyncio.run(_ask_everything(url, rows, progress))
+    return {
+        "queries": len(rows),
+        "pool_size": len(rows.pool),
+        "n_calibration": evidence["rows"],
+        "alphas": [
+            {
+                "alpha": alpha,
+                "answerable": _answerable_risk(alpha, rows, answers[alpha], evidence["n"]),
+                "paper": _paper_risk(alpha, rows, decisions[alpha], paper["n"]),
+                **_what_it_took(rows, answers[alpha]),
+            }
+            for alpha in ALPHAS
+        ],
+        "controls": _controls(rows, alone, answers[ALPHAS[0]]),
+    }
+
+
+def _decide(
+    client: GatewayClient, rows: LabelledRows, alpha: float, progress: Report
+) -> list[dict[str, Any]]:
+    decisions: list[dict[str, Any]] = []
+    for query in rows.queries:
+        decisions.append(client.route(query, alpha, execute=False))
+        progress(f"deciding, paper's target, alpha {alpha:g}", len(decisions), len(rows))
+    return decisions
+
+
+async def _ask_everything(
+    url: str, rows: LabelledRows, progress: Report
+) -> tuple[dict[float, list[Answered]], dict[str, list[Answered]]]:
+    """Every query at every alpha, and to every candidate alone for the controls."""
+    http = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is here, not behind a proxy
+    async with AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="unused", timeout=120, http_client=http
+    ) as client:
+
+        async def ask(model: str, query: str, alpha: float | None = None) -> Answered:
+            try:
+                completion = await client.chat.completions.create(
+                    model=model,
+                    messages=[{"role": "user", "content": query}],
+                    extra_body={"racer": {"alpha": alpha}} if alpha else None,
+                )
+            except APIError as exc:
+                raise UpstreamError(f"the demo's gateway failed: {exc.message}") from exc
+            extra = completion.model_extra or {}
+            return Answered(completion.choices[0].message.content or "", extra.get("racer", {}))
+
+        answers = {
+            alpha: await _all(
+                [ask("auto", query, alpha) for query in rows.queries],
+                lambda done, a=alpha: progress(f"answering, alpha {a:g}", done, len(rows)),
+            )
+            for alpha in ALPHAS
+        }
+        alone = {
+            name: await _all(
+                [ask(name, query) for query in rows.queries],
+                lambda done, n=name: progress(f"asking {n} alone", done, len(rows)),
+            )
+            for name in rows.pool
+        }
+    return answers, alone
+
+
+async def _all(calls: Sequence[Awaitable[T]], report: Callable[[int], None]) -> list[T]:
+    """Await all, a few at a time, in order of the result and not of arrival."""
+    gate = asyncio.Semaphore(CONCURRENCY)
+    done = 0
+
+    async def one(call: Awaitable[T]) -> T:
+        nonlocal done
+        async with gate:
+            result = await call
+        done += 1
+        report(done)
+        return result
+
+    return await asyncio.gather(*(one(call) for call in calls))
+
+
+def _answerable_risk(
+    alpha: float, rows: LabelledRows, answers: Sequence[Answered], n: int
+) -> dict[str, Any]:
+    """P(miss | some candidate is right), and where it should lie for this many such queries."""
+    metrics = _metrics(rows, [answer.racer for answer in answers])
+    count = int(rows.labels(rows.pool).any(axis=1).sum())
+    return _with_interval(metrics.miss_given_answerable, alpha, n, count)
+
+
+def _paper_risk(
+    alpha: float, rows: LabelledRows, decisions: Sequence[dict[str, Any]], n: int
+) -> dict[str, Any]:
+    return _with_interval(_metrics(rows, decisions).risk, alpha, n, len(rows))
+
+
+def _with_interval(risk: float, alpha: float, n: int, count: int) -> dict[str, Any]:
+    misses = allowed_misses(n, alpha)
+    low, high = beta_binomial_interval(count, misses + 1, n - misses)
+    return {"risk": risk, "interval": [low / count, high / count], "n": n, "queries": count}
+
+
+def _metrics(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> SetMetrics:
+    null = np.array([decision["null_in_set"] for decision in decisions], dtype=bool)
+    return set_metrics(_sets(rows, decisions), null, rows.labels(rows.pool))
+
+
+def _sets(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> BoolArray:
+    called = [[name in decision["selected"] for name in rows.pool] for decision in decisions]
+    return np.array(called, dtype=bool)
+
+
+def _what_it_took(rows: LabelledRows, answers: Sequence[Answered]) -> dict[str, float]:
+    sets = _sets(rows, [answer.racer for answer in answers])
+    size = float(sets.sum(axis=1).mean())
+    return {
+        "mean_size": size,
+        "calls_saved": 1.0 - size / len(rows.pool),
+        "abstain": float((~sets.any(axis=1)).mean()),
+        "accuracy": _share_right(rows, [answer.content for answer in answers]),
+    }
+
+
+def _controls(
+    rows: LabelledRows, alone: dict[str, list[Answered]], routed: Sequence[Answered]
+) -> dict[str, Any]:
+    """Best single candidate, the router's first choice, and the vote of everyone."""
+    singles = {
+        name: _share_right(rows, [answer.content for answer in answers])
+        for name, answers in alone.items()
+    }
+    best = max(singles, key=lambda name: singles[name])
+    first: list[str] = []
+    voted: list[str] = []
+    for i, answer in enumerate(routed):
+        scores: dict[str, float] = answer.racer["pool_scores"]
+        first.append(alone[next(iter(scores))][i].content)
+        everyone = [
+            CandidateAnswer(
+                candidate=name,
+                text=alone[name][i].content,
+                form=normalise(Equality.EXACT, alone[name][i].content),
+                score=scores[name],
+            )
+            for name in rows.pool
+        ]
+        voted.append(aggregate(everyone).text)
+    return {
+        "best_single": {"name": best, "accuracy": singles[best]},
+        "singles": singles,
+        "router_top1": _share_right(rows, first),
+        "full_vote": _share_right(rows, voted),
+    }
+
+
+def _share_right(rows: LabelledRows, texts: Sequence[str]) -> float:
+    right = [_is_right(text, row) for text, row in zip(texts, rows.rows, strict=True)]
+    return sum(right) / len(right)
+
+
+def _is_right(text: str, row: LabelledRow) -> bool:
+    """Graded as the labels were: equal up to case and space."""
+    reference = normalise(Equality.EXACT, row.reference or "")
+    return reference is not None and normalise(Equality.EXACT, text) == reference

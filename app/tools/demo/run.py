@@ -1,0 +1,227 @@
+"""`racer demo`: real models that generate on the CPU, the gateway in front, and a measurement.
+
+Starts ``transformers serve`` with the pool and a gateway of its own, uploads the calibration rows
+through ``POST /calibrate``, and sends test queries through the official ``openai`` client.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+
+from app.errors import SettingsError, UpstreamUnavailable
+from app.tools.demo.measure import measure
+from app.tools.gateway_client import GatewayClient
+from racer_core.records.reader import read_rows
+
+# Beside the package in a checkout; one that was installed runs in the folder of the repository.
+_ROOTS = (Path(__file__).resolve().parents[3], Path.cwd())
+FOLDER = next((root / "deploy/demo" for root in _ROOTS if (root / "deploy/demo").is_dir()), Path())
+CALIBRATION = FOLDER / "data" / "calibration.jsonl"
+START_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A demo that is up."""
+
+    url: str
+    admin_key: str
+    seconds: float  # from the start of the command until ready
+    processes: tuple[subprocess.Popen[bytes], ...]
+
+
+def run(
+    *,
+    port: int,
+    queries: int,
+    once: bool,
+    quiet: bool,
+    show_result: Callable[[dict[str, Any]], None],
+) -> None:
+    """Start everything, measure, hand over what was measured, and stay up unless ``once``.
+
+    Raises:
+        SettingsError: The demo's files are not here, or the port is in use.
+        UpstreamUnavailable: The pool or the gateway does not come up.
+    """
+    console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 120)
+    with started(port, console) as running:
+        console.print(f"\nready after {running.seconds:.0f} s. In a browser: {running.url}/ui")
+        console.print(f"(this demo's admin key, for Calibrate and Watch: {running.admin_key})")
+        console.print("From another terminal:\n")
+        console.print(_lines_to_copy(running.url), markup=False, highlight=False, soft_wrap=True)
+        with (
+            Progress(console=console) as bars,
+            GatewayClient(running.url, running.admin_key) as client,
+        ):
+            result = measure(
+                client,
+                running.url,
+                CALIBRATION,
+                read_rows(FOLDER / "data" / "test.jsonl"),
+                queries=queries,
+                progress=_one_bar(bars),
+            )
+        result["ready_seconds"] = running.seconds
+        show_result(result)
+        if not once:
+            console.print(f"\nThe gateway stays up at {running.url}; Ctrl-C stops it.")
+            while all(process.poll() is None for process in running.processes):
+                time.sleep(1)
+            raise UpstreamUnavailable("the pool or the gateway ended by itself")
+
+
+@contextmanager
+def started(port: int, console: Console) -> Generator[Running]:
+    """The pool and a calibrated gateway, stopped on the way out."""
+    begun = time.monotonic()
+    signal.signal(signal.SIGTERM, _exit)  # else the children would be left behind
+    if not (FOLDER / "racer.yaml").is_file():
+        raise SettingsError("deploy/demo is not here: run `racer demo` in the repository's folder")
+    _check_free(port)
+    admin_key = secrets.token_urlsafe(24)
+    with ExitStack() as stack:
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="racer-demo-")))
+        pool_port = _free_port()
+        serve_pool = stack.enter_context(_process(_pool_command(pool_port), home / "pool.log"))
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "app",
+            "serve",
+            "--config",
+            str(_config(home, pool_port)),
+        ]
+        environment = {"RACER_ADMIN_KEY": admin_key, "RACER_DATA_KEY": ""}
+        gateway = stack.enter_context(
+            _process([*command, "--port", str(port)], home / "gateway.log", environment)
+        )
+        url = f"http://127.0.0.1:{port}"
+        with console.status("starting five language models and the gateway ..."):
+            _wait(f"http://127.0.0.1:{pool_port}/health", serve_pool, home / "pool.log")
+            _wait(f"{url}/healthz", gateway, home / "gateway.log")
+        calibrating = console.status("calibrating on 2,000 labelled queries ...")
+        with calibrating, GatewayClient(url, admin_key) as client:
+            client.calibrate(CALIBRATION, {})
+        yield Running(url, admin_key, time.monotonic() - begun, (serve_pool, gateway))
+
+
+def _exit(*_: object) -> None:
+    sys.exit(143)
+
+
+def _pool_command(port: int) -> list[str]:
+    """One server for all five: it loads a checkpoint folder when that folder is asked for."""
+    executable = Path(sys.executable).parent / "transformers"
+    if not executable.is_file():
+        raise SettingsError(
+            "`transformers serve` is not installed: pip install 'racer-gateway[demo]'"
+        )
+    return [
+        str(executable), "serve", "--host", "127.0.0.1", "--port", str(port),
+        "--device", "cpu", "--dtype", "float32", "--model-timeout", "86400",
+    ]  # fmt: skip
+
+
+def _config(home: Path, pool_port: int) -> Path:
+    """The demo's configuration with this run's ports and a store of its own."""
+    values = yaml.safe_load((FOLDER / "racer.yaml").read_text(encoding="utf-8"))
+    for candidate in values["candidates"]:
+        candidate["base_url"] = f"http://127.0.0.1:{pool_port}/v1"
+    values["artifact"] = str(FOLDER / values["artifact"])
+    values["store"] = f"sqlite:///{home / 'racer.db'}"
+    path = home / "racer.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], log: Path, environment: dict[str, str] | None = None
+) -> Generator[subprocess.Popen[bytes]]:
+    """A child process in the demo's folder, ended politely and then not."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=FOLDER,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"} | (environment or {}),
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with suppress(httpx2.TransportError):
+            if httpx2.get(url, timeout=2.0, trust_env=False).status_code == 200:
+                return
+        time.sleep(0.1)
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+    raise UpstreamUnavailable(f"{url} did not come up: {''.join(last)}")
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as exc:
+            raise SettingsError(f"port {port} is in use: choose another with --port") from exc
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _lines_to_copy(url: str) -> str:
+    message = '{"role": "user", "content": "What is 17 plus 25?"}'
+    return (
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json' "
+        f"""-d '{{"model": "auto", "messages": [{message}]}}'\n\n"""
+        'python -c "from openai import OpenAI; '
+        f"print(OpenAI(base_url='{url}/v1', api_key='unused').chat.completions.create("
+        "model='auto', messages=[{'role': 'user', 'content': 'What is 17 plus 25?'}]))\"\n"
+    )
+
+
+def _one_bar(bars: Progress) -> Callable[[str, int, int], None]:
+    tasks: dict[str, Any] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total)
+        bars.update(tasks[stage], completed=done)
+
+    return show

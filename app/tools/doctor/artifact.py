@@ -1,0 +1,28 @@
+"""Whether the artifact is complete and of this configuration."""
+
+from __future__ import annotations
+
+from app.errors import SettingsError
+from app.lifespan import open_trained
+from app.settings import Settings
+from app.tools.doctor.finding import Finding, failed, ok, warning
+from racer_core.errors import ArtifactError
+from racer_core.racer import Trained
+
+CHECK = "artifact"
+
+
+def check(settings: Settings) -> tuple[Finding, Trained | None]:
+    """The finding, and what was opened if it could be; its encoder is not."""
+    if settings.artifact is None:
+        cure = "`racer train`, then set `artifact`"
+        return warning(CHECK, "none is configured: nothing is routed", cure), None
+    if not settings.artifact.is_dir():
+        return failed(CHECK, f"{settings.artifact} is no folder", "`racer train --out` it"), None
+    try:
+        trained = open_trained(settings)
+    except (ArtifactError, SettingsError) as exc:
+        cure = "change the configuration back, or `racer train` again"
+        return failed(CHECK, str(exc), cure), None
+    kind = trained.artifact.router.kind
+    return ok(CHECK, f"{settings.artifact}: {kind}, {len(trained.pool)} candidates"), trained

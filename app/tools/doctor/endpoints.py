@@ -1,0 +1,77 @@
+"""Whether every candidate and evaluator can be reached, takes the key, and serves its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from app.settings import Secrets, Settings
+from app.tools.doctor.finding import Finding, State, failed, ok, warning
+from app.upstream.model_list import KeyRefused, Listing, Unlisted, Unreachable, list_models
+from app.upstream.replicas import Callee
+from app.upstream.targets import open_callees
+
+_AT_ONCE: Final = 8
+
+
+def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Listing]]:
+    """A finding for everyone who is asked, and what their servers said."""
+    models = {each.name: each.served_as for each in settings.candidates}
+    keys = {each.name: each.api_key_env for each in settings.candidates}
+    for name, rater in settings.aggregation.raters.items():
+        models[name], keys[name] = rater.model or "", rater.api_key_env
+    callees = open_callees(settings, secrets)
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:
+        asked = list(threads.map(_ask_all, callees.values()))
+    findings = [
+        _worst(judge(name, answer, models[name], keys[name]) for answer in answers)
+        for name, answers in zip(callees, asked, strict=True)
+    ]
+    return findings, [each for some in asked for each in some if isinstance(each, Listing)]
+
+
+def judge(
+    name: str, answer: Listing | KeyRefused | Unlisted, model: str, key_env: str | None
+) -> Finding:
+    """What one server's answer means for one model."""
+    check = f"endpoint {name}"
+    if isinstance(answer, KeyRefused):
+        cure = f"put the right key into ${key_env}" if key_env else "name its key in `api_key_env`"
+        return failed(check, str(answer), cure)
+    if isinstance(answer, Unreachable):
+        return failed(check, str(answer), "start the server, or change `base_url`")
+    unsure = f"make sure that it serves {model}: it was not asked for an answer"
+    if isinstance(answer, Unlisted):
+        return warning(check, str(answer), unsure)
+    if model in answer.models:
+        return ok(check, f"{answer.base_url} serves {model}")
+    if not answer.models:
+        return warning(check, f"{answer.base_url} lists no model", unsure)
+    return failed(
+        check,
+        f"{answer.base_url} serves {_few(answer.models)}, not {model}",
+        "set `model` to the name that the server has, or load the model there",
+    )
+
+
+def _ask_all(callee: Callee) -> list[Listing | KeyRefused | Unlisted]:
+    answers: list[Listing | KeyRefused | Unlisted] = []
+    for replica in callee.replicas.all:
+        try:
+            answers.append(
+                list_models(replica.base_url, callee.headers, verify_tls=callee.verify_tls)
+            )
+        except (KeyRefused, Unlisted) as exc:
+            answers.append(exc)
+    return answers
+
+
+def _worst(findings: Iterable[Finding]) -> Finding:
+    """Of several replicas: a candidate of which one is down is a candidate to look at."""
+    return max(findings, key=lambda each: list(State).index(each.state))
+
+
+def _few(models: tuple[str, ...]) -> str:
+    shown = ", ".join(models[:3])
+    return shown if len(models) <= 3 else f"{shown} and {len(models) - 3} more"

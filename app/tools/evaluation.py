@@ -1,0 +1,221 @@
+"""Reads the arguments of `racer evaluate` and runs it. Prints nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from racer_core.encoder.base import Encoder
+from racer_core.encoder.hybrid import HybridEncoder
+from racer_core.errors import InputError
+from racer_core.offline.embeddings import CachedEncoder, default_cache
+from racer_core.offline.evaluate import AVERAGE, MERGED, Evaluation, evaluate
+from racer_core.offline.protocol import Protocol, Shares
+from racer_core.offline.report.write import check_report, write_report
+from racer_core.offline.table import build_table
+from racer_core.offline.train import EncoderChoice, Progress, RouterKind
+from racer_core.records.reader import read_rows
+from racer_core.types import LabelledRows, Score
+
+OFF = "off"
+ALL = "all"  # in --share: every benchmark that has none of its own
+_SUFFIXES = (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What was asked for; ``protocol`` without shares and prices, which need names."""
+
+    data: tuple[str, ...]
+    encoder: EncoderChoice
+    router: RouterKind
+    protocol: Protocol
+    shares: tuple[str, ...]
+    prices: tuple[str, ...]
+    cache: str | None
+    ray: str | None  # the cluster that embeds
+    report: Path | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Rows that were read, and a protocol that fits them."""
+
+    arguments: Arguments
+    rows: Mapping[str, LabelledRows]
+    protocol: Protocol
+    encoder: Encoder
+
+
+def prepare(arguments: Arguments) -> Prepared:
+    """Check everything that can be checked, read the rows, and open the encoder.
+
+    Raises:
+        InputError: An argument that means nothing here, or a report that cannot be written.
+        RowsError: Rows that are wrong.
+        ArtifactError: An encoder that cannot be opened.
+    """
+    files = named_files(arguments.data)
+    protocol = with_shares(arguments.protocol, arguments.shares, files)
+    if arguments.report is not None:
+        check_report(arguments.report)
+    rows = {name: read_rows(file) for name, file in files.items()}
+    return Prepared(
+        arguments=arguments,
+        rows=rows,
+        protocol=with_prices(protocol, arguments.prices, next(iter(rows.values()))),
+        encoder=cached(arguments.encoder.open(), arguments.cache, arguments.ray),
+    )
+
+
+def measure(prepared: Prepared, progress: Progress) -> Evaluation:
+    """Embed, train, split and measure, and write the report where one is wanted."""
+    arguments, encoder = prepared.arguments, prepared.encoder
+    table = build_table(
+        prepared.rows,
+        encoder=encoder,
+        router=arguments.router,
+        protocol=prepared.protocol,
+        progress=progress,
+    )
+    name = encoder.spec.name + (" + char n-grams" if encoder.spec.lexical else "")
+    result = evaluate(table, encoder=name, router=arguments.router, progress=progress)
+    if arguments.report is not None:
+        write_report(result, arguments.report, arguments.command)
+    return result
+
+
+def named_files(data: Iterable[str]) -> dict[str, Path]:
+    """Benchmarks by name: FILE, known by its name without suffixes, or NAME=FILE.
+
+    Raises:
+        InputError: Two benchmarks of one name, or a name that means something else in a report.
+    """
+    files: dict[str, Path] = {}
+    for given in data:
+        name, file = _benchmark(given)
+        if name in files:
+            raise InputError(f"--data: two files are called {name!r}; name one as NAME=FILE")
+        if name in (MERGED, AVERAGE, ALL):
+            raise InputError(f"--data: {name!r} cannot name a benchmark; name it as NAME=FILE")
+        files[name] = file
+    return files
+
+
+def with_shares(protocol: Protocol, given: Iterable[str], names: Iterable[str]) -> Protocol:
+    """The protocol with every NAME=train,calibration,validation in its place.
+
+    Raises:
+        InputError: A benchmark that is not there, or shares that are none.
+    """
+    known, by_name = list(names), dict[str, Shares]()
+    for each in given:
+        name, numbers = _pair(each, "--share", "NAME=train,calibration,validation")
+        if name not in (*known, ALL):
+            raise InputError(f"--share: {name!r} is none of {', '.join(known)}, or {ALL}")
+        train, calibration, validation = _three(numbers, each)
+        by_name[name] = Shares(train=train, calibration=calibration, validation=validation)
+    default = by_name.pop(ALL, protocol.shares)
+    return replace(protocol, shares=default, shares_of=by_name)
+
+
+def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) -> Protocol:
+    """The protocol with a price for every candidate, or none.
+
+    Raises:
+        InputError: Candidates that are not there or have no price; prices that are none.
+    """
+    prices: dict[str, float] = {}
+    for each in given:
+        name, number = _pair(each, "--price", "CANDIDATE=NUMBER")
+        if name not in rows.pool:
+            raise InputError(f"--price: {name!r} is none of {', '.join(rows.pool)}")
+        prices[name] = _number(number, each)
+        if not 0.0 < prices[name] < math.inf:
+            raise InputError(f"--price: {each!r} must be above 0")
+    if not prices:
+        if Score.COVER_COST in protocol.scores:
+            raise InputError("--score cover_cost needs a --price for every candidate")
+        return protocol
+    if missing := [name for name in rows.pool if name not in prices]:
+        raise InputError(f"--price: {missing[0]!r} has none; give all candidates one, or none")
+    return replace(protocol, prices=tuple(prices[name] for name in rows.pool))
+
+
+def cached(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
+    """The encoder behind a file of embeddings: the given one, or the user's where none is named.
+
+    Args:
+        encoder: Embeds what the file does not have.
+        cache: The file, or ``off``.
+        ray: The address of a cluster that embeds instead of this process.
+
+    Raises:
+        InputError: A cluster has nothing to fill.
+    """
+    if isinstance(encoder, HybridEncoder):  # the n-grams are quicker computed than read
+        return HybridEncoder(cached(encoder.semantic, cache, ray))
+    if cache == OFF or (cache is None and encoder.spec.kind == "char-ngrams"):
+        if ray is not None:
+            raise InputError("--ray fills the file of embeddings: name one with --cache")
+        return encoder  # character n-grams are computed faster than they are read
+    spread = None
+    if ray is not None:
+        from app.tools.ray_batch.embedding import over_cluster
+
+        spread = over_cluster(ray, encoder.spec)
+    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache), spread)
+
+
+def false_abstain_budget(given: str) -> float | None:
+    """A share, or ``off``: None. Raises InputError."""
+    if given == OFF:
+        return None
+    budget = _number(given, f"--false-abstain-budget {given}")
+    if not 0.0 <= budget <= 1.0:
+        raise InputError(f"--false-abstain-budget {given} must be a share from 0 to 1, or {OFF}")
+    return budget
+
+
+def _benchmark(given: str) -> tuple[str, Path]:
+    name, _, file = given.partition("=")
+    if name and file and not Path(given).exists():
+        return name, Path(file)
+    path = Path(given)
+    while path.suffix.lower() in _SUFFIXES:
+        path = path.with_suffix("")
+    return path.name or given, Path(given)
+
+
+def _pair(given: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = given.rpartition("=")
+    if not (name and equals and value):
+        raise InputError(f"{option}: {given!r} is not {form}")
+    return name, value
+
+
+def _three(numbers: str, given: str) -> tuple[float, float, float]:
+    parts = numbers.split(",")
+    if len(parts) != 3:
+        raise InputError(f"--share: {given!r} is not NAME=train,calibration,validation")
+    train, calibration, validation = (_number(part, given) for part in parts)
+    return train, calibration, validation
+
+
+def _number(text: str, given: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise InputError(f"{given!r}: {text!r} is no number")
+    return number
+
+
+def default_scores(prices: tuple[str, ...]) -> tuple[Score, ...]:
+    """The protocol's, and ``cover_cost`` where there are prices."""
+    scores = Protocol().scores
+    return (*scores, Score.COVER_COST) if prices else scores

@@ -1,0 +1,134 @@
+"""The command line's side of a running gateway."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Self, cast
+
+import httpx2
+
+from app.wire.sse import EventReader
+from racer_core import strict_json
+from racer_core.errors import InputError, RacerError
+
+_AGAIN_S: Final = 0.5  # before a lost job is looked for
+Progress = Callable[[str, int, int], None]  # phase, how much is done, and of how much
+
+
+class GatewayUnreachable(RacerError):
+    """Nothing answers at the URL, or the gateway cannot reach its candidates."""
+
+
+class GatewayRefused(RacerError):
+    """The gateway answered with an error; the message is its own."""
+
+
+class GatewayClient:
+    """A few calls, with the gateway's own words as errors. Close it, or use it as a context."""
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        if key is not None and not key.isascii():
+            raise GatewayRefused("the key must be ASCII")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._url = url
+        self._client = httpx2.Client(base_url=url, headers=headers, timeout=600.0, trust_env=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def route(self, text: str, alpha: float | None, *, execute: bool) -> dict[str, Any]:
+        """POST /route."""
+        body = {"query": text, "alpha": alpha, "execute": execute}
+        return self._request("POST", "/route", json=body)
+
+    def calibrate(
+        self, path: Path, options: dict[str, Any], progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """POST /calibrate with a file of rows, and see its job to the end.
+
+        Interrupted, it cancels the job, and nothing is changed. A file that ends in ``.gz`` is
+        unpacked on the way.
+        """
+        given = {name: str(value) for name, value in options.items() if value is not None}
+        try:
+            with _unpacked(path) as (name, file):
+                answer = self._request(
+                    "POST", "/calibrate", params=given, files={"file": (name, file)}
+                )
+        except (OSError, EOFError, zlib.error) as exc:
+            reason = getattr(exc, "strerror", None) or exc
+            raise RacerError(f"{path}: cannot be read ({reason})") from exc
+        return self._followed(answer["job"], progress) if "job" in answer else answer
+
+    def _followed(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+        """The result of a job."""
+        place = f"/calibrations/jobs/{job['id']}"
+        try:
+            while job["status"] in ("waiting", "running"):
+                for job in self._events(f"{place}/events"):
+                    if progress is not None:
+                        progress(job["phase"], job["done"], job["total"])
+                if job["status"] in ("waiting", "running"):  # the stream was cut, not the job
+                    time.sleep(_AGAIN_S)
+                    job = self._request("GET", place)["job"]
+        except KeyboardInterrupt:
+            with suppress(RacerError):
+                self._request("DELETE", place)
+            raise
+        if job["error"] is not None:
+            raise GatewayRefused(f"{job['error']['message']} ({job['error']['status']})")
+        return cast("dict[str, Any]", job["result"])
+
+    def _events(self, path: str) -> Iterator[dict[str, Any]]:
+        reader = EventReader()
+        with (
+            suppress(httpx2.TransportError, InputError),
+            self._client.stream("GET", path) as response,
+        ):
+            for chunk in response.iter_bytes():
+                for event in reader.feed(chunk):
+                    yield strict_json.load_object(event)["job"]
+
+    def _request(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+        try:
+            response = self._client.request(method, path, **request)
+        except httpx2.TimeoutException as exc:
+            raise GatewayUnreachable(f"the gateway at {self._url} did not answer in time") from exc
+        except (httpx2.TransportError, httpx2.UnsupportedProtocol, httpx2.InvalidURL) as exc:
+            raise GatewayUnreachable(
+                f"no gateway answers at {self._url}: start one with `racer serve` or `racer demo`"
+            ) from exc
+        try:
+            body: dict[str, Any] = response.json()
+            if response.status_code in (200, 202):
+                return body
+            error = body["error"]
+            message, kind = error["message"], error["type"]
+        except (ValueError, KeyError, TypeError) as exc:
+            raise GatewayUnreachable(f"what answers at {self._url} is not a RACER gateway") from exc
+        if kind == "upstream_error":
+            raise GatewayUnreachable(f"{message} ({response.status_code})")
+        raise GatewayRefused(f"{message} ({response.status_code})")
+
+
+@contextmanager
+def _unpacked(path: Path) -> Generator[tuple[str, BinaryIO]]:
+    """A file's name and contents as the gateway reads them: it takes nothing compressed."""
+    with path.open("rb") as file, tempfile.TemporaryFile() as unpacked:
+        if path.suffix != ".gz":
+            yield path.name, file
+            return
+        with gzip.open(file) as packed:
+            shutil.copyfileobj(packed, unpacked)
+        unpacked.seek(0)
+        yield path.stem, cast("BinaryIO", unpacked)

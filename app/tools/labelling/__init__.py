@@ -1,0 +1,1 @@
+"""Labels rows: candidates are asked, and their answers graded."""

@@ -1,0 +1,8 @@
+"""Batches over a Ray cluster: labelling and embedding."""
+
+from importlib.util import find_spec
+
+from app.errors import SettingsError
+
+if find_spec("ray") is None:
+    raise SettingsError("Ray is not installed: pip install 'racer-gateway[ray]'")

@@ -1,0 +1,111 @@
+"""Asks candidates many questions from all over a cluster, with Ray Data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import ray
+import ray.data
+from pydantic import TypeAdapter
+from ray.exceptions import RayError
+
+from app import settings
+from app.errors import SettingsError
+from app.label_grading import Grading, grader_of
+from app.tools.labelling.asker import Asker
+from app.tools.labelling.run import conditions_of
+from app.tools.labelling.spread import Asked, Labelled, Spread
+from app.tools.ray_batch.connection import joined, rows_of
+from racer_core.errors import RacerError
+
+JUDGE_KEY: Final = "RACER_JUDGE_KEY"
+_ASKED: Final = TypeAdapter(Asked)
+_LABELLED: Final[TypeAdapter[Labelled | str]] = TypeAdapter(Labelled | str)
+
+
+def over_cluster(address: str, config: Path, grading: Grading, concurrency: int) -> Spread:
+    """Questions are labelled by a process on each node, which shares the concurrency with the rest.
+
+    Args:
+        address: The cluster's.
+        config: The configuration, which every node has at the same place, with its keys in the
+            node's environment: none of them travels.
+        grading: How answers are graded; a judge's key is the node's, too.
+        concurrency: Questions under way at once, all processes together.
+    """
+    given = replace(grading, judge_key=None)
+
+    def spread(asked: Sequence[Asked], conditions: Mapping[str, Any]) -> Iterator[Labelled]:
+        with joined(address):
+            nodes = cast("list[dict[str, Any]]", ray.nodes())
+            workers = max(1, min(sum(node["Alive"] for node in nodes), concurrency))
+            each = concurrency // workers
+            found = ray.data.from_items(
+                [{"asked": _ASKED.dump_json(one)} for one in asked], override_num_blocks=len(asked)
+            ).map(
+                cast("Any", _Labelling),  # a class is made once for each process
+                fn_constructor_args=(config.resolve(), given, conditions),
+                compute=ray.data.ActorPoolStrategy(
+                    size=workers,
+                    max_tasks_in_flight_per_actor=each,
+                    max_concurrent_calls_per_actor=each,
+                ),
+            )
+            try:
+                with closing(rows_of(found)) as rows:
+                    for row in rows:
+                        labelled = _LABELLED.validate_json(row["labelled"])
+                        if isinstance(labelled, str):
+                            raise SettingsError(f"a node of the cluster cannot ask: {labelled}")
+                        yield labelled
+            except RayError as exc:
+                raise SettingsError(f"the cluster could not label: {exc}") from exc
+
+    return spread
+
+
+class _Labelling:
+    """The local asker, in one process of the cluster.
+
+    An error of it is a value, for what is raised comes with its stack.
+    """
+
+    def __init__(self, config: Path, grading: Grading, conditions: Mapping[str, Any]) -> None:
+        self._config = config
+        self._grading = replace(grading, judge_key=os.environ.get(JUDGE_KEY))
+        self._conditions = conditions
+        self._opening = asyncio.Lock()
+        self._asker: Asker | None = None
+
+    async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "labelled": _LABELLED.dump_json(await self._label(_ASKED.validate_json(row["asked"])))
+        }
+
+    async def _label(self, asked: Asked) -> Labelled | str:
+        try:
+            asker = await self._opened()
+        except RacerError as exc:
+            return str(exc)
+        correct = await asker.label(asked.question, asked.notes)
+        return Labelled(
+            question=asked.question, notes=asked.notes, correct=correct, tally=asker.take()
+        )
+
+    async def _opened(self) -> Asker:
+        """The asker, opened by the first question; it ends with the process."""
+        async with self._opening:
+            if self._asker is None:
+                configured, secrets = settings.load(self._config)
+                grader, judge = grader_of(self._grading, configured, secrets)
+                if conditions_of(configured, self._grading, judge) != self._conditions:
+                    raise SettingsError(f"{self._config} has other candidates or parameters there")
+                asker = Asker(configured, secrets, await grader.__aenter__())
+                self._asker = await asker.__aenter__()
+            return self._asker

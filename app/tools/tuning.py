@@ -1,0 +1,197 @@
+"""`racer tune`: asks the evaluator about recorded answers, shows what the validation rows suggest.
+
+The suggestion is a change of the configuration, to be reviewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from ruamel.yaml.error import YAMLError
+
+from app.answering.evaluator import Evaluator, Ratings
+from app.errors import SettingsError, UpstreamError
+from app.settings import Secrets, Settings
+from app.settings.editing import Change, parsed, put
+from app.telemetry.metrics import Telemetry
+from app.upstream.fleet import Fleet
+from racer_core.offline.reporting import Progress
+from racer_core.offline.tune import AnswerRatings, Trial, Tuning
+from racer_core.types import LabelledRow, LabelledRows
+
+CONCURRENCY: Final = 8  # questions whose answers are rated at once
+_EVALUATION: Final = ("weight", "evaluator", "evaluators")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rated:
+    """What the evaluator said about recorded answers."""
+
+    ratings: AnswerRatings
+    answers: int  # that it was asked about
+    failures: Mapping[str, int]  # kind -> answers that were given no rating
+
+    @property
+    def failed(self) -> int:
+        """Answers without a rating."""
+        return sum(self.failures.values())
+
+    @property
+    def causes(self) -> str:
+        """Why, for people."""
+        return ", ".join(f"{kind}: {count}" for kind, count in sorted(self.failures.items()))
+
+
+def rate(settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress) -> Rated:
+    """Have the configured evaluator rate the recorded answers, as it would when serving.
+
+    A rating is of a question and an answer alone, so those of a set are among those of all
+    answers. Rows whose readable answers all agree cost nothing.
+
+    Args:
+        settings: With a weight that an evaluator gives.
+        secrets: Its keys.
+        rows: With answers.
+        progress: Hears of each row.
+
+    Raises:
+        SettingsError: The evaluator cannot do what is configured.
+        UpstreamError: It cannot be reached, or gave no rating at all.
+    """
+    told = asyncio.run(_rate(settings, secrets, rows, progress))
+    failures = Counter(kind for each in told for kind in each.failures.values())
+    weights = [[each.weights.get(name) for name in settings.pool] for each in told]
+    rated = Rated(
+        ratings=AnswerRatings(
+            weight=settings.aggregation.weight, values=np.array(weights, dtype=np.float64)
+        ),
+        answers=sum(len(each.weights) for each in told),
+        failures=failures,
+    )
+    if rated.answers and rated.failed == rated.answers:
+        raise UpstreamError(
+            f"the evaluator rated none of {rated.answers} answers ({rated.causes}): check its "
+            "server, take another one, or choose `weight: router`"
+        )
+    return rated
+
+
+async def _rate(
+    settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
+) -> list[Ratings]:
+    """The ratings of each row."""
+    fleet = Fleet(settings, secrets, Telemetry())
+    free = asyncio.Semaphore(CONCURRENCY)
+    done = 0
+
+    async def of(row: LabelledRow) -> Ratings:
+        nonlocal done
+        answers = {name: text for name, text in row.answers.items() if text is not None}
+        async with free:
+            ratings = await evaluator.rate(row.query, answers, row.group)
+        done += 1
+        progress("ratings", done, len(rows))
+        return ratings
+
+    async with fleet:
+        evaluator = Evaluator(settings, fleet)
+        await evaluator.check()
+        return await asyncio.gather(*(of(row) for row in rows.rows))
+
+
+def change(path: Path, tuning: Tuning) -> Change:
+    """Put the chosen score, alpha and vote into the file; comments and order stay.
+
+    Evaluators go unless the vote asks them: left in, the configuration would contradict itself.
+
+    Raises:
+        SettingsError: The file cannot be read.
+    """
+    try:
+        before = path.read_text(encoding="utf-8")
+        kept = before if tuning.chosen.evaluated else _without_evaluators(before)
+        editor, document = parsed(kept)
+    except (OSError, YAMLError) as exc:
+        raise SettingsError(f"{path}: cannot be read: {exc}") from exc
+    put(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value})
+    put(document, "aggregation", _vote(tuning.chosen))
+    if tuning.chosen.temperature is None:
+        document["aggregation"].pop("temperature", None)
+    if not tuning.chosen.evaluated:
+        for name in _EVALUATION:  # where they are not a block of lines
+            document["aggregation"].pop(name, None)
+    after = io.StringIO()
+    editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
+    return Change(path, before, after.getvalue())
+
+
+def _without_evaluators(text: str) -> str:
+    """The text without the block of each evaluator setting.
+
+    ruamel.yaml hangs what follows a block, such as the next section's comment, on its last line:
+    removed with the block it would be lost.
+    """
+    names = "|".join(_EVALUATION)
+    block = rf"^( +)(?:{names}):.*(?:\n|\Z)(?:(?: *\n)*\1 +\S.*(?:\n|\Z))*"
+    return re.sub(
+        r"^aggregation:.*\n(?:(?:[ #].*)?\n|[ #].*\Z)*",
+        lambda section: re.sub(block, "", section[0], flags=re.MULTILINE),
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def _vote(chosen: Trial) -> dict[str, Any]:
+    vote: dict[str, Any] = {"method": chosen.rule.value}
+    if chosen.weight is not None and chosen.evaluated:
+        vote["weight"] = chosen.weight.value
+    if chosen.temperature is not None:
+        vote["temperature"] = chosen.temperature
+    return vote
+
+
+def table(tuning: Tuning) -> Table:
+    """The best vote at every alpha, and the setting that was chosen."""
+    shown = Table(
+        title=f"{tuning.rows} validation rows; accuracies within "
+        f"{tuning.slack:.3f} of the best count as equal, and the cheapest is chosen; a vote counts "
+        "where it beats the majority by two paired standard errors",
+        caption=_passed_over(tuning),
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    for name in ("alpha", "score", "vote", "accuracy", "size", "cost", ""):
+        shown.add_column(name, no_wrap=True)
+    for alpha in dict.fromkeys(trial.alpha for trial in tuning.trials):
+        trials = [trial for trial in tuning.trials if trial.alpha == alpha and trial.proven]
+        chosen = tuning.chosen in trials
+        best = tuning.chosen if chosen else max(trials, key=lambda trial: trial.accuracy)
+        values = f"{best.accuracy:.3f}", f"{best.size:.2f}", f"{best.cost:.4g}"
+        shown.add_row(f"{alpha:g}", best.score, _name(best), *values, "chosen" if chosen else "")
+    return shown
+
+
+def _name(trial: Trial) -> str:
+    return trial.rule + (f" by {trial.weight}, T {trial.temperature:g}" if trial.weight else "")
+
+
+def _passed_over(tuning: Tuning) -> str | None:
+    """What the ratings were worth where the choice does without them: they were paid for."""
+    rated = [trial for trial in tuning.trials if trial.evaluated]
+    if tuning.chosen.evaluated or not rated:
+        return None
+    best = min(rated, key=lambda trial: (-trial.accuracy, trial.cost))
+    return (
+        f"the chosen vote asks no evaluator; the best that does: {_name(best)}, right on "
+        f"{best.accuracy:.3f} at alpha {best.alpha:g}, cost {best.cost:.4g}"
+    )

@@ -1,0 +1,60 @@
+"""A candidate's answer, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from app.wire.format import Said, Surface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one candidate answered, read once.
+
+    Attributes:
+        candidate: Who.
+        body: As it was sent; empty where it passed through as a stream.
+        said: Its choices; none where it passed through.
+        usage: Tokens as the candidate counted them; empty where it did not.
+        seconds: How long it took.
+        attempts: How many calls were made for it.
+    """
+
+    candidate: str
+    body: Mapping[str, Any]
+    said: Sequence[Said]
+    usage: Mapping[str, int]
+    seconds: float
+    attempts: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        candidate: str,
+        body: Mapping[str, Any],
+        surface: Surface,
+        *,
+        seconds: float = 0.0,
+        attempts: int = 1,
+    ) -> Self:
+        """Read a whole answer."""
+        return cls(
+            candidate=candidate,
+            body=body,
+            said=surface.choices(body),
+            usage=surface.usage(body),
+            seconds=seconds,
+            attempts=attempts,
+        )
+
+    @property
+    def text(self) -> str:
+        """The first choice's; empty where it holds none (a tool call, say)."""
+        return self.said[0].text or "" if self.said else ""
+
+    def shown(self) -> Any:
+        """Its first choice, for those who want every answer: a text or tool calls."""
+        first = self.said[0] if self.said else Said()
+        return [dict(call) for call in first.tool_calls] or first.text

@@ -1,0 +1,75 @@
+"""A candidate's answer as pieces, whether it streams or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any, Final
+
+from app.concurrency import off_loop
+from app.errors import UpstreamError
+from app.upstream.http_client import Answer
+from app.wire import parsing as reading
+from app.wire.event_template import Mould
+from app.wire.format import Surface
+from app.wire.sse import EventReader
+from racer_core.errors import InputError
+
+_DONE: Final = "[DONE]"
+_UNLIKE: Final = 8  # events in a row after which no more are supposed to be alike
+_BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
+
+
+async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
+    """The pieces of an answer. Some servers do not stream: their document is cut into pieces.
+
+    Raises:
+        UpstreamError: It ended before the answer did.
+    """
+    if not answer.streams:
+        body = await off_loop(partial(surface.body, name), await answer.whole())
+        for piece in surface.pieces(body):
+            yield piece
+        return
+    seen, finished = set[int](), set[int]()
+    said_so = False
+    mould: Mould | None = None
+    unlike = 0
+    events = _events(name, answer)
+    try:
+        async with contextlib.aclosing(events):
+            async for data in events:
+                if said_so := data.strip() == _DONE:
+                    break
+                piece = None if mould is None else mould.piece(data)
+                if piece is not None:
+                    unlike = 0
+                else:
+                    piece = surface.piece(name, data)
+                    unlike += 1
+                    mould = surface.mould(data, piece) if unlike < _UNLIKE else None
+                for choice, ends in surface.ends(piece).items():
+                    seen.add(choice)
+                    if ends:
+                        finished.add(choice)
+                yield piece
+    except UpstreamError as exc:
+        if len(finished) < surface.n or exc.kind not in _BROKEN_OFF:
+            raise
+    # Some servers know no `n`, and some send no [DONE]. Without it a choice of which nothing came
+    # may have been cut off, so all that were asked for must have finished.
+    if not finished or finished != seen or not (said_so or len(finished) == surface.n):
+        raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
+    await answer.ended()
+
+
+async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
+    """The data of events."""
+    reader = EventReader()
+    while part := await answer.part():
+        try:
+            for data in reader.feed(part):
+                yield data
+        except InputError as exc:
+            raise reading.invalid(name) from exc

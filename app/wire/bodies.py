@@ -1,0 +1,177 @@
+"""Bytes in, bytes out: the limited body reader, the schema check, and the one error envelope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ValidationError
+
+from app.concurrency import SMALL_BYTES, off_loop
+from app.errors import (
+    MAX_RETRY_AFTER_S,
+    RETRY_AFTER_S,
+    STATUS,
+    SchemaError,
+    TooLarge,
+    UnsupportedBody,
+    UpstreamRejected,
+)
+from app.json_output import dumped
+from app.validation import problems
+from racer_core import strict_json
+from racer_core.errors import RacerError
+
+# The parser holds the interpreter while it runs: bound its work, not only its bytes. A key costs
+# ten times what other values do.
+MAX_COMMAS = 250_000
+MAX_KEYS = 50_000
+MAX_FIELDS = 1_000  # of the body itself, which are looked at one by one
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
+    """The body's bytes, refused once they are over the limit.
+
+    Raises:
+        UnsupportedBody: The body is compressed.
+        TooLarge: It is over ``limit`` bytes.
+    """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnsupportedBody("send the body uncompressed")
+    size = int(request.headers.get("content-length", "0"))
+    if size > limit:
+        raise TooLarge(f"the body has {size:,} bytes, over the limit of {limit:,}")
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise TooLarge(f"the body is over the limit of {limit:,} bytes")
+        yield part
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body; where it is large, it counts until the request ends.
+
+    Counted as it arrives: a client that announces much and sends nothing takes no room.
+
+    Raises:
+        Overloaded: All bodies together are too large.
+        RacerError: As :func:`body_stream`.
+    """
+    parts: list[bytes] = []
+    size = 0
+    async for part in body_stream(request, limit):
+        size += len(part)
+        if size > SMALL_BYTES:  # what is small is free, and never refused for what is large
+            request.state.quota.hold(min(len(part), size - SMALL_BYTES))
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def read(request: Request, model: type[ModelT], limit: int) -> tuple[ModelT, dict[str, Any]]:
+    """Read a JSON body: checked as a wire model, and as it was sent, to be passed on untouched.
+
+    Raises:
+        UnsupportedBody: The content type is not JSON.
+        InputError: Not strict JSON.
+        SchemaError: Not the model's shape; the message names the field and repeats no value.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedBody("send JSON with content-type: application/json")
+    return await off_loop(partial(_parse, model), await read_body(request, limit))
+
+
+def _parse(model: type[ModelT], data: bytes) -> tuple[ModelT, dict[str, Any]]:
+    if data.count(b",") > MAX_KEYS:  # seldom, so that others do not pay for the look
+        _check_size(_outside_of_strings(data))
+    raw = strict_json.load_object(data)
+    if len(raw) > MAX_FIELDS:
+        raise TooLarge(f"the body has more than {MAX_FIELDS:,} fields")
+    return checked(model, raw), raw
+
+
+def _check_size(structure: bytes) -> None:
+    commas = structure.count(b",")
+    if commas > MAX_COMMAS:
+        raise TooLarge(f"the body has more than {MAX_COMMAS:,} commas, hence too many values")
+    # Every key has a colon, and a comma unless it is the only one or nested too deep to be read.
+    if min(commas, structure.count(b":")) > MAX_KEYS:
+        raise TooLarge(f"the body has more than {MAX_KEYS:,} keys")
+
+
+def _outside_of_strings(data: bytes) -> bytes:
+    """A JSON document without the inside of its strings: a prompt may hold any table."""
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped, they end no string
+    if bare.count(b'"') > 4 * MAX_COMMAS:
+        raise TooLarge(f"the body has more than {2 * MAX_COMMAS:,} texts")
+    return b"".join(bare.split(b'"')[::2])
+
+
+def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
+    """Check a value against a wire model. Raises :class:`SchemaError`."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as exc:
+        place, sentence = problems(exc)[0]
+        raise SchemaError(sentence, param=place or None) from exc
+
+
+def json_response(
+    value: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Render JSON; NaN can never go out."""
+    return Response(
+        dumped(value), status_code=status, headers=headers, media_type="application/json"
+    )
+
+
+def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
+    """The OpenAI error envelope and its status, found along the exception's MRO."""
+    kind = next(each for each in type(exc).__mro__ if each in STATUS)
+    status, error_type, code = STATUS[kind]
+    if isinstance(exc, UpstreamRejected):  # a fault of the request, by the candidates' own word
+        status = exc.status or status
+    return status, error_body(
+        str(exc),
+        error_type,
+        code=getattr(exc, "code", code),
+        param=getattr(exc, "param", None),
+    )
+
+
+def error_of(exc: Exception) -> dict[str, Any]:
+    """The envelope of any error; of an unknown one nothing is said: it may hold a prompt."""
+    if isinstance(exc, RacerError):
+        return envelope(exc)[1]
+    return error_body("internal error; see the gateway's log", "api_error", code="internal_error")
+
+
+def error_body(
+    message: str, error_type: str, *, code: str, param: str | None = None
+) -> dict[str, Any]:
+    """``{"error": {...}}`` as OpenAI clients read it."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def error_response(
+    status: int,
+    body: Mapping[str, Any],
+    *,
+    lasting: bool = False,
+    retry_after_s: float | None = None,
+) -> Response:
+    """Render an error, with what the client's own retries should know."""
+    if status in RETRY_AFTER_S and not lasting:
+        wait_s = RETRY_AFTER_S[status] if retry_after_s is None else retry_after_s
+        headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}
+    else:
+        headers = {"x-should-retry": "false"}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(body, status=status, headers=headers)

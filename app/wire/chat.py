@@ -1,0 +1,123 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+from app.wire import parsing as reading
+from app.wire.chunked import ChunkedSurface
+from app.wire.format import Said
+
+# What a message may hold instead of a text.
+_OTHERS: Final = ("tool_calls", "function_call", "refusal", "audio")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat(ChunkedSurface):
+    """Chat completions."""
+
+    path: ClassVar[str] = "chat/completions"
+    id_prefix: ClassVar[str] = "chatcmpl-"
+    text_key: ClassVar[str] = "content"
+
+    def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        message = _readable(name, choice.get("message"))
+        # "" is an answer, though no vote: rows label it as one. No text at all is none.
+        if message.get("content") is None and not any(message.get(other) for other in _OTHERS):
+            raise reading.empty(name)
+        return {**choice, "message": message}
+
+    def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**choice, "delta": _readable(name, choice.get("delta") or {})}
+
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        return choice["delta"].get(self.text_key)
+
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        return {**choice, "delta": {**choice["delta"], self.text_key: text}}
+
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The messages, then the finish."""
+        kept = ("id", "created", "model", "system_fingerprint", "service_tier")
+        head = {name: body[name] for name in kept if name in body}
+        head["object"] = "chat.completion.chunk"
+        said: list[dict[str, Any]] = [
+            {"index": i, "delta": _delta(choice["message"]), "finish_reason": None}
+            | ({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})
+            for i, choice in enumerate(body["choices"])
+        ]
+        finish: list[dict[str, Any]] = [
+            {"index": i, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
+            for i, choice in enumerate(body["choices"])
+        ]
+        return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
+
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
+        """See :class:`app.wire.format.Surface`."""
+        return [_said(choice) for choice in body["choices"]]
+
+    def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        message = {"role": "assistant", "content": sentence, "refusal": sentence}
+        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
+        return {
+            "id": decision_id,
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "auto",
+            "choices": [choice],
+            "usage": dict.fromkeys(reading.CHAT_USAGE, 0),
+        }
+
+
+def _readable(name: str, message: object) -> dict[str, Any]:
+    """A message whose content is a text: parts of one, as some servers send, are put together."""
+    given = reading.as_object(name, message)
+    content: object = given.get("content")
+    if isinstance(content, list):
+        content = text_parts(cast("object", content))
+        if content is None:
+            raise reading.invalid(name)
+        given = {**given, "content": content}
+    if not isinstance(content, str | None):
+        raise reading.invalid(name)
+    reading.as_objects(name, given.get("tool_calls") or [])
+    return given
+
+
+def _said(choice: Mapping[str, Any]) -> Said:
+    message = choice["message"]
+    content: object = message.get("content")
+    calls: list[Mapping[str, Any]] = list(message.get("tool_calls") or [])
+    if isinstance(message.get("function_call"), dict):
+        calls.append({"type": "function", "function": message["function_call"]})
+    return Said(
+        text=content if isinstance(content, str) else None,
+        tool_calls=tuple(calls),
+        refused=bool(message.get("refusal")),
+        cut=choice.get("finish_reason") == "length",
+    )
+
+
+def text_parts(content: object) -> str | None:
+    """The texts among content parts; None without any."""
+    parts = cast("list[object]", content) if isinstance(content, list) else []
+    texts = [
+        text
+        for part in parts
+        if isinstance(part, dict)
+        for text in (cast("dict[str, object]", part).get("text"),)
+        if isinstance(text, str)
+    ]
+    return "".join(texts) if texts else None
+
+
+def _delta(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as a delta: tool calls need their index there."""
+    delta = {name: value for name, value in message.items() if value is not None}
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+    return delta

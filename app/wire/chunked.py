@@ -1,0 +1,227 @@
+"""What chat and text completions share: choices, chunks, and a usage chunk on demand."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+from app.errors import UpstreamError
+from app.wire import parsing as reading
+from app.wire import sse
+from app.wire.event_template import Mould
+from app.wire.format import Live
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkedSurface(ABC):
+    """Answers of several choices, streamed as chunks; see :class:`app.wire.format.Surface`.
+
+    Attributes:
+        n: How many choices were asked for; more are dropped.
+        include_usage: The client wants the usage as a last chunk of its own.
+    """
+
+    n: int = 1
+    include_usage: bool = False
+    end: ClassVar[bytes] = sse.DONE
+    text_key: ClassVar[str]  # under which a chunk has its text
+
+    def body(self, name: str, data: bytes) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        body = reading.json_object(name, data)
+        choices = reading.first_of_each(reading.as_objects(name, body.get("choices")), self.n)
+        if not choices:
+            raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
+        checked = [self._checked(name, reading.sound(choice)) for choice in choices]
+        return {**body, "choices": checked}
+
+    def piece(self, name: str, data: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        piece = reading.json_object(name, data)
+        if piece.get("error"):  # some servers say null in every chunk
+            raise UpstreamError(f"{name} failed in mid-stream")
+        choices = reading.as_objects(name, piece.get("choices"))
+        known = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
+        asked = reading.first_of_each(known, self.n)
+        return {
+            **piece,
+            "choices": [self._checked_part(name, reading.sound(choice)) for choice in asked],
+        }
+
+    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+        """See :class:`app.wire.format.Surface`."""
+        if len(piece["choices"]) != 1:
+            return None
+        choice = piece["choices"][0]
+        text = self._text_of(choice)
+        if not isinstance(text, str):
+            return None
+
+        def saying(other: str) -> dict[str, Any]:
+            return {**piece, "choices": [self._saying(choice, other)]}
+
+        return Mould.of(data, self.text_key, text, saying)
+
+    @abstractmethod
+    def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """The choice, as clients can read it. Raises UpstreamError unless it says something."""
+
+    @abstractmethod
+    def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        """A choice of a chunk, likewise; it need not say anything."""
+
+    @abstractmethod
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        """What a checked choice of a chunk has under ``text_key``."""
+
+    @abstractmethod
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """The choice with another text there."""
+
+    @abstractmethod
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A whole answer as chunks: what was said, then the finish."""
+
+    def _with_usage(
+        self, body: Mapping[str, Any], said: dict[str, Any], finish: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The chunks, and a last one with the usage where the answer has one."""
+        if not isinstance(body.get("usage"), dict):
+            return [said, finish]
+        return [said, finish, {**finish, "choices": [], "usage": body["usage"]}]
+
+    def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
+        """See :class:`app.wire.format.Surface`."""
+        return {
+            choice.get("index", 0): bool(choice.get("finish_reason")) for choice in piece["choices"]
+        }
+
+    def chars(self, piece: Mapping[str, Any]) -> int:
+        """See :class:`app.wire.format.Surface`."""
+        return sum(
+            reading.text_length(choice.get("delta", choice.get("text")))
+            for choice in piece["choices"]
+        )
+
+    def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
+        """See :class:`app.wire.format.Surface`."""
+        return reading.counts(body.get("usage"), reading.CHAT_USAGE)
+
+    def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        asked = cast("dict[str, Any]", payload.get("stream_options") or {})
+        options = {**asked, "include_usage": True}
+        return {**payload, "stream": True, "stream_options": options}
+
+    def is_wanted(self, piece: Mapping[str, Any]) -> bool:
+        """See :class:`app.wire.format.Surface`."""
+        return self.include_usage or bool(piece["choices"]) or not piece.get("usage")
+
+    def stamped(
+        self,
+        body: Mapping[str, Any],
+        *,
+        decision_id: str,
+        model: str,
+        usage: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        counted = reading.with_usage(body.get("usage"), usage)
+        return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
+
+    def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        return {**piece, "model": model}
+
+    def event(self, piece: Mapping[str, Any]) -> bytes:
+        """See :class:`app.wire.format.Surface`."""
+        return sse.event(piece)
+
+    def live(self, *, decision_id: str, model: str) -> Live:
+        """See :class:`app.wire.format.Surface`."""
+        return LiveChunks(
+            {"id": decision_id, "model": model}, self.ends, include_usage=self.include_usage
+        )
+
+    def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
+        """See :class:`app.wire.format.Surface`."""
+        return last_with_racer(
+            [piece for piece in self.pieces(body) if piece["choices"]],
+            racer,
+            body.get("usage") if self.include_usage else None,
+        )
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """See :class:`app.wire.format.Surface`."""
+        return sse.event(error)
+
+
+class LiveChunks:
+    """Chunks under our id and the candidate's name; the ``racer`` object rides on the last one.
+
+    The finishing chunk waits for the token counts that servers send after it.
+    """
+
+    def __init__(
+        self,
+        stamp: Mapping[str, Any],
+        ends: Callable[[Mapping[str, Any]], Mapping[int, bool]],
+        *,
+        include_usage: bool,
+    ) -> None:
+        self._stamp = stamp
+        self._ends = ends
+        self._include_usage = include_usage
+        self._usage: dict[str, Any] | None = None
+        self._finished = False
+        self._last: dict[str, Any] | None = None  # held back, once a choice has finished
+        self._spoke = False
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens as the candidate counted them so far."""
+        return reading.counts(self._usage, reading.CHAT_USAGE)
+
+    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
+        """Events that can go out now."""
+        chunk = {**piece, **self._stamp}
+        usage = chunk.pop("usage", None)
+        if isinstance(usage, dict):
+            self._usage = cast("dict[str, Any]", usage)
+        if not chunk["choices"]:
+            return []  # the usage chunk: ours comes last, and only if it was asked for
+        self._spoke = self._spoke or any(map(_speaks, chunk["choices"]))
+        self._finished = self._finished or any(self._ends(chunk).values())
+        if not self._finished:
+            return [sse.event(chunk)]
+        before, self._last = self._last, chunk
+        return [] if before is None else [sse.event(before)]
+
+    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
+        """The last events."""
+        assert self._last is not None  # an unfinished stream is an error before this
+        if not self._spoke:
+            raise reading.empty(str(self._stamp["model"]))
+        return last_with_racer(
+            [self._last], racer, self._usage or {} if self._include_usage else None
+        )
+
+
+def _speaks(choice: Mapping[str, Any]) -> bool:
+    """Whether a part of a choice is a part of an answer; "" is one, as in a whole answer."""
+    given: object = choice.get("delta")
+    delta = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    others = {name for name, value in delta.items() if value is not None} - {"role"}
+    return bool(others) or isinstance(choice.get("text"), str)
+
+
+def last_with_racer(
+    pieces: Sequence[dict[str, Any]], racer: Mapping[str, Any], usage: object | None
+) -> list[bytes]:
+    """Chunks to the end of a stream; a usage chunk follows where one is given."""
+    *first, last = pieces
+    if usage is not None:
+        first, last = [*first, last], {**last, "choices": list[Any](), "usage": usage}
+    return [*map(sse.event, first), sse.event({**last, "racer": racer}), sse.DONE]

@@ -1,0 +1,65 @@
+"""``/v1/completions``: a prompt continued."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from app.wire import parsing as reading
+from app.wire.chunked import ChunkedSurface
+from app.wire.format import Said
+
+
+@dataclass(frozen=True, slots=True)
+class Completions(ChunkedSurface):
+    """Text completions."""
+
+    path: ClassVar[str] = "completions"
+    id_prefix: ClassVar[str] = "cmpl-"
+    text_key: ClassVar[str] = "text"
+
+    def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(choice.get("text"), str):
+            raise reading.invalid(name)
+        return choice
+
+    def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._checked(name, choice)
+
+    def _text_of(self, choice: Mapping[str, Any]) -> object:
+        return choice["text"]
+
+    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+        return {**choice, self.text_key: text}
+
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The texts, then the finish."""
+        kept = ("id", "object", "created", "model", "system_fingerprint")
+        head = {name: body[name] for name in kept if name in body}
+        said = [{**choice, "finish_reason": None} for choice in body["choices"]]
+        finish: list[dict[str, Any]] = [
+            {"index": i, "text": "", "logprobs": None}
+            | {"finish_reason": choice.get("finish_reason") or "stop"}
+            for i, choice in enumerate(body["choices"])
+        ]
+        return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
+
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
+        """See :class:`app.wire.format.Surface`."""
+        return [
+            Said(text=choice["text"], cut=choice.get("finish_reason") == "length")
+            for choice in body["choices"]
+        ]
+
+    def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        return {
+            "id": decision_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": "auto",
+            "choices": [{"index": 0, "text": sentence, "finish_reason": "stop", "logprobs": None}],
+            "usage": dict.fromkeys(reading.CHAT_USAGE, 0),
+        }

@@ -1,0 +1,253 @@
+"""``/v1/responses``, stateless: nothing is kept between requests."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+from app.errors import UpstreamError
+from app.wire import parsing as reading
+from app.wire import sse
+from app.wire.event_template import Mould
+from app.wire.format import Live, Said
+
+_USAGE: Final = {
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "completion_tokens",
+    "total_tokens": "total_tokens",
+}
+_WHOLE: Final = ("response.completed", "response.incomplete")
+_FAILED: Final = ("response.failed", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """The Responses interface; see :class:`app.wire.format.Surface`."""
+
+    path: ClassVar[str] = "responses"
+    id_prefix: ClassVar[str] = "resp_"
+    end: ClassVar[bytes] = b""  # the last event ends it
+
+    @property
+    def n(self) -> int:
+        """One output."""
+        return 1
+
+    def body(self, name: str, data: bytes) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        return _checked(name, reading.json_object(name, data))
+
+    def piece(self, name: str, data: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        piece = reading.json_object(name, data)
+        kind = piece.get("type")
+        if not isinstance(kind, str):
+            raise reading.invalid(name)
+        if kind in _FAILED or piece.get("error"):
+            raise UpstreamError(f"{name} failed in mid-stream")
+        if kind in _WHOLE:
+            _checked(name, reading.as_object(name, piece.get("response")))
+        return piece
+
+    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+        """None: every event has a number of its own."""
+        return None
+
+    def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
+        """See :class:`app.wire.format.Surface`."""
+        return {0: piece["type"] in _WHOLE}
+
+    def chars(self, piece: Mapping[str, Any]) -> int:
+        """See :class:`app.wire.format.Surface`; what is `done` was a delta before."""
+        return reading.text_length(piece.get("delta"))
+
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Every output item added, its text in one delta, done; then the whole response."""
+        begun = {**body, "status": "in_progress", "output": list[Any](), "usage": None}
+        said: list[dict[str, Any]] = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        for index, item in enumerate(body["output"]):
+            said += _item_events(index, item)
+        ended = "completed" if body.get("status") != "incomplete" else "incomplete"
+        said.append({"type": f"response.{ended}", "response": dict(body)})
+        return [{**piece, "sequence_number": i} for i, piece in enumerate(said)]
+
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
+        """All output together is one choice."""
+        parts = [part for item in body["output"] for part in _parts(item)]
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        calls = [item for item in body["output"] if item.get("type") == "function_call"]
+        return [
+            Said(
+                text="".join(texts) if texts else None,
+                tool_calls=tuple(
+                    {"function": {"name": c.get("name"), "arguments": c.get("arguments")}}
+                    for c in calls
+                ),
+                refused=any(part.get("type") == "refusal" for part in parts),
+                cut=body.get("status") == "incomplete",
+            )
+        ]
+
+    def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
+        """See :class:`app.wire.format.Surface`."""
+        response: object = body.get("response")  # of a piece
+        whole = cast("dict[str, Any]", response) if isinstance(response, dict) else body
+        return reading.counts(whole.get("usage"), _USAGE)
+
+    def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        return {**payload, "stream": True}
+
+    def is_wanted(self, piece: Mapping[str, Any]) -> bool:
+        """See :class:`app.wire.format.Surface`."""
+        return True
+
+    def stamped(
+        self,
+        body: Mapping[str, Any],
+        *,
+        decision_id: str,
+        model: str,
+        usage: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        ours = None if usage is None else {t: usage[o] for t, o in _USAGE.items() if o in usage}
+        counted = reading.with_usage(body.get("usage"), ours)
+        return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
+
+    def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        if "type" not in piece:
+            return {**piece, "model": model}
+        if not isinstance(piece.get("response"), dict):
+            return dict(piece)
+        return {**piece, "response": {**piece["response"], "model": model}}
+
+    def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
+        """See :class:`app.wire.format.Surface`."""
+        content: list[dict[str, Any]] = [
+            {"type": "output_text", "text": sentence, "annotations": []},
+            {"type": "refusal", "refusal": sentence},
+        ]
+        message = {"type": "message", "id": f"msg_{decision_id}", "status": "completed"}
+        return {
+            "id": decision_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "completed",
+            "model": "auto",
+            "output": [{**message, "role": "assistant", "content": content}],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": dict.fromkeys(_USAGE, 0)
+            | {
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+
+    def event(self, piece: Mapping[str, Any]) -> bytes:
+        """Named events, as this interface has them."""
+        kind = json.dumps(piece["type"])[1:-1]  # one line, whatever the candidate called it
+        return b"event: " + kind.encode() + b"\n" + sse.event(piece)
+
+    def live(self, *, decision_id: str, model: str) -> Live:
+        """See :class:`app.wire.format.Surface`."""
+        return _LiveEvents(self, decision_id, model)
+
+    def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
+        """See :class:`app.wire.format.Surface`."""
+        *first, last = self.pieces(body)
+        return [*map(self.event, first), self.event(_with_racer(last, racer))]
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """Our envelope, readable as this interface's own error event too."""
+        told: dict[str, Any] = error["error"]
+        kept = {name: told.get(name) for name in ("code", "message", "param")}
+        return self.event({"type": "error", "sequence_number": 0, **kept, **error})
+
+
+class _LiveEvents:
+    """Events under our id and the candidate's name; the last one waits for the ``racer`` object."""
+
+    def __init__(self, surface: Responses, decision_id: str, model: str) -> None:
+        self._surface = surface
+        self._decision_id = decision_id
+        self._model = model
+        self._last: dict[str, Any] | None = None
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens as the candidate counted them, once it has."""
+        return self._surface.usage(self._last["response"]) if self._last else {}
+
+    def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
+        """Events that can go out now."""
+        stamped = dict(piece)
+        if isinstance(piece.get("response"), dict):
+            stamped["response"] = self._surface.stamped(
+                piece["response"], decision_id=self._decision_id, model=self._model
+            )
+        if any(self._surface.ends(piece).values()):
+            self._last = stamped
+            return []
+        return [self._surface.event(stamped)]
+
+    def close(self, racer: Mapping[str, Any]) -> list[bytes]:
+        """The last event."""
+        assert self._last is not None  # an unfinished stream is an error before this
+        return [self._surface.event(_with_racer(self._last, racer))]
+
+
+def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str, Any]:
+    return {**piece, "response": {**piece["response"], "racer": racer}}
+
+
+def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("status") == "failed" or body.get("error"):
+        raise UpstreamError(f"{name} failed to answer")
+    items = reading.as_objects(name, body.get("output"))
+    for item in items:
+        if item.get("content") is not None:
+            reading.as_objects(name, item["content"])
+    if not any(item.get("type") != "reasoning" for item in items):
+        raise reading.empty(name)
+    return body
+
+
+def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The content of a message; of reasoning and calls nothing is an answer's text."""
+    return list(item.get("content") or []) if item.get("type") == "message" else []
+
+
+def _item_events(index: int, item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    at = {"output_index": index, "item_id": item.get("id")}
+    events: list[dict[str, Any]] = [
+        {"type": "response.output_item.added", "output_index": index}
+        | {"item": {**item, "status": "in_progress"} | ({"content": []} if _parts(item) else {})}
+    ]
+    for position, part in enumerate(_parts(item)):
+        place = {**at, "content_index": position}
+        text = cast("object", part.get("text"))
+        is_text = part.get("type") == "output_text" and isinstance(text, str)
+        blank = {**part, "text": ""} if is_text else part
+        events.append({"type": "response.content_part.added", **place, "part": blank})
+        if is_text:
+            none = {"logprobs": list[object]()}
+            events.append({"type": "response.output_text.delta", **place, "delta": text} | none)
+            events.append({"type": "response.output_text.done", **place, "text": text} | none)
+        events.append({"type": "response.content_part.done", **place, "part": part})
+    if item.get("type") == "function_call":
+        arguments = item.get("arguments")
+        events.append(
+            {"type": "response.function_call_arguments.done", **at, "arguments": arguments}
+        )
+    events.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    return events

@@ -1,0 +1,82 @@
+"""Server-sent events, both directions. Pure: bytes in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.json_output import dumped
+from racer_core.errors import InputError
+
+DONE = b"data: [DONE]\n\n"
+MAX_EVENT_BYTES = 2**20
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One data event. JSON escapes line ends, so no text can forge another event."""
+    return b"data: %b\n\n" % dumped(value)
+
+
+def comment(text: str) -> bytes:
+    """A line that clients ignore; it keeps the connection alive."""
+    return f": {text}\n\n".encode()
+
+
+class EventReader:
+    """Cuts a byte stream into the ``data`` of its events.
+
+    Understands LF, CRLF and CR, comments, several data lines, a byte order mark, and events cut
+    anywhere, inside a character or a line end too.
+    """
+
+    def __init__(self) -> None:
+        self._begun = bytearray()  # a line of which the end has not come
+        self._data: list[bytes] = []
+        self._size = 0
+        self._after_cr = False
+        self._first = True
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """Give the events that this chunk completes; those before a wrong one, too.
+
+        Raises:
+            InputError: An event is over 1 MiB as it is written, or not UTF-8.
+        """
+        if not chunk:
+            return
+        if self._after_cr:  # an LF here is the other half of a line end that was already seen
+            chunk = chunk.removeprefix(b"\n")
+        self._after_cr = chunk.endswith(b"\r")
+        first, *others = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._begun += first
+        lines: list[bytes] = []
+        if others:
+            lines = [bytes(self._begun), *others[:-1]]
+            self._begun = bytearray(others[-1])
+        for line in lines:
+            if (data := self._line(line)) is not None:
+                yield data
+        self._check(len(self._begun))
+
+    def _line(self, line: bytes) -> str | None:
+        self._check(len(line))
+        if self._first:
+            line, self._first = line.removeprefix(b"\xef\xbb\xbf"), False
+        if line:
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                self._data.append(value.removeprefix(b" "))
+                self._size += len(line)
+            return None
+        if not self._data:
+            return None
+        data, self._data, self._size = b"\n".join(self._data), [], 0
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise InputError("an event is not UTF-8") from exc
+
+    def _check(self, more: int) -> None:
+        """Alike for a line that is whole and for its beginning, however the stream is cut."""
+        if self._size + more > MAX_EVENT_BYTES:
+            raise InputError("an event is over 1 MiB")
