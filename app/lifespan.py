@@ -7,9 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Final, TypeVar
-
-from fastapi import Depends, Request
+from typing import Final, TypeVar
 
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import Leases
@@ -19,15 +17,16 @@ from app.answering.math_process import MathChild
 from app.answering.named_candidate import Direct
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService, setup_digest
-from app.errors import NoRouter, SettingsError
-from app.front.drain import Drain
+from app.errors import NoRouter
 from app.monitoring.monitor import Watcher
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.artifact import open_racer
 from app.routing.calibration_sync import Follower
 from app.routing.encoder_worker import RoutingWorker
 from app.routing.groups import Grouping
 from app.routing.scorer import Scoring
 from app.routing.service import RoutingService
+from app.services import Drain, RouterServices, Services
 from app.settings import Secrets, Settings
 from app.store import Store
 from app.telemetry.loop_lag import LoopLag
@@ -35,69 +34,13 @@ from app.telemetry.metrics import Telemetry
 from app.telemetry.tracing import Tracer, open_tracer
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
-from racer_core.aggregation.vote import Method
-from racer_core.racer import Racer, Trained
+from racer_core.racer import Trained
 
 log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened", bound=Trained)
 
 MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes milliseconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterServices:
-    """What there is only where an artifact is configured."""
-
-    store: Store
-    follower: Follower
-    active: ActiveCalibration
-    chat: ChatService
-    calibrations: CalibrationService
-    watcher: Watcher
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """What handlers need, opened.
-
-    Whoever asks for a part of ``router`` where there is none raises :class:`NoRouter`.
-    """
-
-    settings: Settings
-    keys: KeyRing
-    quotas: Quotas
-    drain: Drain
-    telemetry: Telemetry
-    tracer: Tracer | None
-    direct: Direct
-    router: RouterServices | None
-
-    @property
-    def store(self) -> Store:
-        """Calibrations and decisions."""
-        return self._routing.store
-
-    @property
-    def chat(self) -> ChatService:
-        """Answers by sets of candidates."""
-        return self._routing.chat
-
-    @property
-    def calibrations(self) -> CalibrationService:
-        """The writer of calibrations."""
-        return self._routing.calibrations
-
-    @property
-    def watcher(self) -> Watcher:
-        """Decisions as they are remembered, and the alarms."""
-        return self._routing.watcher
-
-    @property
-    def _routing(self) -> RouterServices:
-        if self.router is None:
-            raise NoRouter
-        return self.router
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,53 +182,3 @@ async def _open_routing(
             calibrations=calibrations,
             watcher=watcher,
         )
-
-
-def open_racer(settings: Settings) -> Racer:
-    """Load artifact and encoder, and compare them with the configuration. Raises as above."""
-    return _opened(Racer, settings)
-
-
-def open_trained(settings: Settings) -> Trained:
-    """The same without its encoder, which is then somewhere else."""
-    return _opened(Trained, settings)
-
-
-def _opened(kind: type[Opened], settings: Settings) -> Opened:
-    if settings.artifact is None:
-        raise SettingsError(NoRouter.sentence)
-    opened = kind.load(settings.artifact, settings.pool)
-    spec, wanted = opened.artifact.encoder, settings.encoder
-    for field in ("backend", "dtype"):
-        asked, has = getattr(wanted, field), getattr(spec, field)
-        if asked is not None and asked != has:
-            raise SettingsError(
-                f"encoder.{field} is {asked}, but the artifact was trained with {has}: change the "
-                "setting, or train again with `racer train`"
-            )
-    for candidate, was in zip(settings.candidates, opened.artifact.candidates, strict=True):
-        if was.model is not None and was.model != (candidate.model or candidate.name):
-            raise SettingsError(
-                f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
-                f"configuration has {candidate.model or candidate.name!r}: change it back, or "
-                "label and train again"
-            )
-        if was.parameters is not None and dict(was.parameters) != candidate.parameters:
-            raise SettingsError(
-                f"candidate {candidate.name} was labelled with the parameters "
-                f"{dict(was.parameters)}, the configuration has {candidate.parameters}: change "
-                "them back, or label and train again"
-            )
-    if settings.aggregation.method is Method.STACKED and opened.artifact.stacked is None:
-        raise SettingsError(
-            "aggregation.method is stacked, but the artifact has no stacked vote: train it on rows "
-            "with answers, or choose another method"
-        )
-    return opened
-
-
-async def _services(request: Request) -> Services:
-    return request.app.state.services
-
-
-OpenServices = Annotated[Services, Depends(_services)]

@@ -20,12 +20,10 @@ from app.api import (
     feedback,
     health,
     models,
+    monitoring,
     responses,
     route,
     ui,
-)
-from app.api import (
-    monitoring as watching,
 )
 from app.api.openapi import DescribedAPI
 from app.api.respond import GONE, ClientLeft
@@ -33,9 +31,9 @@ from app.http.access_control import Gate
 from app.http.fast_path import Endpoint, Failed, Straight
 from app.http.request_log import Outermost
 from app.http.tracing import Traced
-from app.lifespan import Services
+from app.services import Services
 from app.ui.assets import Assets
-from app.wire import bodies as wire
+from app.wire import bodies
 from racer_core import __version__
 from racer_core.errors import RacerError
 
@@ -83,7 +81,7 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     app.state.assets = Assets()
-    for part in (health, *_ANSWERING, calibrate, feedback, watching, ui):
+    for part in (health, *_ANSWERING, calibrate, feedback, monitoring, ui):
         app.include_router(part.router)
     app.include_router(health.metrics_router)
     for kind, handler in {**_FAILED, HTTPException: _http_error}.items():
@@ -93,8 +91,8 @@ def create_app(services: Services) -> FastAPI:
 
 async def _racer_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RacerError)
-    status, body = wire.envelope(exc)
-    return wire.error_response(
+    status, body = bodies.envelope(exc)
+    return bodies.error_response(
         status,
         body,
         lasting=getattr(exc, "lasting", False),
@@ -118,7 +116,7 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed"}
     code = codes.get(exc.status_code, "http_error")
-    body = wire.error_body(exc.detail, "invalid_request_error", code=code)
-    response = wire.error_response(exc.status_code, body)
+    body = bodies.error_body(exc.detail, "invalid_request_error", code=code)
+    response = bodies.error_response(exc.status_code, body)
     response.headers.update(exc.headers or {})
     return response

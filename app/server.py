@@ -13,12 +13,12 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from app.errors import SettingsError
-from app.front.drain import Drain
-from app.front.refusals import Refusals
 from app.http.connection import Receipt, ReceiptConfig
 from app.http.connection_limits import Strangers
-from app.lifespan import Services, open_services
+from app.http.refused_connections import Refusals
+from app.lifespan import open_services
 from app.main import create_gateway
+from app.services import Drain, Services
 from app.settings import Secrets, Settings
 
 BACKLOG = 2048

@@ -36,7 +36,7 @@ from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.encoder.base import unit_rows
 from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.graphs import Graphs, Shape, embedder
-from racer_core.encoder.huggingface import pool
+from racer_core.encoder.pooling import pool
 from racer_core.routers.base import on_grid
 from racer_core.types import Score
 

@@ -23,7 +23,8 @@ import torch
 from transformers import AutoTokenizer
 
 from racer_core.encoder.base import Encoded, Encoder, EncoderSpec, unit_rows
-from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.pooling import pool
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows

@@ -28,14 +28,13 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from app.access.api_keys import KeyRing
-from app.front.drain import Drain
-from app.front.refusals import Refusals
 from app.http.access_control import Gate
 from app.http.connection import ReceiptConfig
 from app.http.connection_limits import Strangers
+from app.http.refused_connections import Refusals
 from app.http.request_log import Outermost
-from app.settings import Limits, Secrets, Settings
-from app.settings import key_format as hashing
+from app.services import Drain
+from app.settings import Limits, Secrets, Settings, key_format
 from app.settings.access import Access, Key
 from app.telemetry.metrics import Telemetry
 
@@ -49,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attempts", type=int, default=10_000)
     attempts = parser.parse_args().attempts
-    keys = [hashing.new_key() for _ in range(KEYS)]
+    keys = [key_format.new_key() for _ in range(KEYS)]
     access = Access(keys=tuple(_entry(key, f"k{number}") for number, key in enumerate(keys)))
     ring = KeyRing(access.keys, Secrets())
     right = keys[0].encode()
@@ -142,7 +141,7 @@ def _never() -> None:
 
 
 def _entry(key: str, name: str) -> Key:
-    return Key(name=name, hash=hashing.written(key, hashing.new_salt()))
+    return Key(name=name, hash=key_format.written(key, key_format.new_salt()))
 
 
 def _refused(found: object) -> None:

@@ -27,7 +27,7 @@ import rig
 from sqlalchemy import text
 from verdict import Goal, aims, table
 
-from app.access import quota_leases as leasing
+from app.access import quota_leases
 from app.access.quotas import Limit
 from app.monitoring.decision_record import DecisionNote
 from app.monitoring.decision_store import Archive
@@ -209,7 +209,7 @@ def _longer(calibration: Calibration, rows: int, rng: np.random.Generator) -> Ca
 def leases_s(store: Store) -> float:
     """Seconds of one drawing of all leases."""
     held = {Limit(f"key-{number:03}", "requests", 600.0): 0.0 for number in range(KEYS)}
-    return median_s(lambda: leasing.draw(store, "a gateway", held), times=20)
+    return median_s(lambda: quota_leases.draw(store, "a gateway", held), times=20)
 
 
 def seen_s(store: Store, url: str, record: Record) -> list[float]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from app.front.errors import InvalidHost
+from app.errors import InvalidHost
 from app.settings.secrets import is_loopback
 
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})

@@ -9,8 +9,7 @@ from typing import Final, Literal
 from fastapi import Request
 from pydantic import SecretStr
 
-from app.settings import Secrets
-from app.settings import key_format as hashing
+from app.settings import Secrets, key_format
 from app.settings.access import Key
 
 Role = Literal["data", "admin"]
@@ -46,7 +45,7 @@ class KeyRing:
     """Every key that opens something, by hash: the configuration's and the environment's two."""
 
     def __init__(self, keys: Sequence[Key], secrets: Secrets) -> None:
-        configured = [_Known(_caller(key), *hashing.parsed(key.hash)) for key in keys]
+        configured = [_Known(_caller(key), *key_format.parsed(key.hash)) for key in keys]
         given = [
             _from_environment("data", secrets.data_key),
             _from_environment("admin", secrets.admin_key),
@@ -62,11 +61,11 @@ class KeyRing:
 
         A key longer than any that is accepted is refused unhashed.
         """
-        if len(key) > hashing.MAX_KEY_BYTES:
+        if len(key) > key_format.MAX_KEY_BYTES:
             return None
         found: Caller | None = None
         for each in self._known:  # no early end: time must not tell which one it was
-            if hashing.fits(key, each.salt, each.digest):
+            if key_format.fits(key, each.salt, each.digest):
                 found = each.caller
         return found
 
@@ -84,6 +83,6 @@ def _caller(key: Key) -> Caller:
 def _from_environment(role: Role, key: SecretStr | None) -> _Known | None:
     if key is None:
         return None
-    salt = hashing.new_salt()
-    digest = hashing.digest(key.get_secret_value().encode(), salt)
+    salt = key_format.new_salt()
+    digest = key_format.digest(key.get_secret_value().encode(), salt)
     return _Known(Caller(name=role, role=role), salt, digest)

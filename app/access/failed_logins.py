@@ -13,7 +13,7 @@ from typing import Final
 
 from app.access.client_address import network
 from app.access.quotas import Clock
-from app.front.errors import RateLimited
+from app.errors import RateLimited
 
 _WINDOW_S: Final = 60.0
 _MOST_ADDRESSES: Final = 10_000  # a flood from many addresses forgets the oldest, and no more

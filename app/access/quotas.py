@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from app.buffers import Buffers
-from app.errors import Overloaded
-from app.front.errors import RateLimited
+from app.concurrency.memory_budget import Buffers
+from app.errors import Overloaded, RateLimited
 from app.settings.access import Key
 
 Clock = Callable[[], float]

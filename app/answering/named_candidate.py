@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.answering.token_usage import Meter, answer_tokens, prompt_tokens
-from app.pump import Pump
+from app.concurrency.background_stream import Pump
 from app.settings import Settings
 from app.upstream.fleet import Fleet
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.candidate_payload import candidate_payload
 from app.wire.format import Surface
 
@@ -63,7 +63,7 @@ class Direct:
             answer = await self._fleet.forward(
                 name, "embeddings", sent, deadline=self._deadline(None)
             )
-        counted = reading.counts(answer.get("usage"), reading.CHAT_USAGE)
+        counted = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
         spend(counted.get("total_tokens", prompt_tokens(fields)))
         return {**answer, "model": name}
 

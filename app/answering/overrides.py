@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from app.answering.request import Request
+from app.answering.sessions import Sessions
 from app.errors import Abstained, Forbidden
-from app.monitoring.decision_record import ChosenBy
-from app.routing.decision import Routed
+from app.routing.decision import ChosenBy, Routed
 from app.routing.reasons import Reason
-from app.sessions import Sessions
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
 

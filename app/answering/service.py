@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from app.answering import answer_forms as equality
-from app.answering import fan_out as voting
+from app.answering import answer_forms, fan_out
 from app.answering.answer_forms import AnswerReader
 from app.answering.evaluator import Evaluator, Ratings
 from app.answering.fan_out import Collected
@@ -19,11 +18,11 @@ from app.answering.overrides import Overrides
 from app.answering.request import Request, Turn
 from app.answering.token_usage import Meter, answer_tokens, prompt_tokens
 from app.answering.vote import Ballot
+from app.concurrency.background_stream import Pump
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.ids import Ids
 from app.monitoring.decision_record import Ended
 from app.monitoring.monitor import Watcher
-from app.pump import Pump
 from app.routing.certificate import Certificate
 from app.routing.decision import Routed
 from app.routing.reasons import Reason
@@ -154,7 +153,7 @@ class ChatService:
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._routed(request, deadline)
         decision_id = request.surface.id_prefix + self._ids.fresh()
-        kind = equality.kind_of(
+        kind = answer_forms.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
         try:
@@ -301,7 +300,7 @@ class ChatService:
             payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
             return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
 
-        await voting.collect(names, call=call, ballot=turn.ballot, into=got)
+        await fan_out.collect(names, call=call, ballot=turn.ballot, into=got)
 
     async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
         request, ballot = turn.request, turn.ballot

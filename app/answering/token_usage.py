@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from app.errors import UpstreamError
 from app.upstream.reply import Reply
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.format import Surface
 
 CHARS_PER_TOKEN: Final = 4
@@ -21,7 +21,7 @@ _READ: Final = ("messages", "prompt", "input", "instructions", "tools", "functio
 
 def prompt_tokens(fields: Mapping[str, Any]) -> int:
     """About how many tokens a candidate reads that is sent these fields."""
-    chars = sum(reading.text_length(fields.get(name)) for name in _READ)
+    chars = sum(parsing.text_length(fields.get(name)) for name in _READ)
     return math.ceil(chars / CHARS_PER_TOKEN)
 
 
@@ -31,7 +31,7 @@ def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
     if counted is not None:
         return counted
     chars = sum(
-        reading.text_length(said.text) + reading.text_length(list(said.tool_calls))
+        parsing.text_length(said.text) + parsing.text_length(list(said.tool_calls))
         for said in reply.said
     )
     return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)

@@ -14,9 +14,8 @@ from fastapi.responses import StreamingResponse
 from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline, json_body
 from app.calibrations.jobs import Job
 from app.calibrations.upload import receive, spool_folder
-from app.lifespan import OpenServices
-from app.wire import bodies as wire
-from app.wire import sse
+from app.services import OpenServices
+from app.wire import bodies, sse
 from app.wire.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
 from racer_core import strict_json
 
@@ -71,7 +70,7 @@ async def calibrate(request: Request, services: OpenServices) -> Response:
     settings, calibrations = services.settings, services.calibrations
     given: dict[str, Any] = dict(request.query_params)
     asked = {"wait": given.pop("wait")} if "wait" in given else {}
-    wait = wire.checked(CalibrateQuery, asked).wait
+    wait = bodies.checked(CalibrateQuery, asked).wait
     with calibrations.jobs.arriving():
         folder = spool_folder(services.store.url)
         upload = await receive(request, settings.limits.upload_bytes, folder)
@@ -85,8 +84,8 @@ async def calibrate(request: Request, services: OpenServices) -> Response:
             await job.changed()
     elif wait is False or not await calibrations.jobs.answers_soon(job):
         headers = {"location": f"/calibrations/jobs/{job.id}"}
-        return wire.json_response({"job": job.as_json()}, status=202, headers=headers)
-    return wire.json_response(job.outcome())
+        return bodies.json_response({"job": job.as_json()}, status=202, headers=headers)
+    return bodies.json_response(job.outcome())
 
 
 @router.get(
@@ -97,7 +96,7 @@ async def calibrate(request: Request, services: OpenServices) -> Response:
 async def list_jobs(services: OpenServices) -> Response:
     """For whoever lost the answer that named a job."""
     jobs = [job.as_json() for job in services.calibrations.jobs.all()]
-    return wire.json_response({"object": "list", "data": jobs})
+    return bodies.json_response({"object": "list", "data": jobs})
 
 
 @router.get(
@@ -107,7 +106,7 @@ async def list_jobs(services: OpenServices) -> Response:
 )
 async def get_job(job_id: str, services: OpenServices) -> Response:
     """Status, phase, and in the end the result or the error."""
-    return wire.json_response({"job": services.calibrations.jobs.get(job_id).as_json()})
+    return bodies.json_response({"job": services.calibrations.jobs.get(job_id).as_json()})
 
 
 @router.get(
@@ -131,14 +130,16 @@ async def job_events(job_id: str, services: OpenServices) -> Response:
 )
 async def cancel_job(job_id: str, services: OpenServices) -> Response:
     """Nothing is changed by it then; 409 once it is too late."""
-    return wire.json_response({"job": (await services.calibrations.jobs.cancel(job_id)).as_json()})
+    return bodies.json_response(
+        {"job": (await services.calibrations.jobs.cancel(job_id)).as_json()}
+    )
 
 
 @router.get("/calibrations", summary="All calibrations, newest first", responses=errors(*KEYED))
 async def list_calibrations(services: OpenServices) -> Response:
     """History with evidence."""
     summaries = await services.store.run(services.store.summaries)
-    return wire.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
+    return bodies.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
 
 
 @router.get(
@@ -147,7 +148,7 @@ async def list_calibrations(services: OpenServices) -> Response:
 async def get_calibration(calibration_id: str, services: OpenServices) -> Response:
     """Options and evidence."""
     summary = await services.store.run(services.store.summary, calibration_id)
-    return wire.json_response(asdict(summary))
+    return bodies.json_response(asdict(summary))
 
 
 @router.post(
@@ -159,10 +160,10 @@ async def get_calibration(calibration_id: str, services: OpenServices) -> Respon
 async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
     """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
     most = min(ACTIVATION_BYTES, services.settings.limits.body_bytes)
-    data = await wire.read_body(request, most)
-    options = wire.checked(ActivateRequest, strict_json.load_object(data) if data else {})
+    data = await bodies.read_body(request, most)
+    options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(calibration_id, options.expected_active_id)
-    return wire.json_response({"id": record.id, "active": True, "evidence": record.evidence})
+    return bodies.json_response({"id": record.id, "active": True, "evidence": record.evidence})
 
 
 async def _events(job: Job, again_s: float) -> AsyncGenerator[bytes]:

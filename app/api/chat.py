@@ -7,10 +7,9 @@ from fastapi import APIRouter, Request, Response
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.api.request_limits import check_fields
 from app.api.respond import Asked, respond
-from app.lifespan import OpenServices
 from app.routing import query
-from app.wire import bodies as wire
-from app.wire import candidate_payload as payload
+from app.services import OpenServices
+from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
 from app.wire.schemas import ChatRequest, RacerOptions
 
@@ -26,8 +25,8 @@ router = APIRouter(tags=["openai"])
 async def chat_completions(request: Request, services: OpenServices) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
     settings = services.settings
-    body, raw = await wire.read(request, ChatRequest, settings.limits.body_bytes)
-    fields = payload.passed_through(raw)
+    body, raw = await bodies.read(request, ChatRequest, settings.limits.body_bytes)
+    fields = candidate_payload.passed_through(raw)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)

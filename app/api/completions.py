@@ -7,12 +7,11 @@ from fastapi import APIRouter, Request, Response
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.api.request_limits import check_fields, texts
 from app.api.respond import Asked, respond
-from app.lifespan import OpenServices
 from app.routing import query
 from app.routing.query import Query
+from app.services import OpenServices
 from app.settings import Settings
-from app.wire import bodies as wire
-from app.wire import candidate_payload as payload
+from app.wire import bodies, candidate_payload
 from app.wire.completions import Completions
 from app.wire.schemas import CompletionRequest, RacerOptions
 from racer_core.errors import InputError
@@ -29,8 +28,8 @@ router = APIRouter(tags=["openai"])
 async def completions(request: Request, services: OpenServices) -> Response:
     """Routing needs one text as the prompt; a named candidate takes whatever its server takes."""
     settings = services.settings
-    body, raw = await wire.read(request, CompletionRequest, settings.limits.body_bytes)
-    fields = payload.passed_through(raw)
+    body, raw = await bodies.read(request, CompletionRequest, settings.limits.body_bytes)
+    fields = candidate_payload.passed_through(raw)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)

@@ -9,10 +9,9 @@ from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
 from app.api.request_limits import check_fields
 from app.api.respond import check_allowed, unless_left
 from app.errors import NotFound
-from app.lifespan import OpenServices
+from app.services import OpenServices
 from app.settings import AUTO
-from app.wire import bodies as wire
-from app.wire import candidate_payload as payload
+from app.wire import bodies, candidate_payload
 from app.wire.schemas import EmbeddingsRequest
 
 router = APIRouter(tags=["openai"])
@@ -27,7 +26,7 @@ router = APIRouter(tags=["openai"])
 async def embeddings(request: Request, services: OpenServices) -> Response:
     """`auto` is the candidate that the configuration names for it; any other must be named."""
     settings = services.settings
-    body, raw = await wire.read(request, EmbeddingsRequest, settings.limits.body_bytes)
+    body, raw = await bodies.read(request, EmbeddingsRequest, settings.limits.body_bytes)
     name = settings.embeddings if body.model == AUTO else body.model
     if name is None:
         raise NotFound(
@@ -38,8 +37,8 @@ async def embeddings(request: Request, services: OpenServices) -> Response:
     if name not in settings.pool:
         raise unknown_model(name, settings.models)
     check_allowed(request, name)
-    fields = payload.passed_through(raw)
+    fields = candidate_payload.passed_through(raw)
     check_fields(fields, settings.limits)
     spend = request.state.quota.spend
     answer = await unless_left(request, services.direct.embeddings(name, fields, spend))
-    return wire.json_response(answer, headers={"x-racer-served-by": name})
+    return bodies.json_response(answer, headers={"x-racer-served-by": name})

@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.api_keys import caller_of
 from app.api.openapi import BODY, KEYED, errors, json_body
-from app.lifespan import OpenServices
 from app.monitoring.feedback import verdicts_as_json
-from app.wire import bodies as wire
+from app.services import OpenServices
+from app.wire import bodies
 
 router = APIRouter(tags=["feedback"])
 
@@ -46,9 +46,9 @@ class AcceptRequest(BaseModel):
 )
 async def feedback(request: Request, services: OpenServices) -> Response:
     """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
-    body, _ = await wire.read(request, FeedbackRequest, MAX_BYTES)
+    body, _ = await bodies.read(request, FeedbackRequest, MAX_BYTES)
     said = await services.watcher.feedback.say(body.decision_id, body.correct, caller_of(request))
-    return wire.json_response(said.as_json())
+    return bodies.json_response(said.as_json())
 
 
 @router.post(
@@ -59,7 +59,7 @@ async def feedback(request: Request, services: OpenServices) -> Response:
 )
 async def accept(request: Request, services: OpenServices) -> Response:
     """Of all these decisions or of none."""
-    body, _ = await wire.read(request, AcceptRequest, MAX_BYTES)
+    body, _ = await bodies.read(request, AcceptRequest, MAX_BYTES)
     accepted = await services.watcher.feedback.accept(body.decision_ids)
     data: list[dict[str, Any]] = [verdicts_as_json(known) for known in accepted]
-    return wire.json_response({"object": "list", "data": data})
+    return bodies.json_response({"object": "list", "data": data})

@@ -9,8 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from app.api.openapi import KEYED, content, errors
 from app.errors import NoRouter
-from app.lifespan import OpenServices
-from app.wire import bodies as wire
+from app.services import OpenServices
+from app.wire import bodies
 
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"])
@@ -19,7 +19,7 @@ metrics_router = APIRouter(tags=["health"])
 @router.get("/healthz", summary="The process answers", responses=errors(400, 500, 503))
 async def healthz() -> Response:
     """200 as long as the event loop turns."""
-    return wire.json_response({"status": "ok"})
+    return bodies.json_response({"status": "ok"})
 
 
 @router.get(
@@ -35,14 +35,14 @@ async def readyz(services: OpenServices) -> Response:
     """
     if services.router is None:
         ready = {"status": "ready", "calibration": None, "reason": NoRouter.sentence}
-        return wire.json_response(ready)
+        return bodies.json_response(ready)
     active = services.router.active
     if active.ready:
         ready = {"status": "ready", "calibration": active.record().id}
         # What decides is in memory: not to be asked would help nobody.
         lost = {"degraded": ["store"]} if services.router.follower.lost else {}
-        return wire.json_response(ready | lost)
-    return wire.json_response({"status": "not ready", "reason": active.why_not}, status=503)
+        return bodies.json_response(ready | lost)
+    return bodies.json_response({"status": "not ready", "reason": active.why_not}, status=503)
 
 
 @metrics_router.get(

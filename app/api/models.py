@@ -8,8 +8,8 @@ from fastapi import APIRouter, Response
 
 from app.api.openapi import KEYED, errors
 from app.errors import NotFound
-from app.lifespan import OpenServices
-from app.wire import bodies as wire
+from app.services import OpenServices
+from app.wire import bodies
 
 router = APIRouter(tags=["openai"])
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["openai"])
 async def list_models(services: OpenServices) -> Response:
     """`auto` first, then its named pools and the candidates."""
     names = services.settings.models
-    return wire.json_response({"object": "list", "data": [_model(name) for name in names]})
+    return bodies.json_response({"object": "list", "data": [_model(name) for name in names]})
 
 
 @router.get("/v1/models/{model_id:path}", summary="One model", responses=errors(*KEYED, 404))
@@ -26,7 +26,7 @@ async def get_model(model_id: str, services: OpenServices) -> Response:
     """404 `model_not_found` for anything else."""
     if model_id not in services.settings.models:
         raise unknown_model(model_id, services.settings.models)
-    return wire.json_response(_model(model_id))
+    return bodies.json_response(_model(model_id))
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> NotFound:

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 
 from app.access.api_keys import caller_of
 from app.api.openapi import KEYED, content, errors
-from app.lifespan import OpenServices
 from app.monitoring.feedback import verdicts_as_json
-from app.wire import bodies as wire
+from app.services import OpenServices
+from app.wire import bodies
 
 router = APIRouter(tags=["watching"])
 
@@ -24,7 +24,7 @@ async def get_decision(decision_id: str, request: Request, services: OpenService
     """Its own key's, or an admin's to see."""
     known = await services.watcher.feedback.known(decision_id, caller_of(request))
     verdicts = {name: asdict(each) for name, each in known.verdicts.items()}
-    return wire.json_response(
+    return bodies.json_response(
         known.note.as_json()
         | {
             "feedback": verdicts_as_json(known) | {"verdicts": verdicts},
@@ -42,7 +42,7 @@ async def get_decision(decision_id: str, request: Request, services: OpenService
 async def verify(decision_id: str, services: OpenServices) -> Response:
     """Threshold and set recomputed from the stored scores, beside what was said then."""
     verification = await services.watcher.verification(decision_id)
-    return wire.json_response(verification.as_json())
+    return bodies.json_response(verification.as_json())
 
 
 @router.get(
@@ -52,14 +52,14 @@ async def verify(decision_id: str, services: OpenServices) -> Response:
 )
 async def drift(services: OpenServices) -> Response:
     """Of the active calibration."""
-    return wire.json_response(await services.watcher.drift())
+    return bodies.json_response(await services.watcher.drift())
 
 
 @router.post("/drift/reset", summary="Begin the drift alarms again", responses=errors(*KEYED, 507))
 async def reset(services: OpenServices) -> Response:
     """With a new false-alarm probability: say so where you report the old one."""
     await services.watcher.reset()
-    return wire.json_response(await services.watcher.drift())
+    return bodies.json_response(await services.watcher.drift())
 
 
 @router.get(

@@ -16,13 +16,13 @@ from app.access.api_keys import caller_of
 from app.answering.named_candidate import Named
 from app.answering.request import Request
 from app.api.models import unknown_model
+from app.concurrency.background_stream import Pump
 from app.errors import Forbidden
-from app.lifespan import Services
-from app.pump import Pump
 from app.routing.query import Query
+from app.services import Services
 from app.settings import AUTO
 from app.telemetry.metrics import Telemetry
-from app.wire import bodies as wire
+from app.wire import bodies
 from app.wire.format import Surface
 from app.wire.schemas import RacerOptions
 from racer_core.errors import InputError
@@ -66,7 +66,7 @@ async def respond(http: HttpRequest, services: Services, asked: Asked) -> Respon
         return _EventStream(pump, asked.surface, served_by, services.telemetry)
     answer = await unless_left(http, services.direct.answer(named))
     note_answer(http, services, asked.surface, answer)
-    return wire.json_response(answer, headers=served_by)
+    return bodies.json_response(answer, headers=served_by)
 
 
 def check_allowed(http: HttpRequest, candidate: str) -> None:
@@ -97,7 +97,7 @@ async def _routed(
     outcome = await unless_left(http, services.chat.answer(request))
     note_answer(http, services, asked.surface, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
-    return wire.json_response(body, headers=outcome.headers)
+    return bodies.json_response(body, headers=outcome.headers)
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:
@@ -161,7 +161,7 @@ class _EventStream(StreamingResponse):
         self._pump = pump
         self._telemetry = telemetry
         super().__init__(
-            pump.items(on_error=lambda exc: surface.error_event(wire.error_of(exc))),
+            pump.items(on_error=lambda exc: surface.error_event(bodies.error_of(exc))),
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache"},
         )

@@ -10,10 +10,9 @@ from fastapi import APIRouter, Request, Response
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.api.request_limits import check_fields
 from app.api.respond import Asked, respond
-from app.lifespan import OpenServices
 from app.routing import query
-from app.wire import bodies as wire
-from app.wire import candidate_payload as payload
+from app.services import OpenServices
+from app.wire import bodies, candidate_payload
 from app.wire.responses import Responses
 from app.wire.schemas import InputItem, Message, RacerOptions, ResponsesRequest
 from racer_core.errors import InputError
@@ -39,7 +38,7 @@ _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "im
 async def responses(request: Request, services: OpenServices) -> Response:
     """Candidates must serve this interface themselves, as vLLM does."""
     settings = services.settings
-    body, raw = await wire.read(request, ResponsesRequest, settings.limits.body_bytes)
+    body, raw = await bodies.read(request, ResponsesRequest, settings.limits.body_bytes)
     for name, possible in _STATEFUL.items():
         if raw.get(name) not in possible:
             raise InputError(
@@ -47,7 +46,7 @@ async def responses(request: Request, services: OpenServices) -> Response:
                 "whole conversation as `input`",
                 param=name,
             )
-    fields = {**payload.passed_through(raw), "store": False}
+    fields = {**candidate_payload.passed_through(raw), "store": False}
     check_fields(fields, settings.limits)
     messages = _messages(body)
     asked = Asked(

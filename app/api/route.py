@@ -16,11 +16,10 @@ from app.answering.request import Request
 from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
 from app.api.request_limits import check_fields
 from app.api.respond import note_answer, note_prompt, unless_left
-from app.lifespan import OpenServices
 from app.routing import query
 from app.routing.service import Ask
-from app.wire import bodies as wire
-from app.wire import candidate_payload as payload
+from app.services import OpenServices
+from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
 from app.wire.schemas import DecisionOptions, LevelsRequest, Message, RouteRequest
 from racer_core.errors import InputError
@@ -41,8 +40,8 @@ _OURS = frozenset(RouteRequest.model_fields) - {"messages"}
 async def route(request: HttpRequest, services: OpenServices) -> Response:
     """With `execute: true` also each candidate's answer, the votes and the aggregate."""
     settings = services.settings
-    body, raw = await wire.read(request, RouteRequest, settings.limits.body_bytes)
-    fields = payload.passed_through(raw, _OURS)
+    body, raw = await bodies.read(request, RouteRequest, settings.limits.body_bytes)
+    fields = candidate_payload.passed_through(raw, _OURS)
     check_fields(fields, settings.limits)
     asked = query.of_messages(_messages(body), fields, settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
@@ -50,7 +49,7 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
     note_prompt(request, services, lambda: asked)
     if not body.execute:
         outcome = await services.chat.decide(Ask(query=asked, options=options, caller=caller))
-        return wire.json_response(outcome.as_json(), headers=outcome.headers)
+        return bodies.json_response(outcome.as_json(), headers=outcome.headers)
     surface = Chat(n=fields.get("n") or 1)
     outcome = await unless_left(
         request,
@@ -68,7 +67,7 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
     note_answer(request, services, surface, outcome.body)
     answer = surface.choices(outcome.body)[0].text
     told: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
-    return wire.json_response(told, headers=outcome.headers)
+    return bodies.json_response(told, headers=outcome.headers)
 
 
 @router.post(
@@ -80,12 +79,12 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
 async def levels(request: HttpRequest, services: OpenServices) -> Response:
     """Nobody is called, and nothing of it is remembered or counted."""
     settings = services.settings
-    body, _ = await wire.read(request, LevelsRequest, settings.limits.body_bytes)
+    body, _ = await bodies.read(request, LevelsRequest, settings.limits.body_bytes)
     asked = query.of_messages(_question(body.query), {}, settings)
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
     note_prompt(request, services, lambda: asked)
     ask = Ask(query=asked, options=options, caller=caller_of(request))
-    return wire.json_response((await services.chat.levels(ask)).as_json())
+    return bodies.json_response((await services.chat.levels(ask)).as_json())
 
 
 def _messages(body: RouteRequest) -> Sequence[Message]:

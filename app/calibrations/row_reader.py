@@ -22,7 +22,7 @@ from app.calibrations.columns import RowColumns, load
 from app.calibrations.parsing import MAX_LINE_BYTES, Order, Parsed, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
-from app.concurrency import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
-from app.calibrating.building import Built, build
 from app.calibrations.answer_risk import answer_risk, textual
+from app.calibrations.build import Built, build
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import curve, evidence, groups, later_evidence, shift
 from app.calibrations.jobs import Job, Jobs
@@ -29,7 +29,7 @@ from app.routing.scorer import Scoring
 from app.settings import Candidate, Settings
 from app.store import Store, now
 from app.store.calibration_record import LaterTurns, Record
-from app.wire import bodies as wire
+from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import CalibrationError
@@ -82,7 +82,7 @@ class CalibrationService:
         Raises:
             SchemaError: An option is none.
         """
-        wire.checked(CalibrateOptions, given)
+        bodies.checked(CalibrateOptions, given)
 
         async def work(progress: Progress) -> dict[str, Any]:
             try:
@@ -141,12 +141,12 @@ class CalibrationService:
     def _read(
         self, upload: Upload, given: dict[str, Any], progress: Progress
     ) -> tuple[RowColumns, CalibrateOptions]:
-        options = wire.checked(CalibrateOptions, given)
+        options = bodies.checked(CalibrateOptions, given)
 
         def fields(said: dict[str, Any]) -> None:
             nonlocal options
-            wire.checked(CalibrateFields, said)
-            options = wire.checked(CalibrateOptions, {**given, **said})
+            bodies.checked(CalibrateFields, said)
+            options = bodies.checked(CalibrateOptions, {**given, **said})
 
         progress("reading", 0, upload.size)
         order = Order(

@@ -20,9 +20,9 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from app.calibrations.parsing import NO_ROOM
-from app.concurrency import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull, UnsupportedBody
-from app.wire import bodies as wire
+from app.wire import bodies
 from racer_core.errors import InputError
 
 _BLOCK_BYTES: Final = 2**20  # written at once
@@ -96,7 +96,7 @@ async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
     file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by whoever takes the upload
         max_size=SMALL_BYTES, dir=None if folder is None else str(folder)
     )
-    stream = wire.body_stream(request, limit)
+    stream = bodies.body_stream(request, limit)
     fields: dict[str, Any] = {}
     name = f"rows{_FORMATS.get(kind, '')}"
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from app import settings
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import FILE, JSON, out, print_json
 from app.errors import SettingsError, StoreDamaged
 
@@ -22,13 +22,12 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
 
     Neither secrets nor decisions are in it. A FILE that is there is replaced once all is written.
     """
-    from app.store import Store, engine
-    from app.store import inspection as looking
+    from app.store import Store, engine, inspection
     from app.store.backup import calibrations
 
     configured, secrets = settings.load(config)
     url = secrets.store(configured)
-    if looking.read_only(url) is None:  # a backup of nothing would look like one of something
+    if inspection.read_only(url) is None:  # a backup of nothing would look like one of something
         raise SettingsError(f"store {engine.shown(url)} is not there")
     with Store(url) as store:
         saved = calibrations.save(store, configured.access.keys, file)
@@ -77,4 +76,4 @@ def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: 
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
-    print_json(result) if as_json else out.print(report.fields(result))
+    print_json(result) if as_json else out.print(tables.fields(result))

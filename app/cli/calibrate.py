@@ -1,4 +1,4 @@
-"""``route`` and ``calibrate``: what asks a running gateway."""
+"""``racer calibrate``: uploads labelled rows to a running gateway."""
 
 from __future__ import annotations
 
@@ -13,28 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import tables as report
-from app.cli.console import ADMIN_KEY, FILE, JSON, KEY, URL, err, out, print_json, progress_bars
+from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
 from app.tools.gateway_client import GatewayClient, Progress
 from racer_core.types import RiskTarget, Score
-
-
-@click.command()
-@click.argument("text")
-@URL
-@KEY
-@click.option("--alpha", type=float, help="Risk level; the calibration's own by default.")
-@click.option("--execute", is_flag=True, help="Call the set too, and merge its answers.")
-@JSON
-def route(
-    text: str, url: str, key: str | None, alpha: float | None, execute: bool, as_json: bool
-) -> None:
-    """Ask a running gateway which models it would call for TEXT."""
-    with GatewayClient(url, key) as client:
-        decision = client.route(text, alpha, execute=execute)
-    if as_json:
-        print_json(decision)
-    else:
-        out.print(report.decision(decision))
 
 
 @click.command()

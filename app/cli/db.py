@@ -8,7 +8,7 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import settings
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import FILE, JSON, out, print_json
 from app.errors import SettingsError
 
@@ -36,4 +36,4 @@ def upgrade(config: Path, as_json: bool) -> None:
     finally:
         engine.dispose()
     result = {"store": shown(url), "before": before or "no tables", "after": after}
-    print_json(result) if as_json else out.print(report.fields(result))
+    print_json(result) if as_json else out.print(tables.fields(result))

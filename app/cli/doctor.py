@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import FILE, JSON, busy, out, print_json
 
 EXIT_ILL = 1
@@ -38,6 +38,6 @@ def doctor(config: Path, as_json: bool) -> None:
     if as_json:
         print_json({"healthy": healthy, "findings": [asdict(each) for each in findings]})
     else:
-        out.print(report.findings([(*asdict(each).values(),) for each in findings]))
+        out.print(tables.findings([(*asdict(each).values(),) for each in findings]))
     if not healthy:
         sys.exit(EXIT_ILL)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, out, print_json, progress_bars
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
@@ -179,7 +179,7 @@ def evaluate(
     if as_json:
         print_json(result.as_json())
     else:
-        out.print(*report.evaluation(result, alphas), sep="\n")
+        out.print(*tables.evaluation(result, alphas), sep="\n")
         if folder is not None:
             out.print(f"report: {folder / 'index.html'}", markup=False, soft_wrap=True)
     check_all(assertions, result)

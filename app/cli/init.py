@@ -1,4 +1,4 @@
-"""``init`` and ``schema``: what a first configuration begins with."""
+"""``racer init``: asks servers what they serve and writes a first configuration."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import FILE, JSON, busy, out, print_json
-from app.settings import schema as settings_schema
 
 
 @click.command()
@@ -46,20 +45,14 @@ def init(
 
     Without a URL $OPENAI_BASE_URL is asked, or OpenAI, with the key in $OPENAI_API_KEY.
     """
-    from app.tools import first_configuration as initialise
+    from app.tools import first_configuration
 
-    plan = initialise.Plan.of(urls, path, port, key_env, os.environ)
+    plan = first_configuration.Plan.of(urls, path, port, key_env, os.environ)
     plan.check(force=force)
     with busy("asking the servers", as_json):
-        result = initialise.write(plan, os.environ, keep_unreachable=keep_unreachable)
+        result = first_configuration.write(plan, os.environ, keep_unreachable=keep_unreachable)
     if as_json:
         print_json(result.as_json())
         return
-    out.print(report.fields(result.as_json()))
+    out.print(tables.fields(result.as_json()))
     out.print(f"next: racer doctor --config {path}", markup=False, soft_wrap=True)
-
-
-@click.command()
-def schema() -> None:
-    """Print the JSON schema of the configuration, for editors and validators."""
-    click.echo(settings_schema.text(), nl=False)

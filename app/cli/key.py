@@ -6,7 +6,7 @@ import click
 
 from app.cli.console import JSON, out, print_json
 from app.errors import SettingsError
-from app.settings import key_format as hashing
+from app.settings import key_format
 from app.settings.access import Access
 
 
@@ -27,8 +27,8 @@ def key() -> None:
 @JSON
 def new(name: str, role: str, as_json: bool) -> None:
     """Make a key for NAME; it is shown this once, for the configuration keeps its hash alone."""
-    made = hashing.new_key()
-    line = {"name": name, "role": role, "hash": hashing.written(made, hashing.new_salt())}
+    made = key_format.new_key()
+    line = {"name": name, "role": role, "hash": key_format.written(made, key_format.new_salt())}
     try:
         Access.model_validate({"keys": [line]})
     except ValueError as exc:

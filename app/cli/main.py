@@ -12,39 +12,23 @@ import click
 
 from app.cli import (
     backup,
-)
-from app.cli import (
-    calibrate as gateway,
-)
-from app.cli import (
-    completion as completing,
-)
-from app.cli import (
-    db as database,
-)
-from app.cli import (
-    doctor as examining,
-)
-from app.cli import (
-    evaluate as measuring,
-)
-from app.cli import (
-    init as starting,
-)
-from app.cli import (
-    key as keys,
-)
-from app.cli import (
-    label as labelling,
-)
-from app.cli import (
-    serve as serving,
-)
-from app.cli import (
-    train as training,
-)
-from app.cli import (
-    verify as verifying,
+    calibrate,
+    completion,
+    convert,
+    db,
+    demo,
+    doctor,
+    evaluate,
+    init,
+    key,
+    label,
+    route,
+    schema,
+    serve,
+    train,
+    tune,
+    validate,
+    verify,
 )
 from app.cli.console import err
 from app.errors import SettingsError, UpstreamError
@@ -100,24 +84,24 @@ def cli() -> None:
 
 
 for command in (
-    starting.init,
-    examining.doctor,
-    serving.serve,
-    serving.demo,
-    gateway.route,
-    labelling.label,
-    labelling.convert,
-    training.train,
-    gateway.calibrate,
-    measuring.evaluate,
-    training.tune,
-    serving.validate,
-    starting.schema,
-    verifying.verify,
-    keys.key,
-    database.db,
+    init.init,
+    doctor.doctor,
+    serve.serve,
+    demo.demo,
+    route.route,
+    label.label,
+    convert.convert,
+    train.train,
+    calibrate.calibrate,
+    evaluate.evaluate,
+    tune.tune,
+    validate.validate,
+    schema.schema,
+    verify.verify,
+    key.key,
+    db.db,
     backup.backup,
     backup.restore,
-    completing.completion,
+    completion.completion,
 ):
     cli.add_command(command)

@@ -1,17 +1,15 @@
-"""``train`` and ``tune``: what becomes an artifact and its configuration."""
+"""``racer train``: trains a router and saves it as an artifact."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from app import settings
-from app.cli import tables as report
-from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, err, out, print_json, progress_bars
-from app.errors import SettingsError
+from app.cli import tables
+from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, out, print_json, progress_bars
 from racer_core import artifacts, strict_json
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
@@ -149,62 +147,8 @@ def train(
             equality=configured.aggregation.equality if configured else Equality.EXACT,
             progress=progress,
         )
-    result = report.artifact_summary(artifact, folder, len(rows))
-    print_json(result) if as_json else out.print(report.fields(result))
-
-
-@click.command()
-@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
-@click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
-@click.option(
-    "--objective",
-    type=click.Choice(["size", "cost"]),
-    help="What to spend little of; cost where the configuration has prices.",
-)
-@click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
-@JSON
-def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
-    """Choose score, alpha and vote on validation rows; show the change as a diff.
-
-    An evaluator in the configuration is asked about the rows' answers.
-    """
-    from app.lifespan import open_racer
-    from app.tools import tuning
-    from racer_core.offline import tune as search
-
-    configured, secrets = settings.load(config)
-    if objective == "cost" and configured.prices is None:
-        raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
-    rows = read_rows(validation, configured.pool)
-    opened = open_racer(configured)
-    search.check_rows(opened, rows)
-    with progress_bars(as_json) as progress:
-        rated = None
-        if configured.aggregation.raters:
-            rated = tuning.rate(configured, secrets, rows, progress)
-        tuned = search.tune(
-            opened,
-            rows,
-            equality=configured.aggregation.equality,
-            risk_target=configured.routing.risk_target,
-            prices=None if objective == "size" else configured.prices,
-            ratings=rated.ratings if rated else None,
-            progress=progress,
-        )
-    change = tuning.change(config, tuned)
-    if rated and rated.failed:
-        err.print(
-            f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "
-            "count as the mean of the others given to the same set",
-            soft_wrap=True,
-        )
-    if write:
-        change.write()
-    if as_json:
-        print_json(asdict(tuned) | {"diff": change.diff, "written": write})
-        return
-    out.print(tuning.table(tuned))
-    out.print(change.diff or "nothing to change", markup=False, highlight=False)
+    result = tables.artifact_summary(artifact, folder, len(rows))
+    print_json(result) if as_json else out.print(tables.fields(result))
 
 
 def _candidates(configured: settings.Settings) -> list[artifacts.CandidateSpec]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from app import settings
-from app.cli import tables as report
+from app.cli import tables
 from app.cli.console import ADMIN_KEY, DEFAULT_URL, FILE, JSON, out, print_json
 from app.tools.gateway_client import GatewayClient
 
@@ -37,7 +37,7 @@ def verify(
             result = client.verify(decision_id)
     else:
         result = _from_store(decision_id, config)
-    print_json(result) if as_json else out.print(report.fields(_shown(result)))
+    print_json(result) if as_json else out.print(tables.fields(_shown(result)))
     if not result["matches"]:
         sys.exit(EXIT_DIFFERS)
 

@@ -18,12 +18,11 @@ from app.access.api_keys import LOCAL, Caller, KeyRing
 from app.access.failed_logins import Failures
 from app.access.quotas import Quotas, Ticket
 from app.access.route_roles import PROBES, DoorPlan, Match
-from app.errors import Forbidden, NotFound, Unauthorized
-from app.front.drain import Drain
-from app.front.errors import CrossSite, RateLimited
+from app.errors import CrossSite, Forbidden, NotFound, RateLimited, Unauthorized
 from app.http.admission_queue import Turnstile
+from app.services import Drain
 from app.settings import Settings
-from app.wire import bodies as wire
+from app.wire import bodies
 from racer_core.errors import RacerError
 
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
@@ -73,7 +72,7 @@ class Gate:
         if match.door is None:
             await _wrong_method(match)(scope, receive, send)
         elif self._drain.begun and match.path == "/readyz":
-            await wire.json_response({"status": "draining"}, status=503)(scope, receive, send)
+            await bodies.json_response({"status": "draining"}, status=503)(scope, receive, send)
         else:
             with ticket as place:
                 if place is not None and place.is_work:
@@ -146,13 +145,15 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _refusal(exc: RacerError) -> Response:
-    status, body = wire.envelope(exc)
+    status, body = bodies.envelope(exc)
     wait_s = exc.retry_after_s if isinstance(exc, RateLimited) else None
-    return wire.error_response(status, body, retry_after_s=wait_s)
+    return bodies.error_response(status, body, retry_after_s=wait_s)
 
 
 def _wrong_method(match: Match) -> Response:
-    body = wire.error_body("Method Not Allowed", "invalid_request_error", code="method_not_allowed")
-    response = wire.error_response(405, body)
+    body = bodies.error_body(
+        "Method Not Allowed", "invalid_request_error", code="method_not_allowed"
+    )
+    response = bodies.error_response(405, body)
     response.headers["allow"] = ", ".join(sorted(match.methods))
     return response

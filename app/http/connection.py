@@ -27,11 +27,11 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from app.access.route_roles import UPLOADS
-from app.front.cork import Cork
-from app.front.refusals import Refusals
 from app.http.connection_limits import Strangers
+from app.http.corked_transport import Cork
+from app.http.refused_connections import Refusals
 from app.settings import Limits
-from app.wire import bodies as wire
+from app.wire import bodies
 
 MOST_HEADERS: Final = 100
 REQUEST_LINE_BYTES: Final = 8 * 2**10
@@ -337,7 +337,7 @@ class Receipt(HttpToolsProtocol):
 
 def _refusal(status: int, message: str, code: str) -> Response:
     kind = "api_error" if status >= 500 else "invalid_request_error"
-    response = wire.error_response(status, wire.error_body(message, kind, code=code))
+    response = bodies.error_response(status, bodies.error_body(message, kind, code=code))
     response.headers["connection"] = "close"
     return response
 

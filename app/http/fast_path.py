@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from fastapi import Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.lifespan import Services
+from app.services import Services
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
 Failed = Callable[[Request, Exception], Awaitable[Response]]

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.front.drain import Drain
 from app.ids import Ids
+from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Telemetry
-from app.wire import bodies as wire
-from app.wire import sse
+from app.wire import bodies, sse
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("app.access")
@@ -69,11 +68,11 @@ class Outermost:
         except asyncio.CancelledError:
             if not self._drain.begun:
                 raise
-            body = wire.error_body(
+            body = bodies.error_body(
                 "the gateway is being stopped", "api_error", code="shutting_down"
             )
             if answer.status is None:
-                await wire.error_response(503, body)(scope, receive, answer.send)
+                await bodies.error_response(503, body)(scope, receive, answer.send)
             elif answer.is_event_stream:  # a stream says that it was cut
                 await answer.send({"type": "http.response.body", "body": sse.event(body)})
             else:
@@ -82,10 +81,10 @@ class Outermost:
             if answer.status is not None:
                 raise
             log.exception("unexpected error")
-            body = wire.error_body(
+            body = bodies.error_body(
                 "internal error; see the gateway's log", "api_error", code="internal_error"
             )
-            await wire.error_response(500, body)(scope, receive, answer.send)
+            await bodies.error_response(500, body)(scope, receive, answer.send)
 
     def _write(self, scope: Scope, state: dict[str, Any], answer: _Answer, seconds: float) -> None:
         caller = state.get("caller")

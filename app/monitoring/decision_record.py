@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from app.json_output import dumped
+from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
 
 # Queries that were never said to be like the rows of first turns: nothing is concluded from them.
@@ -24,15 +25,6 @@ _UNLIKE_ROWS: Final = frozenset(
 )
 # A score is of the query alone; whether an answer is right is of how it was asked for, too.
 _ANSWERED_UNLIKE_ROWS: Final = _UNLIKE_ROWS | {Reason.CONDITIONS_DIFFER}
-
-
-class ChosenBy(StrEnum):
-    """What made the set."""
-
-    THRESHOLD = "threshold"
-    EVERYONE = "everyone"  # no threshold was asked: another kind of request, a failed router
-    STRONGEST = "strongest"  # the threshold selected nobody, and the best was called all the same
-    OVERRIDDEN = "overridden"  # another set was called: a session's, an observed candidate, a part
 
 
 class Ended(StrEnum):

@@ -25,7 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.errors import StoreError
-from app.monitoring import drift_statistics as streams
+from app.monitoring import drift_statistics
 from app.monitoring.decision_record import DecisionNote
 from app.monitoring.decision_store import Archive
 from app.monitoring.drift_store import KeptWatch, Watches
@@ -102,7 +102,7 @@ class Drift:
         with self._moment:
             self._former, self._followed = self._followed, _Followed(record=record)
             self._show(())
-            for name in streams.STREAMS:  # until its watch is next written
+            for name in drift_statistics.STREAMS:  # until its watch is next written
                 self._metrics.evidence.labels(name).set(0.0)
         if told is not None:
             self._learn(record.id, *told)
@@ -138,10 +138,10 @@ class Drift:
             fit = [
                 note
                 for note in notes
-                if not note.repeated and streams.fits(note, record.id, record.calibration)
+                if not note.repeated and drift_statistics.fits(note, record.id, record.calibration)
             ]
             for name, values in (
-                streams.query_statistics(record.calibration, fit) if fit else {}
+                drift_statistics.query_statistics(record.calibration, fit) if fit else {}
             ).items():
                 waiting = followed.waiting.setdefault(name, [])
                 waiting += values[: MAX_WAITING - len(waiting)]
@@ -165,7 +165,7 @@ class Drift:
                 return
             with self._changing(followed.record) as kept:
                 counted = self._archive.judge_in(kept.session, note, loss)
-                stream = kept.watch.streams.get(streams.RISK)
+                stream = kept.watch.streams.get(drift_statistics.RISK)
                 if counted and isinstance(stream, RiskEProcess):
                     stream.update(loss)
             self._learn(followed.record.id, kept.since, kept.watch.raised)
@@ -188,7 +188,8 @@ class Drift:
             "alarmed": kept.watch.alarmed,
             "raised": list(kept.watch.raised),
             "streams": {
-                name: streams.stream_as_json(stream) for name, stream in kept.watch.streams.items()
+                name: drift_statistics.stream_as_json(stream)
+                for name, stream in kept.watch.streams.items()
             },
         }
 
@@ -218,7 +219,7 @@ class Drift:
         return self._watches.changing(record.id, lambda: self._new(record))
 
     def _new(self, record: Record) -> Watch:
-        return streams.new_watch(record.calibration, self._false_alarm, self._rng)
+        return drift_statistics.new_watch(record.calibration, self._false_alarm, self._rng)
 
     def _learn(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
         """Of one watch nothing that alarmed is forgotten, in whatever order it is heard of."""
@@ -227,7 +228,7 @@ class Drift:
             if followed is None or followed.record.id != calibration_id:
                 return  # it was about one that no longer decides
             known = followed.raised if since == followed.since else ()
-            told = tuple(name for name in streams.STREAMS if name in {*known, *raised})
+            told = tuple(name for name in drift_statistics.STREAMS if name in {*known, *raised})
             self._followed = replace(followed, since=since, raised=told)
             for name in told:
                 if name not in known:
@@ -245,5 +246,5 @@ class Drift:
                     self._metrics.evidence.labels(name).set(way)
 
     def _show(self, raised: Sequence[str]) -> None:
-        for name in streams.STREAMS:
+        for name in drift_statistics.STREAMS:
             self._metrics.alarm.labels(name).set(name in raised)

@@ -15,14 +15,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from app.errors import StoreError
-from app.monitoring import drift_statistics as streams
-from app.monitoring import risk_report as report
-from app.monitoring.decision_record import (
-    ChosenBy,
-    DecisionNote,
-    are_answered_like_rows,
-    are_like_rows,
-)
+from app.monitoring import drift_statistics, risk_report
+from app.monitoring.decision_record import DecisionNote, are_answered_like_rows, are_like_rows
 from app.monitoring.decision_store import Archive, Known
 from app.monitoring.decision_writer import Journal
 from app.monitoring.drift import Drift
@@ -32,6 +26,7 @@ from app.monitoring.metrics import WatchingMetrics
 from app.monitoring.seen_queries import Repeats
 from app.monitoring.verification import Verification, verify
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.decision import ChosenBy
 from app.settings.watching import Watching
 from app.store import Pulse, Store
 from app.store.calibration_record import Record
@@ -152,7 +147,7 @@ class Watcher:
         record = self._active.record()
         alarms = None if self._drift is None else await self._store.run(self._drift.as_json)
         risk = await self._store.run(
-            report.risk_as_json, self._archive, record.id, record.calibration
+            risk_report.risk_as_json, self._archive, record.id, record.calibration
         )
         risk["decisions"]["dropped"] = self._dropped
         risk["shadow"]["rate"] = self._settings.shadow_rate
@@ -208,9 +203,9 @@ class Watcher:
         counts = (
             note.answered_like_rows
             and note.pool == record.calibration.pool
-            and streams.fits(note, record.id, record.calibration)
+            and drift_statistics.fits(note, record.id, record.calibration)
         )
-        loss = streams.loss_of(record.calibration, note, known.counted) if counts else None
+        loss = drift_statistics.loss_of(record.calibration, note, known.counted) if counts else None
         if self._drift is None:
             self._archive.judge(note, loss)
         else:
@@ -269,7 +264,7 @@ class Watcher:
             log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)
 
     def _show_risk(self, losses: Sequence[float]) -> None:
-        found = report.estimate(losses)
+        found = risk_report.estimate(losses)
         for name, value in (("lower", found.lower), ("mean", found.risk), ("upper", found.upper)):
             self._metrics.risk.labels(name).set(value)
 
@@ -285,7 +280,7 @@ def _ordinary(note: DecisionNote, record: Record) -> bool:
     """Whether the set was chosen as the calibration's own evidence says."""
     options = record.calibration.options
     return (
-        streams.fits(note, record.id, record.calibration)
+        drift_statistics.fits(note, record.id, record.calibration)
         and note.answered_like_rows
         and note.chosen_by is ChosenBy.THRESHOLD
         and note.pool == record.calibration.pool

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.decision_record import DecisionNote
+from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows
 from app.routing.reasons import Reason
 from app.store.calibration_record import Record

@@ -20,6 +20,7 @@ from app import lifespan, settings
 from app.errors import SettingsError
 from app.main import create_gateway
 from app.ray_serve.scorer import RayScoring
+from app.routing.artifact import open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
 from app.telemetry import logs
@@ -142,7 +143,7 @@ class _Opening:
 
     def _open_router(self, configured: Settings, _: Telemetry) -> lifespan.Router:
         assert self._router is not None
-        trained = lifespan.open_trained(configured)
+        trained = open_trained(configured)
         scoring = RayScoring(self._router, trained.artifact.digest)
         return lifespan.Router(trained, nullcontext(scoring))
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
-from app.monitoring.decision_record import ChosenBy
 from app.routing.certificate import Certificate
 from app.routing.reasons import Reason
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import Record
 from racer_core.types import RoutingDecision
+
+
+class ChosenBy(StrEnum):
+    """What made the set."""
+
+    THRESHOLD = "threshold"
+    EVERYONE = "everyone"  # no threshold was asked: another kind of request, a failed router
+    STRONGEST = "strongest"  # the threshold selected nobody, and the best was called all the same
+    OVERRIDDEN = "overridden"  # another set was called: a session's, an observed candidate, a part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

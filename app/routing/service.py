@@ -11,10 +11,9 @@ from typing import Final
 
 from app.access.api_keys import Caller
 from app.errors import Forbidden, NotFound, Overloaded
-from app.monitoring.decision_record import ChosenBy
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.certificate import Certificate
-from app.routing.decision import Routed
+from app.routing.decision import ChosenBy, Routed
 from app.routing.decision_cache import Conditions, Decided
 from app.routing.groups import Grouping, GroupThreshold
 from app.routing.query import Query

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from app.errors import SettingsError
 from app.settings.model import Settings
 from app.settings.secrets import Secrets, read_secrets
-from app.validation import problems
+from app.settings.validation import problems
 
 
 def load(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pydantic import SecretStr
 
 from app.errors import SettingsError
-from app.settings import key_format as hashing
+from app.settings import key_format
 from app.settings.model import Settings
 
 MIN_KEY_CHARS = 16
@@ -88,13 +88,13 @@ def _weakness(key: str) -> str | None:
     """Why a key could be guessed; None when it looks random."""
     if len(key) < MIN_KEY_CHARS:
         return f"has fewer than {MIN_KEY_CHARS} characters"
-    if len(key) > hashing.MAX_KEY_BYTES:
-        return f"has more than {hashing.MAX_KEY_BYTES} characters"
+    if len(key) > key_format.MAX_KEY_BYTES:
+        return f"has more than {key_format.MAX_KEY_BYTES} characters"
     if any(example in key.lower() for example in _PUBLISHED):
         return "is made from a published example"
     if len(set(key)) < MIN_DIFFERENT_CHARS:
         return f"has fewer than {MIN_DIFFERENT_CHARS} different characters"
-    if hashing.is_damaged(key):
+    if key_format.is_damaged(key):
         return "was cut or mistyped, for its checksum does not fit"
     return None
 
@@ -102,7 +102,7 @@ def _weakness(key: str) -> str | None:
 def _name_of(key: SecretStr, settings: Settings) -> str | None:
     presented = key.get_secret_value().encode()
     for each in settings.access.keys:
-        if hashing.fits(presented, *hashing.parsed(each.hash)):
+        if key_format.fits(presented, *key_format.parsed(each.hash)):
             return each.name
     return None
 

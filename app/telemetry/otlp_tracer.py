@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
-from app.outbox import Outbox
+from app.telemetry.span_exporter import Outbox
 from racer_core import __version__
 
 _EXPORT_S: Final = 5.0  # for one batch, with its retries

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
-from app import settings, starter
+from app import settings
 from app.errors import SettingsError, UpstreamUnavailable
 from app.settings import schema
 from app.settings.base import http_url
+from app.tools import configuration_template
 from app.upstream.model_list import KeyRefused, Listing, Unlisted, list_models
 
 _OPENAI: Final = "https://api.openai.com/v1"
@@ -81,7 +82,7 @@ class Written:
     """What was written, and about whom."""
 
     plan: Plan
-    candidates: tuple[starter.Found, ...]
+    candidates: tuple[configuration_template.Found, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are printed."""
@@ -120,10 +121,10 @@ def write(plan: Plan, environment: Mapping[str, str], *, keep_unreachable: bool)
             f"{'; '.join(why for _, why in missing)}: start it or leave it out, or have it written "
             "all the same with --keep-unreachable"
         )
-    candidates = starter.found(listings, missing)
+    candidates = configuration_template.found(listings, missing)
     if not candidates:
         raise SettingsError(f"no model is served at {', '.join(plan.urls)}: load one first")
-    text = starter.text(candidates, key_env=plan.key_env, port=plan.port)
+    text = configuration_template.text(candidates, key_env=plan.key_env, port=plan.port)
     settings.checked(text, plan.path, environment)
     try:
         plan.path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from app.errors import UpstreamError
-from app.wire import parsing as reading
+from app.wire import parsing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +31,27 @@ class Completion:
 
 def completion(name: str, data: bytes) -> Completion:
     """Parse a text completion's first choice. Raises UpstreamError unless it is one."""
-    body = reading.json_object(name, data)
-    choices = reading.as_objects(name, body.get("choices"))
+    body = parsing.json_object(name, data)
+    choices = parsing.as_objects(name, body.get("choices"))
     if not choices:
         raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
     text = choices[0].get("text")
     if not isinstance(text, str):
-        raise reading.invalid(name)
+        raise parsing.invalid(name)
     return Completion(
         text=text,
         top=_top_logprobs(name, choices[0]),
-        usage=reading.counts(body.get("usage"), reading.CHAT_USAGE),
+        usage=parsing.counts(body.get("usage"), parsing.CHAT_USAGE),
     )
 
 
 def _top_logprobs(name: str, choice: Mapping[str, Any]) -> dict[str, float] | None:
     """``{"top_logprobs": [{token: logprob, ...}, ...]}``, of which only the first token's."""
     logprobs = choice.get("logprobs")
-    top = reading.as_object(name, logprobs).get("top_logprobs") if logprobs is not None else None
+    top = parsing.as_object(name, logprobs).get("top_logprobs") if logprobs is not None else None
     if not isinstance(top, list) or not top:
         return None
-    values = reading.as_object(name, cast("list[object]", top)[0])
+    values = parsing.as_object(name, cast("list[object]", top)[0])
     if not all(isinstance(each, int | float) and -1e5 < each < 0.01 for each in values.values()):
-        raise reading.invalid(name)  # 0 may be rounded up a little; -9999 is vLLM's minus infinity
+        raise parsing.invalid(name)  # 0 may be rounded up a little; -9999 is vLLM's minus infinity
     return values

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from app.concurrency import off_loop
+from app.concurrency.threads import off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dumped
 from app.settings import Secrets, Settings
@@ -33,7 +33,7 @@ from app.upstream.reply import Reply
 from app.upstream.retries import Retries
 from app.upstream.stream import pieces_of
 from app.upstream.targets import open_callees
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.format import Surface
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class Fleet:
         """Send a document and return the object that is answered. Raises as :meth:`ask`."""
         with self._errand(self._callees[candidate], path, payload, deadline) as errand:
             return await self._whole(
-                errand, partial(reading.json_object, candidate), told=_told_of_document
+                errand, partial(parsing.json_object, candidate), told=_told_of_document
             )
 
     def down(self) -> frozenset[str]:
@@ -227,7 +227,7 @@ class Fleet:
         async def once() -> T:
             async with self._call(errand) as answer:
                 if answer.streams:
-                    raise reading.invalid(errand.name)
+                    raise parsing.invalid(errand.name)
                 parsed = await off_loop(parse, await answer.whole())
                 if errand.span is not None:
                     errand.span.answered(*told(parsed))
@@ -338,7 +338,7 @@ class Fleet:
 
 
 def _told_of_document(body: Mapping[str, Any]) -> Told:
-    return body.get("model"), reading.counts(body.get("usage"), reading.CHAT_USAGE)
+    return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
 
 async def _overheard(

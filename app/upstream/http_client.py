@@ -19,8 +19,8 @@ from typing import Final, Self
 
 import aiohttp
 
-from app.buffers import Buffers
-from app.concurrency import SMALL_BYTES
+from app.concurrency.memory_budget import Buffers
+from app.concurrency.threads import SMALL_BYTES
 from app.errors import UpstreamError, UpstreamOverloaded
 from app.settings import Fleet as Rules
 from app.settings import Limits

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any, Final
 
-from app.concurrency import off_loop
+from app.concurrency.threads import off_loop
 from app.errors import UpstreamError
 from app.upstream.http_client import Answer
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.event_template import Mould
 from app.wire.format import Surface
 from app.wire.sse import EventReader
@@ -72,4 +72,4 @@ async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
             for data in reader.feed(part):
                 yield data
         except InputError as exc:
-            raise reading.invalid(name) from exc
+            raise parsing.invalid(name) from exc

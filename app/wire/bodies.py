@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
-from app.concurrency import SMALL_BYTES, off_loop
+from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import (
     MAX_RETRY_AFTER_S,
     RETRY_AFTER_S,
@@ -22,7 +22,7 @@ from app.errors import (
     UpstreamRejected,
 )
 from app.json_output import dumped
-from app.validation import problems
+from app.settings.validation import problems
 from racer_core import strict_json
 from racer_core.errors import RacerError
 

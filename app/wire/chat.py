@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.chunked import ChunkedSurface
 from app.wire.format import Said
 
@@ -27,7 +27,7 @@ class Chat(ChunkedSurface):
         message = _readable(name, choice.get("message"))
         # "" is an answer, though no vote: rows label it as one. No text at all is none.
         if message.get("content") is None and not any(message.get(other) for other in _OTHERS):
-            raise reading.empty(name)
+            raise parsing.empty(name)
         return {**choice, "message": message}
 
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -69,22 +69,22 @@ class Chat(ChunkedSurface):
             "created": int(time.time()),
             "model": "auto",
             "choices": [choice],
-            "usage": dict.fromkeys(reading.CHAT_USAGE, 0),
+            "usage": dict.fromkeys(parsing.CHAT_USAGE, 0),
         }
 
 
 def _readable(name: str, message: object) -> dict[str, Any]:
     """A message whose content is a text: parts of one, as some servers send, are put together."""
-    given = reading.as_object(name, message)
+    given = parsing.as_object(name, message)
     content: object = given.get("content")
     if isinstance(content, list):
         content = text_parts(cast("object", content))
         if content is None:
-            raise reading.invalid(name)
+            raise parsing.invalid(name)
         given = {**given, "content": content}
     if not isinstance(content, str | None):
-        raise reading.invalid(name)
-    reading.as_objects(name, given.get("tool_calls") or [])
+        raise parsing.invalid(name)
+    parsing.as_objects(name, given.get("tool_calls") or [])
     return given
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from app.errors import UpstreamError
-from app.wire import parsing as reading
-from app.wire import sse
+from app.wire import parsing, sse
 from app.wire.event_template import Mould
 from app.wire.format import Live
 
@@ -30,24 +29,24 @@ class ChunkedSurface(ABC):
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
-        body = reading.json_object(name, data)
-        choices = reading.first_of_each(reading.as_objects(name, body.get("choices")), self.n)
+        body = parsing.json_object(name, data)
+        choices = parsing.first_of_each(parsing.as_objects(name, body.get("choices")), self.n)
         if not choices:
             raise UpstreamError(f"{name} sent no choice", kind="upstream_empty")
-        checked = [self._checked(name, reading.sound(choice)) for choice in choices]
+        checked = [self._checked(name, parsing.sound(choice)) for choice in choices]
         return {**body, "choices": checked}
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
-        piece = reading.json_object(name, data)
+        piece = parsing.json_object(name, data)
         if piece.get("error"):  # some servers say null in every chunk
             raise UpstreamError(f"{name} failed in mid-stream")
-        choices = reading.as_objects(name, piece.get("choices"))
+        choices = parsing.as_objects(name, piece.get("choices"))
         known = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
-        asked = reading.first_of_each(known, self.n)
+        asked = parsing.first_of_each(known, self.n)
         return {
             **piece,
-            "choices": [self._checked_part(name, reading.sound(choice)) for choice in asked],
+            "choices": [self._checked_part(name, parsing.sound(choice)) for choice in asked],
         }
 
     def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
@@ -101,13 +100,13 @@ class ChunkedSurface(ABC):
     def chars(self, piece: Mapping[str, Any]) -> int:
         """See :class:`app.wire.format.Surface`."""
         return sum(
-            reading.text_length(choice.get("delta", choice.get("text")))
+            parsing.text_length(choice.get("delta", choice.get("text")))
             for choice in piece["choices"]
         )
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
         """See :class:`app.wire.format.Surface`."""
-        return reading.counts(body.get("usage"), reading.CHAT_USAGE)
+        return parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
@@ -128,7 +127,7 @@ class ChunkedSurface(ABC):
         usage: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
-        counted = reading.with_usage(body.get("usage"), usage)
+        counted = parsing.with_usage(body.get("usage"), usage)
         return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
 
     def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -182,7 +181,7 @@ class LiveChunks:
     @property
     def usage(self) -> dict[str, int]:
         """Tokens as the candidate counted them so far."""
-        return reading.counts(self._usage, reading.CHAT_USAGE)
+        return parsing.counts(self._usage, parsing.CHAT_USAGE)
 
     def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
         """Events that can go out now."""
@@ -203,7 +202,7 @@ class LiveChunks:
         """The last events."""
         assert self._last is not None  # an unfinished stream is an error before this
         if not self._spoke:
-            raise reading.empty(str(self._stamp["model"]))
+            raise parsing.empty(str(self._stamp["model"]))
         return last_with_racer(
             [self._last], racer, self._usage or {} if self._include_usage else None
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from app.wire import parsing as reading
+from app.wire import parsing
 from app.wire.chunked import ChunkedSurface
 from app.wire.format import Said
 
@@ -22,7 +22,7 @@ class Completions(ChunkedSurface):
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(choice.get("text"), str):
-            raise reading.invalid(name)
+            raise parsing.invalid(name)
         return choice
 
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -61,5 +61,5 @@ class Completions(ChunkedSurface):
             "created": int(time.time()),
             "model": "auto",
             "choices": [{"index": 0, "text": sentence, "finish_reason": "stop", "logprobs": None}],
-            "usage": dict.fromkeys(reading.CHAT_USAGE, 0),
+            "usage": dict.fromkeys(parsing.CHAT_USAGE, 0),
         }

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
 from app.errors import UpstreamError
-from app.wire import parsing as reading
-from app.wire import sse
+from app.wire import parsing, sse
 from app.wire.event_template import Mould
 from app.wire.format import Live, Said
 
@@ -38,18 +37,18 @@ class Responses:
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
-        return _checked(name, reading.json_object(name, data))
+        return _checked(name, parsing.json_object(name, data))
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
-        piece = reading.json_object(name, data)
+        piece = parsing.json_object(name, data)
         kind = piece.get("type")
         if not isinstance(kind, str):
-            raise reading.invalid(name)
+            raise parsing.invalid(name)
         if kind in _FAILED or piece.get("error"):
             raise UpstreamError(f"{name} failed in mid-stream")
         if kind in _WHOLE:
-            _checked(name, reading.as_object(name, piece.get("response")))
+            _checked(name, parsing.as_object(name, piece.get("response")))
         return piece
 
     def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
@@ -62,7 +61,7 @@ class Responses:
 
     def chars(self, piece: Mapping[str, Any]) -> int:
         """See :class:`app.wire.format.Surface`; what is `done` was a delta before."""
-        return reading.text_length(piece.get("delta"))
+        return parsing.text_length(piece.get("delta"))
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every output item added, its text in one delta, done; then the whole response."""
@@ -98,7 +97,7 @@ class Responses:
         """See :class:`app.wire.format.Surface`."""
         response: object = body.get("response")  # of a piece
         whole = cast("dict[str, Any]", response) if isinstance(response, dict) else body
-        return reading.counts(whole.get("usage"), _USAGE)
+        return parsing.counts(whole.get("usage"), _USAGE)
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
@@ -118,7 +117,7 @@ class Responses:
     ) -> dict[str, Any]:
         """See :class:`app.wire.format.Surface`."""
         ours = None if usage is None else {t: usage[o] for t, o in _USAGE.items() if o in usage}
-        counted = reading.with_usage(body.get("usage"), ours)
+        counted = parsing.with_usage(body.get("usage"), ours)
         return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
 
     def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -213,12 +212,12 @@ def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str,
 def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
     if body.get("status") == "failed" or body.get("error"):
         raise UpstreamError(f"{name} failed to answer")
-    items = reading.as_objects(name, body.get("output"))
+    items = parsing.as_objects(name, body.get("output"))
     for item in items:
         if item.get("content") is not None:
-            reading.as_objects(name, item["content"])
+            parsing.as_objects(name, item["content"])
     if not any(item.get("type") != "reasoning" for item in items):
-        raise reading.empty(name)
+        raise parsing.empty(name)
     return body
 
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import click
 
 from app.cli import main as cli
-from app.lifespan import Services
 from app.main import create_app
+from app.services import Services
 
 FOLDER = Path(__file__).parent
 WRITTEN = "Written by `python docs/reference/generate.py`; a test compares it with the code.\n"

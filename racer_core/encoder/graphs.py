@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from racer_core.encoder.base import Pooling
 from racer_core.encoder.deberta import LeanDeberta
-from racer_core.encoder.huggingface import pool
+from racer_core.encoder.pooling import pool
 
 Shape = tuple[int, int]  # texts, tokens
 Embed = Callable[[Tensor, Tensor], Tensor]

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from racer_core.encoder.base import Encoded, EncoderSpec, Forward, Pooling, unit_rows
+from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
 _BATCH = 32
@@ -155,14 +156,6 @@ def batches(lengths: Sequence[int], most: int, shortest: float) -> Iterator[list
         batch.append(row)
     if batch:
         yield batch
-
-
-def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: Pooling) -> torch.Tensor:
-    """One vector a text, shape (B, D), from its tokens' (B, T, D) and the mask of real ones."""
-    if pooling == "cls":
-        return hidden[:, 0]
-    weights = mask.unsqueeze(-1).to(hidden.dtype)
-    return (hidden * weights).sum(1) / weights.sum(1).clamp_min(1.0)
 
 
 def _check_options(

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from racer_core.encoder.base import Encoder, EncoderSpec
-from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.pooling import pool
 from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
 from racer_core.offline.contrastive import contrast, pick

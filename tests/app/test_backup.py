@@ -21,7 +21,7 @@ from sqlalchemy import event, select
 
 from app.errors import Conflict, SettingsError, StoreError
 from app.store import Store, now
-from app.store.backup import calibrations as backup
+from app.store.backup import calibrations
 from app.store.backup import file as backup_file
 from app.store.backup.file import Backup
 from app.store.calibration_record import LaterTurns, Record
@@ -77,14 +77,14 @@ def file(tmp_path: Path) -> Path:
 def saved(store: Store, file: Path) -> Path:
     """A backup of a store that was filled."""
     fill(store)
-    backup.save(store, (), file)
+    calibrations.save(store, (), file)
     return file
 
 
-def restored(store: Store, file: Path, *, activate: bool = False) -> backup.Restored:
+def restored(store: Store, file: Path, *, activate: bool = False) -> calibrations.Restored:
     """Restore a backup."""
     with Backup(file) as opened:
-        return backup.restore(store, opened, activate=activate)
+        return calibrations.restore(store, opened, activate=activate)
 
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.scale)]
@@ -317,7 +317,7 @@ def test_nobody_else_reads_it_and_the_one_before_is_replaced(saved: Path, store:
     """Mode 0600, also where the one before was open to all."""
     saved.chmod(0o644)
     store.add(record("cal-5", 5), activate=False)
-    backup.save(store, (), saved)
+    calibrations.save(store, (), saved)
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
     with Backup(saved) as opened:
         assert len(opened.manifest.calibrations) == 5
@@ -337,7 +337,7 @@ def test_what_fails_in_the_middle_leaves_the_one_before(
 
     monkeypatch.setattr(backup_file.Writer, "add", fail)
     with pytest.raises(StoreError, match="power"):
-        backup.save(store, (), saved)
+        calibrations.save(store, (), saved)
     assert saved.read_bytes() == before
     assert set(saved.parent.iterdir()) == beside
 
@@ -346,7 +346,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(store: Store, tmp_path: 
     """No such folder; a folder itself."""
     for path in (tmp_path / "no" / "backup.zip", tmp_path):
         with pytest.raises(SettingsError, match="cannot be written"):
-            backup.save(store, (), path)
+            calibrations.save(store, (), path)
 
 
 def large(name: str) -> Record:
@@ -374,7 +374,7 @@ def test_large_calibrations_are_never_in_memory_together(
         store.add(replace(first, id=f"cal-{number}"), activate=number == 19)
     tracemalloc.start()
     try:
-        backup.save(store, (), file)
+        calibrations.save(store, (), file)
         saving = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         restored(another, file)
@@ -405,7 +405,7 @@ def test_a_backup_is_of_one_moment_while_calibrations_change(
             another.add(record(next(names)), activate=True)
 
         event.listen(store._engine, "before_cursor_execute", meanwhile)
-        backup.save(store, (), file)
+        calibrations.save(store, (), file)
         event.remove(store._engine, "before_cursor_execute", meanwhile)
     with Backup(file) as opened:
         assert [each.row.id for each in opened.calibrations() if each.active] == ["cal-1"]
@@ -466,7 +466,7 @@ def test_a_database_of_another_version_is_refused_as_by_a_start(
     assert racer("backup", file, "--config", config) == (2, "", f"racer: {start.value}\n")
     assert not file.exists()
     with Store(f"sqlite:///{tmp_path / 'newest.db'}") as store:
-        backup.save(store, (), file)
+        calibrations.save(store, (), file)
     assert racer("restore", file, "--config", config) == (2, "", f"racer: {start.value}\n")
 
 

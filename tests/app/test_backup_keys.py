@@ -12,7 +12,7 @@ import pytest
 from app import settings
 from app.settings.access import Access
 from app.store import Store
-from app.store.backup import calibrations as backup
+from app.store.backup import calibrations
 
 from .conftest import ENVIRONMENT, Command, Serve
 from .test_front_gate import configured_key
@@ -57,7 +57,7 @@ def with_keys(path: Path, keys: list[dict[str, Any]], file: Path) -> None:
     """A backup of a gateway that had these keys."""
     with Store(f"sqlite:///{path.parent / 'saved.db'}") as store:
         store.add(record("cal-1"), activate=True)
-        backup.save(store, Access.model_validate({"keys": keys}).keys, file)
+        calibrations.save(store, Access.model_validate({"keys": keys}).keys, file)
 
 
 LIMITED = key(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import main as cli
+from app.cli import main
 from app.cli.doctor import EXIT_ILL
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
@@ -36,7 +36,7 @@ def test_every_command_is_named_and_no_other() -> None:
 def test_every_exit_code_is_told() -> None:
     """Red when one is added or means something else."""
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
-    known = {cli.EXIT_REFUSED, cli.EXIT_CONFIGURATION, cli.EXIT_UNREACHABLE}
+    known = {main.EXIT_REFUSED, main.EXIT_CONFIGURATION, main.EXIT_UNREACHABLE}
     assert told == known | {0, 130, EXIT_ILL, EXIT_DIFFERS}
 
 

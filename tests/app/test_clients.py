@@ -18,7 +18,7 @@ from pydantic import BaseModel, SecretStr
 
 from app.errors import STATUS
 from app.routing.service import RoutingService
-from app.settings import key_format as hashing
+from app.settings import key_format
 
 from .conftest import (
     DATA_KEY,
@@ -35,7 +35,7 @@ from .conftest import (
 )
 from .fake_pool import FakePool
 
-TEAM_KEY, POOR_KEY = hashing.new_key(), hashing.new_key()
+TEAM_KEY, POOR_KEY = key_format.new_key(), key_format.new_key()
 TOOLS: list[Any] = [
     {
         "type": "function",
@@ -319,7 +319,7 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
 
 def hash_of(key: str) -> str:
     """A key as the configuration has it."""
-    return hashing.written(key, hashing.new_salt())
+    return key_format.written(key, key_format.new_salt())
 
 
 @pytest.fixture(scope="module")

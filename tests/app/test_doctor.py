@@ -27,8 +27,7 @@ from app import settings
 from app.store import Store, Summary, schema
 from app.store.inspection import Look, look, read_only
 from app.tools.doctor import artifact as artifact_check
-from app.tools.doctor import calibration, clock, encoder, endpoints, gpu, ports
-from app.tools.doctor import configuration as configuration_check
+from app.tools.doctor import calibration, clock, configuration, encoder, endpoints, gpu, ports
 from app.tools.doctor import store as store_check
 from app.tools.doctor.finding import Finding, State
 from app.tools.doctor.gpu import Machine
@@ -159,15 +158,15 @@ def test_without_a_router_no_store_is_looked_at(racer: Command, config: Path) ->
 
 def test_a_configuration_is_read_with_its_keys(config: Path) -> None:
     """Whole, misspelt, and with a key that is not there."""
-    finding, opened = configuration_check.check(config, ENVIRONMENT)
+    finding, opened = configuration.check(config, ENVIRONMENT)
     is_so(finding, OK, "3 candidates")
     assert opened is not None
     values = yaml.safe_load(config.read_text())
     config.write_text(yaml.safe_dump(values | {"prot": 80}))
-    is_so(configuration_check.check(config, {})[0], FAILED, "prot")
+    is_so(configuration.check(config, {})[0], FAILED, "prot")
     values["candidates"][0]["api_key_env"] = "NO_SUCH_KEY"
     config.write_text(yaml.safe_dump(values))
-    is_so(configuration_check.check(config, {})[0], FAILED, "$NO_SUCH_KEY")
+    is_so(configuration.check(config, {})[0], FAILED, "$NO_SUCH_KEY")
 
 
 def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
-from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.decision_record import DecisionNote
 from app.monitoring.monitor import Watcher
+from app.routing.decision import ChosenBy
 from app.settings.watching import Watching
 from app.store import Store
 from app.store.calibration_record import Record

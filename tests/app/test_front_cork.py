@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.front.cork import Cork
+from app.http.corked_transport import Cork
 
 
 class Sink:

@@ -23,9 +23,8 @@ from app.access.allowed_hosts import HostCheck
 from app.access.failed_logins import Failures
 from app.access.quotas import Bucket, Quotas
 from app.access.route_roles import DOORS, DoorPlan
-from app.errors import SettingsError
-from app.front.errors import InvalidHost, RateLimited
-from app.settings import key_format as hashing
+from app.errors import InvalidHost, RateLimited, SettingsError
+from app.settings import key_format
 from app.settings.access import Key
 
 from .conftest import (
@@ -213,8 +212,8 @@ def test_a_page_of_another_site_changes_nothing(gateway: Gateway, pool: FakePool
 
 def configured_key(name: str, **fields: Any) -> tuple[str, dict[str, Any]]:
     """A key, and the entry of the configuration that knows it."""
-    key = hashing.new_key()
-    return key, {"name": name, "hash": hashing.written(key, hashing.new_salt()), **fields}
+    key = key_format.new_key()
+    return key, {"name": name, "hash": key_format.written(key, key_format.new_salt()), **fields}
 
 
 def test_keys_of_the_configuration_open_their_doors(serve: Serve) -> None:
@@ -302,7 +301,7 @@ def test_one_secret_has_one_name(tmp_path: Path, artifact: Path) -> None:
 @pytest.mark.parametrize(
     "key",
     ["sk-1234" * 4, "changeme-changeme", "a" * 40, "abababababababababab", "x1" * 150,
-     hashing.new_key()[:-1], hashing.new_key()[:20] + "A" + hashing.new_key()[21:]],
+     key_format.new_key()[:-1], key_format.new_key()[:20] + "A" + key_format.new_key()[21:]],
     ids=["published", "example", "one letter", "two letters", "too long", "cut", "mistyped"],
 )  # fmt: skip
 def test_a_key_that_could_be_guessed_or_was_cut_is_refused(

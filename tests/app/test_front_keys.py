@@ -10,8 +10,7 @@ import yaml
 from pydantic import SecretStr
 
 from app.access.api_keys import Caller, KeyRing
-from app.settings import Secrets
-from app.settings import key_format as hashing
+from app.settings import Secrets, key_format
 from app.settings.access import Access, Key
 
 from .conftest import Command, Serve
@@ -19,7 +18,7 @@ from .conftest import Command, Serve
 
 def entry(key: str, name: str, **fields: Any) -> Key:
     """A configured key."""
-    written = hashing.written(key, hashing.new_salt())
+    written = key_format.written(key, key_format.new_salt())
     return Key.model_validate({"name": name, "hash": written, **fields})
 
 
@@ -55,19 +54,19 @@ def test_a_name_that_could_not_be_configured_is_refused(racer: Command, name: st
 
 def test_keys_are_long_different_and_know_when_they_were_cut() -> None:
     """256 random bits each, and a checksum that a lost or a changed letter breaks."""
-    keys = [hashing.new_key() for _ in range(200)]
+    keys = [key_format.new_key() for _ in range(200)]
     assert len(set(keys)) == 200
     assert {key[:6] for key in keys} == {"racer-"}
     assert {len(key) for key in keys} == {6 + 43 + 8}
-    assert not any(map(hashing.is_damaged, keys))
-    assert all(hashing.is_damaged(key[:-1]) for key in keys)
-    assert all(hashing.is_damaged(key[:10] + key[11:]) for key in keys)
-    assert not hashing.is_damaged("somebody-elses-key")
+    assert not any(map(key_format.is_damaged, keys))
+    assert all(key_format.is_damaged(key[:-1]) for key in keys)
+    assert all(key_format.is_damaged(key[:10] + key[11:]) for key in keys)
+    assert not key_format.is_damaged("somebody-elses-key")
 
 
 def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of four takes as many comparisons as the last and as a wrong one."""
-    keys = [hashing.new_key() for _ in range(2)]
+    keys = [key_format.new_key() for _ in range(2)]
     ring = KeyRing(
         [entry(key, f"k{number}") for number, key in enumerate(keys)],
         Secrets(data_key=SecretStr("d" * 20), admin_key=SecretStr("a" * 20)),
@@ -94,7 +93,7 @@ def test_a_huge_key_is_refused_unhashed(monkeypatch: pytest.MonkeyPatch) -> None
     def digest(*_: bytes) -> bytes:
         raise AssertionError
 
-    monkeypatch.setattr(hashing, "digest", digest)
+    monkeypatch.setattr(key_format, "digest", digest)
     assert ring.find(b"k" * 257) is None
 
 

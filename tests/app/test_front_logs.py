@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.front.drain import Drain
 from app.http.request_log import Outermost
 from app.routing.service import RoutingService
+from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Telemetry
 

@@ -19,9 +19,9 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from app.front.refusals import Refusals
 from app.http.connection import PATIENCE_S, ReceiptConfig
 from app.http.connection_limits import Strangers
+from app.http.refused_connections import Refusals
 from app.settings import Limits
 from app.telemetry.metrics import Telemetry
 
@@ -472,7 +472,7 @@ def test_refusals_are_counted_and_summed_up(
         414: (b"GET /" + b"a" * 9_000, 2),
         431: (LARGE_HEADS["many headers"], 2),
     }
-    with caplog.at_level("INFO", logger="app.front.refusals"):
+    with caplog.at_level("INFO", logger="app.http.refused_connections"):
         for status, (data, count) in sent.items():
             for _ in range(count):
                 assert refused(server.say(data))[0] == status

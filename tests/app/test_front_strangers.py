@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.access.client_address import network
 from app.http.connection import HURRY_S
 from app.http.connection_limits import Strangers
-from app.settings import key_format as hashing
+from app.settings import key_format
 
 from .conftest import DATA_KEY, ENVIRONMENT, Gateway, Serve
 from .fake_collector import wait
@@ -178,8 +178,8 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
 
 def test_a_right_key_is_known_even_where_it_is_refused(serve: Serve) -> None:
     """Who has used up a quota is told so, keeps the connection and takes no stranger's place."""
-    key = hashing.new_key()
-    entry = {"name": "team-a", "hash": hashing.written(key, hashing.new_salt())}
+    key = key_format.new_key()
+    entry = {"name": "team-a", "hash": key_format.written(key, key_format.new_salt())}
     limits = {"connections_per_address": 1, "header_s": LONG_S}
     gateway = serve(access={"keys": [entry | {"requests_per_minute": 1}]}, limits=limits)
     with ExitStack() as stack:

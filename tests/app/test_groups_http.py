@@ -16,7 +16,7 @@ import pytest
 
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
-from app.settings import key_format as hashing
+from app.settings import key_format
 from app.store.calibration_record import Record
 from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
@@ -188,9 +188,9 @@ def test_groups_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool
 
 def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
     """`routing.group_by: key`: whatever the request names."""
-    made = {name: hashing.new_key() for name in ("easy", "hard", "none")}
+    made = {name: key_format.new_key() for name in ("easy", "hard", "none")}
     keys = [
-        {"name": name, "hash": hashing.written(key, hashing.new_salt())}
+        {"name": name, "hash": key_format.written(key, key_format.new_salt())}
         | ({} if name == "none" else {"group": name})
         for name, key in made.items()
     ]

@@ -15,7 +15,7 @@ from fastapi.routing import iter_route_contexts
 from app import main, settings
 from app.access.route_roles import DOORS
 from app.errors import SettingsError
-from app.lifespan import Services
+from app.services import Services
 
 from .conftest import (
     ADMIN_KEY,

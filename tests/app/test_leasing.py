@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.access import quota_leases as leasing
+from app.access import quota_leases
 from app.access.quota_leases import (
     DRAW_EVERY_S,
     LEASE_S,
@@ -86,7 +86,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> list[World]:
     def now(_: object) -> float:
         return world[0].now if world else 1_000.0
 
-    monkeypatch.setattr(leasing, "_clock", now)
+    monkeypatch.setattr(quota_leases, "_clock", now)
     return world
 
 
@@ -110,7 +110,7 @@ def test_together_they_let_through_what_one_bucket_would(
     def holds(events: list[tuple[str, float]]) -> None:
         with TemporaryDirectory() as folder, Store(f"sqlite:///{folder}/racer.db") as store:
             here: list[World] = []
-            monkeypatch.setattr(leasing, "_clock", lambda _: here[0].now if here else 1_000.0)
+            monkeypatch.setattr(quota_leases, "_clock", lambda _: here[0].now if here else 1_000.0)
             world = World(store, 3)
             here.append(world)
             for what, value in events:
@@ -215,7 +215,7 @@ def test_without_the_store_each_goes_on_with_its_share(
             raise StoreUnavailable("not there")
         return draw(store, gateway, held)
 
-    monkeypatch.setattr(leasing, "draw", draw_if_up)
+    monkeypatch.setattr(quota_leases, "draw", draw_if_up)
     monkeypatch.setattr(store, "is_shared", True)
     now = [50.0]
     bucket = Bucket(PER_MINUTE, lambda: now[0])
@@ -261,8 +261,8 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
             raise StoreError("at last")
         return draw(store, gateway, held)
 
-    monkeypatch.setattr(leasing, "draw", draw_slowly)
-    monkeypatch.setattr(leasing, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(quota_leases, "draw", draw_slowly)
+    monkeypatch.setattr(quota_leases, "PATIENCE_S", 0.05)
     monkeypatch.setattr(store, "is_shared", True)
     now = [50.0]
     bucket = Bucket(PER_MINUTE, lambda: now[0])

@@ -15,7 +15,7 @@ import pytest
 
 from app.answering.token_usage import Meter, prompt_tokens
 from app.routing.service import RoutingService
-from app.settings import key_format as hashing
+from app.settings import key_format
 from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import Surface
@@ -47,9 +47,9 @@ def limited(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway with keys that may use five tokens a minute: less than a prompt has."""
-    salt = hashing.new_salt()
+    salt = key_format.new_salt()
     keys = [
-        {"name": key, "hash": hashing.written(key, salt), "tokens_per_minute": 5} for key in KEYS
+        {"name": key, "hash": key_format.written(key, salt), "tokens_per_minute": 5} for key in KEYS
     ]
     folder = tmp_path_factory.mktemp("limited")
     path = configure(folder, artifact, _pool.url, access={"keys": keys})

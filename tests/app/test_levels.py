@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.settings import key_format as hashing
+from app.settings import key_format
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
 from .fake_pool import FakePool
@@ -82,8 +82,12 @@ def test_prices_are_told_as_shares_only(serve: Serve, pool: FakePool) -> None:
 
 def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
     """Its `max_alpha` ends the list."""
-    key = hashing.new_key()
-    entry = {"name": "careful", "hash": hashing.written(key, hashing.new_salt()), "max_alpha": 0.05}
+    key = key_format.new_key()
+    entry = {
+        "name": "careful",
+        "hash": key_format.written(key, key_format.new_salt()),
+        "max_alpha": 0.05,
+    }
     gateway = serve(access={"keys": [entry]})
     told = gateway.post("/route/levels", key, json={"query": ONE}).json()["levels"]
     assert max(each["alpha"] for each in told) == 0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.answering import math_process as math_child
+from app.answering import math_process
 from app.answering.math_process import MathChild
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
@@ -36,7 +36,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
         return started[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", stub)
-    monkeypatch.setattr(math_child, "_LINE_BYTES", 100)
+    monkeypatch.setattr(math_process, "_LINE_BYTES", 100)
 
     def run(story: Story) -> None:
         async def scene() -> None:

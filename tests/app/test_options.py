@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.settings import key_format as hashing
+from app.settings import key_format
 
 from .conftest import (
     ADMIN_KEY,
@@ -284,12 +284,12 @@ def test_more_than_the_limit_are_not_called(serve: Serve, pool: FakePool) -> Non
 
 # Keys -------------------------------------------------------------------------------------------
 
-TEAM_KEY = hashing.new_key()
+TEAM_KEY = key_format.new_key()
 
 
 def team(**fields: Any) -> dict[str, Any]:
     """`access` with a key that is bound by these."""
-    written = hashing.written(TEAM_KEY, hashing.new_salt())
+    written = key_format.written(TEAM_KEY, key_format.new_salt())
     return {"keys": [{"name": "team", "hash": written, **fields}]}
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from app.pump import _QUEUE, Pump  # pyright: ignore[reportPrivateUsage]
+from app.concurrency.background_stream import _QUEUE, Pump  # pyright: ignore[reportPrivateUsage]
 
 
 class Source:

@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 from app import lifespan
-from app.answering import answer_forms as equality
+from app.answering import answer_forms
 from app.answering.answer_forms import VOTE_CHARS, AnswerReader
 from app.answering.fan_out import Collected
 from app.answering.vote import Ballot
-from app.concurrency import SMALL_BYTES
+from app.concurrency.threads import SMALL_BYTES
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
@@ -66,14 +66,14 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each form, and each clustering, was made on the event loop's thread."""
     on_the_loop: list[bool] = []
     for name in ("normalise", "tool_call_form", "cluster"):
-        function = getattr(equality, name)
+        function = getattr(answer_forms, name)
 
         def noting(*given: object, function: object = function) -> object:
             on_the_loop.append(threading.current_thread() is threading.main_thread())
             assert callable(function)
             return function(*given)
 
-        monkeypatch.setattr(equality, name, noting)
+        monkeypatch.setattr(answer_forms, name, noting)
     return on_the_loop
 
 

@@ -21,8 +21,7 @@ from app.monitoring.drift import Drift
 from app.monitoring.drift_store import Watches
 from app.monitoring.metrics import WatchingMetrics
 from app.routing.calibration_sync import PATIENCE_S
-from app.store import Store
-from app.store import notifications as bell
+from app.store import Store, notifications
 from app.store.notifications import Bell
 from app.telemetry.metrics import Telemetry
 
@@ -106,7 +105,7 @@ def test_an_activation_on_one_is_used_by_all(
         pass
 
     if notified:
-        monkeypatch.setattr(bell, "POLL_S", 600.0)
+        monkeypatch.setattr(notifications, "POLL_S", 600.0)
     else:
         monkeypatch.setattr(Bell, "_listen", deaf)
     gateways = [start() for _ in range(3)]

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 
 from app.errors import Overloaded
-from app.routing import active_calibration as active
+from app.routing import active_calibration
 from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Telemetry
 from racer_core.calibration.calibration import Calibration
@@ -43,7 +43,7 @@ class Warming:
 def warming(monkeypatch: pytest.MonkeyPatch) -> Warming:
     """How parts of pools are computed."""
     stub = Warming()
-    monkeypatch.setattr(active, "_warmed", stub)
+    monkeypatch.setattr(active_calibration, "_warmed", stub)
     return stub
 
 
@@ -64,7 +64,7 @@ def test_past_the_limit_no_further_part_is_begun(
     warming: Warming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused at once; whoever asks for one that is under way waits for it, and later all do."""
-    monkeypatch.setattr(active, "_MAX_PENDING", 2)
+    monkeypatch.setattr(active_calibration, "_MAX_PENDING", 2)
     one, two, three = PAIRS
 
     async def story(part: Part) -> None:
@@ -85,7 +85,7 @@ def test_the_part_that_is_asked_for_most_lately_is_kept(
     warming: Warming, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An outage's pool, which every request asks for, outlives those that one client invents."""
-    monkeypatch.setattr(active, "_MAX_PARTS", 2)
+    monkeypatch.setattr(active_calibration, "_MAX_PARTS", 2)
     warming.free.set()
     outage, *invented = PAIRS
 
@@ -103,7 +103,7 @@ def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
     """At once and with the guarantee: no threshold is needed to call everyone."""
     gateway = serve()
     with monkeypatch.context() as full:
-        full.setattr(active, "_MAX_PENDING", 0)
+        full.setattr(active_calibration, "_MAX_PENDING", 0)
         told = gateway.route(ONE, candidates=POOL[:2])
     assert sorted(told["selected"]) == sorted(POOL[:2])
     assert "sub_pool_pending_whole_pool" in told["certificate"]["reasons"]

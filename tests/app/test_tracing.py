@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry, Counter
 
 from app import settings
 from app.errors import SettingsError
-from app.outbox import MOST_SPANS, Outbox
 from app.routing.service import RoutingService
+from app.telemetry.span_exporter import MOST_SPANS, Outbox
 
 from .conftest import (
     DATA_KEY,
@@ -355,7 +355,7 @@ async def main():
         assert tracer is None
 
 asyncio.run(main())
-ours = {"app.telemetry.otlp_tracer", "app.outbox"}
+ours = {"app.telemetry.otlp_tracer", "app.telemetry.span_exporter"}
 print([m for m in sys.modules if m in ours or m.startswith(
     ("opentelemetry.sdk", "opentelemetry.exporter"))])
 """
@@ -380,7 +380,7 @@ def test_without_the_package_the_start_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, before anything slow is loaded."""
-    for name in ("app.telemetry.otlp_tracer", "app.outbox"):
+    for name in ("app.telemetry.otlp_tracer", "app.telemetry.span_exporter"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     path = configure(

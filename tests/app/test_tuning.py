@@ -11,7 +11,7 @@ import yaml
 
 from app import settings
 from app.errors import SettingsError
-from app.lifespan import open_racer
+from app.routing.artifact import open_racer
 from app.tools import tuning
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.encoder.char_ngrams import CharNgramEncoder

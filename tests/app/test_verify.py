@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.decision_record import DecisionNote
 from app.monitoring.verification import verify
+from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
 from racer_core.types import RiskTarget, Score
 

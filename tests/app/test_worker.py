@@ -18,10 +18,9 @@ import openai
 import pytest
 
 from app import lifespan
-from app.calibrations import row_reader as reading
-from app.calibrations import service
+from app.calibrations import row_reader, service
 from app.errors import Overloaded
-from app.routing import active_calibration as active
+from app.routing import active_calibration
 from app.routing.encoder_worker import RoutingWorker
 from app.routing.scorer import ScoredQuery
 from app.store import Store
@@ -636,12 +635,12 @@ LARGE = {"query": " " * 70_000 + ONE}
     [
         (Racer, "score", "POST", "/route", {"json": {"query": ONE}}),
         (Racer, "score", "POST", "/calibrate", NEW_ROWS),
-        (reading, "parse", "POST", "/calibrate", NEW_ROWS),
-        (reading, "parse", "POST", "/calibrate", {"json": {"rows": ROWS}}),
+        (row_reader, "parse", "POST", "/calibrate", NEW_ROWS),
+        (row_reader, "parse", "POST", "/calibrate", {"json": {"rows": ROWS}}),
         (service, "build", "POST", "/calibrate", NEW_ROWS),
         (service, "evidence", "POST", "/calibrate", NEW_ROWS),
         (Store, "add", "POST", "/calibrate", NEW_ROWS),
-        (active, "_warm", "POST", "/calibrate", NEW_ROWS),
+        (active_calibration, "_warm", "POST", "/calibrate", NEW_ROWS),
         (Store, "activate", "POST", "/calibrations/{id}/activate", {}),
         (Store, "summaries", "GET", "/calibrations", {}),
         (Store, "summary", "GET", "/calibrations/{id}", {}),
@@ -676,7 +675,7 @@ def test_a_new_sub_pool_does_not_block_the_loop(
 ) -> None:
     """Thresholds of a smaller pool are recomputed on a thread, each pool once."""
     gateway = serve()
-    threads = slow(monkeypatch, active, "_warmed")
+    threads = slow(monkeypatch, active_calibration, "_warmed")
     pools = combinations(POOL, 2)  # one an attempt: the next time it is remembered
 
     def busy() -> None:

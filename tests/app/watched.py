@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_record import ChosenBy, DecisionNote
+from app.monitoring.decision_record import DecisionNote
 from app.monitoring.monitor import Watcher
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.decision import ChosenBy
 from app.settings.watching import Watching
 from app.store import Store, now
 from app.store.calibration_record import Record

@@ -6,7 +6,8 @@ import torch
 
 from racer_core.encoder import graphs
 from racer_core.encoder.deberta import LeanDeberta
-from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.pooling import pool
 from tests.core.test_deberta import MOST, model, texts
 
 pytestmark = [

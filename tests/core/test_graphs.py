@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from racer_core.encoder import deberta, graphs
 from racer_core.encoder.deberta import LeanDeberta
-from racer_core.encoder.huggingface import HuggingFaceEncoder, pool
+from racer_core.encoder.huggingface import HuggingFaceEncoder
+from racer_core.encoder.pooling import pool
 from tests.core.test_deberta import MOST, model, texts
 
 SHAPES = graphs.shapes(8, MOST)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from app.tools.demo import run as demo
+from app.tools.demo import run
 from app.tools.demo.run import Running
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows
@@ -20,11 +20,11 @@ def running_demo() -> Iterator[Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with demo.started(port, Console(quiet=True)) as running:
+    with run.started(port, Console(quiet=True)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def test_rows() -> LabelledRows:
     """The shipped test rows."""
-    return read_rows(demo.FOLDER / "data" / "test.jsonl")
+    return read_rows(run.FOLDER / "data" / "test.jsonl")

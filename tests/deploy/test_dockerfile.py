@@ -14,7 +14,7 @@ import click
 import pytest
 
 from app.api import health
-from app.cli import main as cli
+from app.cli import main
 from app.settings import Limits, Settings
 
 from . import dockerfile
@@ -33,8 +33,8 @@ def serve_arguments():
     """
     assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
     name, *words = RUNTIME.one("CMD").words
-    group = click.Context(cli.cli, **cli.cli.context_settings)
-    return cli.cli.commands[name].make_context(name, words, parent=group).params
+    group = click.Context(main.cli, **main.cli.context_settings)
+    return main.cli.commands[name].make_context(name, words, parent=group).params
 
 
 def test_hadolint_has_no_complaint():
@@ -115,7 +115,7 @@ def test_cpu_is_the_default_and_a_build_argument_makes_it_cuda():
 def test_the_command_is_one_that_the_code_has():
     """Red when the console script, the subcommand or an option of CMD does not exist."""
     scripts = importlib.metadata.entry_points(group="console_scripts", name="racer")
-    assert {script.load() for script in scripts} == {cli.main}
+    assert {script.load() for script in scripts} == {main.main}
     given = serve_arguments()
     assert (given["host"], given["port"]) == ("0.0.0.0", PORT)
     assert given["config"] == Path("/etc/racer/racer.yaml")

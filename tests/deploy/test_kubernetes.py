@@ -18,7 +18,7 @@ import yaml
 
 from app import settings
 from app.access.route_roles import DOORS, PROBES
-from app.cli import main as cli
+from app.cli import main
 from app.errors import SettingsError
 from app.server import GOODBYE_S
 from app.settings import Settings
@@ -108,14 +108,14 @@ def policy_ports(rules: list[Manifest]) -> list[tuple[str, int]]:
 
 def group() -> click.Context:
     """The `racer` that a command is parsed below; the group's own settings are left as they are."""
-    return click.Context(cli.cli, **cli.cli.context_settings)
+    return click.Context(main.cli, **main.cli.context_settings)
 
 
 def start_arguments() -> dict[str, Any]:
     """CMD as click reads it; the container must not say another one."""
     assert not {"command", "args"} & set(GATEWAY)
     name, *words = COMMAND
-    return cli.cli.commands[name].make_context(name, words, parent=group()).params
+    return main.cli.commands[name].make_context(name, words, parent=group()).params
 
 
 def mounts(container: Manifest) -> dict[str, Manifest]:
@@ -253,7 +253,7 @@ def test_tables_are_brought_up_to_date_before_a_gateway_starts():
     assert "command" not in UPGRADE
     assert RUNTIME.one("ENTRYPOINT").words == ["racer"]
     db, name, *words = UPGRADE["args"]
-    given = cli.cli.commands[db].commands[name].make_context(name, words, parent=group()).params
+    given = main.cli.commands[db].commands[name].make_context(name, words, parent=group()).params
     assert given["config"] == start_arguments()["config"]
     config = str(given["config"])
     assert mounts(UPGRADE) == {config: mounts(GATEWAY)[config]}
@@ -509,7 +509,7 @@ def test_the_readme_names_files_and_commands_that_exist():
     lines = re.findall(r"^ *racer (.+)$", README.replace("\\\n", " "), re.MULTILINE)
     assert lines
     for name, *words in map(shlex.split, lines):
-        cli.cli.commands[name].make_context(name, words, parent=group())
+        main.cli.commands[name].make_context(name, words, parent=group())
 
 
 def test_links_lead_somewhere():

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from app.cli import main as cli
+from app.cli import main
 
 from .blocks import NEEDS, ROOT, Block, blocks, page
 
@@ -81,7 +81,7 @@ def test_commands_options_and_files_exist(block: Block) -> None:
 
 def check_racer(words: list[str]) -> None:
     """The words after `racer` are a command of it, with options that it has."""
-    command: click.Command = cli.cli
+    command: click.Command = main.cli
     rest = list(words)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
         name = rest.pop(0)

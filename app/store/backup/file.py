@@ -24,10 +24,10 @@ from pydantic import ValidationError
 from app.errors import SettingsError
 from app.settings.access import Key
 from app.settings.base import Frozen
+from app.settings.validation import problems
 from app.store import now
 from app.store.calibrations import is_whole
 from app.store.tables import CalibrationRow, WatchRow
-from app.validation import problems
 from racer_core import __version__, strict_json
 from racer_core.errors import InputError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.errors import SettingsError
-from app.lifespan import open_trained
+from app.routing.artifact import open_trained
 from app.settings import Settings
 from app.tools.doctor.finding import Finding, failed, ok, warning
 from racer_core.errors import ArtifactError

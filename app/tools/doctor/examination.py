@@ -17,8 +17,8 @@ from app.tools.doctor import (
     endpoints,
     gpu,
     ports,
+    store,
 )
-from app.tools.doctor import store as store_check
 from app.tools.doctor.finding import Finding
 from racer_core.racer import Trained
 
@@ -58,7 +58,7 @@ def _kept(settings: Settings, secrets: Secrets, trained: Trained | None) -> Iter
     setup = None
     if trained is not None:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-    findings, found = store_check.check(secrets.store(settings), setup)
+    findings, found = store.check(secrets.store(settings), setup)
     yield from findings
     if found is not None and setup is not None:
         yield calibration.check(found, settings.routing.alpha, datetime.now(UTC))

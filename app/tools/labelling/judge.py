@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from app.errors import SettingsError, UpstreamError
 from app.settings import Aggregation, Candidate, Secrets, Settings
+from app.settings.validation import problems
 from app.telemetry.metrics import Telemetry
 from app.upstream.fleet import Fleet
-from app.validation import problems
 from app.wire.candidate_payload import candidate_payload
 from app.wire.chat import Chat
 from racer_core.records.questions import Question

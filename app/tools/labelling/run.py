@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.label_grading import Grading, grader_of
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.asker import Asker, Tally
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.graders import Grader
+from app.tools.labelling.grading import Grading, grader_of
 from app.tools.labelling.spread import Asked, Labelled, Notebook, Spread
 from racer_core.errors import InputError, RacerError, RowsError
 from racer_core.records.questions import Question

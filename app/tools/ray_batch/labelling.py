@@ -17,8 +17,8 @@ from ray.exceptions import RayError
 
 from app import settings
 from app.errors import SettingsError
-from app.label_grading import Grading, grader_of
 from app.tools.labelling.asker import Asker
+from app.tools.labelling.grading import Grading, grader_of
 from app.tools.labelling.run import conditions_of
 from app.tools.labelling.spread import Asked, Labelled, Spread
 from app.tools.ray_batch.connection import joined, rows_of

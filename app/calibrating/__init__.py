@@ -1,1 +1,0 @@
-"""Modules that are still to be folded into others."""

@@ -1,0 +1,32 @@
+"""``racer demo``: the demonstration pool and a gateway in front of it."""
+
+from __future__ import annotations
+
+import click
+
+from app.cli import tables
+from app.cli.console import JSON, out, print_json
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Exit after the table.")
+@click.option("--port", type=int, default=8080, show_default=True, help="The gateway's port.")
+@click.option(
+    "--queries",
+    type=click.IntRange(10),
+    default=300,
+    show_default=True,
+    help="Test queries that it is measured with.",
+)
+@JSON
+def demo(once: bool, port: int, queries: int, as_json: bool) -> None:
+    """Start the demo's models and the gateway, calibrate it, and measure it."""
+    from app.tools.demo import run
+
+    run.run(
+        port=port,
+        queries=queries,
+        once=once,
+        quiet=as_json,
+        show_result=print_json if as_json else lambda result: out.print(*tables.demo(result)),
+    )

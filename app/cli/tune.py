@@ -1,0 +1,67 @@
+"""``racer tune``: chooses score, alpha and vote on validation rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from app import settings
+from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
+from app.errors import SettingsError
+from racer_core.records.reader import read_rows
+
+
+@click.command()
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@click.option("--validation", type=FILE, required=True, help="Labelled rows with answers.")
+@click.option(
+    "--objective",
+    type=click.Choice(["size", "cost"]),
+    help="What to spend little of; cost where the configuration has prices.",
+)
+@click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
+@JSON
+def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
+    """Choose score, alpha and vote on validation rows; show the change as a diff.
+
+    An evaluator in the configuration is asked about the rows' answers.
+    """
+    from app.routing.artifact import open_racer
+    from app.tools import tuning
+    from racer_core.offline import tune as search
+
+    configured, secrets = settings.load(config)
+    if objective == "cost" and configured.prices is None:
+        raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
+    rows = read_rows(validation, configured.pool)
+    opened = open_racer(configured)
+    search.check_rows(opened, rows)
+    with progress_bars(as_json) as progress:
+        rated = None
+        if configured.aggregation.raters:
+            rated = tuning.rate(configured, secrets, rows, progress)
+        tuned = search.tune(
+            opened,
+            rows,
+            equality=configured.aggregation.equality,
+            risk_target=configured.routing.risk_target,
+            prices=None if objective == "size" else configured.prices,
+            ratings=rated.ratings if rated else None,
+            progress=progress,
+        )
+    change = tuning.change(config, tuned)
+    if rated and rated.failed:
+        err.print(
+            f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "
+            "count as the mean of the others given to the same set",
+            soft_wrap=True,
+        )
+    if write:
+        change.write()
+    if as_json:
+        print_json(asdict(tuned) | {"diff": change.diff, "written": write})
+        return
+    out.print(tuning.table(tuned))
+    out.print(change.diff or "nothing to change", markup=False, highlight=False)

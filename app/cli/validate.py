@@ -1,0 +1,33 @@
+"""``racer validate``: checks a configuration without serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app import settings
+from app.cli import tables
+from app.cli.console import FILE, JSON, busy, out, print_json
+
+
+@click.command()
+@click.option("--config", type=FILE, required=True, help="The YAML configuration.")
+@JSON
+def validate(config: Path, as_json: bool) -> None:
+    """Check configuration, keys, artifact and encoder without serving."""
+    from app.routing.artifact import open_racer
+
+    configured, _ = settings.load(config)
+    result: dict[str, Any] = {"config": str(config), "pool": list(configured.pool), "router": None}
+    if configured.artifact is not None:
+        with busy("loading artifact and encoder", as_json):
+            racer = open_racer(configured)
+        result |= {
+            "router": racer.artifact.router.kind,
+            "encoder": racer.encoder.spec.kind,
+            "backend": racer.encoder.spec.backend,
+            "dtype": racer.encoder.spec.dtype,
+        }
+    print_json(result) if as_json else out.print(tables.fields(result))

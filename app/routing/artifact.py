@@ -1,0 +1,60 @@
+"""The configured artifact, opened and compared with the configuration."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from app.errors import NoRouter, SettingsError
+from app.settings import Settings
+from racer_core.aggregation.vote import Method
+from racer_core.racer import Racer, Trained
+
+Opened = TypeVar("Opened", bound=Trained)
+
+
+def open_racer(settings: Settings) -> Racer:
+    """Load artifact and encoder, and compare them with the configuration.
+
+    Raises:
+        ArtifactError: The artifact does not fit the configuration or this machine.
+        SettingsError: The configuration names another model, backend or dtype than the artifact.
+    """
+    return _opened(Racer, settings)
+
+
+def open_trained(settings: Settings) -> Trained:
+    """The same without its encoder, which is then somewhere else."""
+    return _opened(Trained, settings)
+
+
+def _opened(kind: type[Opened], settings: Settings) -> Opened:
+    if settings.artifact is None:
+        raise SettingsError(NoRouter.sentence)
+    opened = kind.load(settings.artifact, settings.pool)
+    spec, wanted = opened.artifact.encoder, settings.encoder
+    for field in ("backend", "dtype"):
+        asked, has = getattr(wanted, field), getattr(spec, field)
+        if asked is not None and asked != has:
+            raise SettingsError(
+                f"encoder.{field} is {asked}, but the artifact was trained with {has}: change the "
+                "setting, or train again with `racer train`"
+            )
+    for candidate, was in zip(settings.candidates, opened.artifact.candidates, strict=True):
+        if was.model is not None and was.model != (candidate.model or candidate.name):
+            raise SettingsError(
+                f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
+                f"configuration has {candidate.model or candidate.name!r}: change it back, or "
+                "label and train again"
+            )
+        if was.parameters is not None and dict(was.parameters) != candidate.parameters:
+            raise SettingsError(
+                f"candidate {candidate.name} was labelled with the parameters "
+                f"{dict(was.parameters)}, the configuration has {candidate.parameters}: change "
+                "them back, or label and train again"
+            )
+    if settings.aggregation.method is Method.STACKED and opened.artifact.stacked is None:
+        raise SettingsError(
+            "aggregation.method is stacked, but the artifact has no stacked vote: train it on rows "
+            "with answers, or choose another method"
+        )
+    return opened
