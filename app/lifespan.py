@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from app.access.api_keys import KeyRing
-from app.access.quota_leases import Leases
+from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.answer_forms import AnswerReader
-from app.answering.math_process import MathChild
-from app.answering.named_candidate import Direct
+from app.answering.math_process import MathProcess
+from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService, setup_digest
 from app.errors import NoRouter
-from app.monitoring.monitor import Watcher
+from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact import open_racer
-from app.routing.calibration_sync import Follower
-from app.routing.encoder_worker import RoutingWorker
+from app.routing.calibration_sync import CalibrationSync
+from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
-from app.routing.scorer import Scoring
+from app.routing.scorer import RouterBackend
 from app.routing.service import RoutingService
 from app.services import Drain, RouterServices, Services
 from app.settings import Secrets, Settings
 from app.store import Store
 from app.telemetry.loop_lag import LoopLag
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer, open_tracer
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
@@ -44,22 +44,22 @@ MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes mill
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class OpenedRouter:
     """What is known of a router, and who gives its scores once it is entered."""
 
     trained: Trained
-    scoring: AbstractAsyncContextManager[Scoring]
+    scoring: AbstractAsyncContextManager[RouterBackend]
 
 
-OpenRouter = Callable[[Settings, Telemetry], Router]
+OpenRouter = Callable[[Settings, Metrics], OpenedRouter]
 
 
-def router_here(settings: Settings, telemetry: Telemetry) -> Router:
+def router_here(settings: Settings, telemetry: Metrics) -> OpenedRouter:
     """Artifact and encoder in this process, on a thread of their own."""
     racer, limits = open_racer(settings), settings.limits
-    return Router(
+    return OpenedRouter(
         racer,
-        RoutingWorker(
+        EncoderWorker(
             racer,
             queue=limits.queue,
             queue_s=limits.queue_s,
@@ -89,7 +89,7 @@ async def open_services(
         UpstreamError: An evaluator cannot be reached.
     """
     async with AsyncExitStack() as stack:
-        telemetry = Telemetry()
+        telemetry = Metrics()
         tracer = await stack.enter_async_context(
             open_tracer(settings.telemetry, telemetry.spans_dropped)
         )
@@ -106,7 +106,7 @@ async def open_services(
             router = await stack.enter_async_context(
                 _open_routing(settings, secrets.store(settings), opened, fleet, telemetry, tracer)
             )
-            await stack.enter_async_context(Leases(router.store, quotas.buckets()))
+            await stack.enter_async_context(QuotaLeases(router.store, quotas.buckets()))
         await stack.enter_async_context(LoopLag(telemetry.loop_lag))
         yield Services(
             settings=settings,
@@ -115,7 +115,7 @@ async def open_services(
             drain=Drain(),
             telemetry=telemetry,
             tracer=tracer,
-            direct=Direct(settings, fleet),
+            direct=NamedCandidateService(settings, fleet),
             router=router,
         )
 
@@ -124,9 +124,9 @@ async def open_services(
 async def _open_routing(
     settings: Settings,
     store_url: str,
-    router: Router,
+    router: OpenedRouter,
     fleet: Fleet,
-    telemetry: Telemetry,
+    telemetry: Metrics,
     tracer: Tracer | None,
 ) -> AsyncGenerator[RouterServices]:
     trained = router.trained
@@ -135,7 +135,7 @@ async def _open_routing(
         scoring = await stack.enter_async_context(router.scoring)
         active = ActiveCalibration(telemetry)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
-        follower = Follower(
+        follower = CalibrationSync(
             store,
             active,
             setup=setup_digest(trained.artifact.digest, settings.candidates),
@@ -148,10 +148,10 @@ async def _open_routing(
             CalibrationService(settings, trained, scoring, store, active, follower, grouping)
         )
         watcher = await stack.enter_async_context(
-            Watcher(settings.watching, store, active, telemetry, key=trained.artifact.salt.encode())
+            Monitor(settings.watching, store, active, telemetry, key=trained.artifact.salt.encode())
         )
         follower.tell(watcher.hear)
-        mathematics = MathChild(MATH_DEADLINE_S)
+        mathematics = MathProcess(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
         reader = AnswerReader(

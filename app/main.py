@@ -27,13 +27,13 @@ from app.api import (
 )
 from app.api.openapi import DescribedAPI
 from app.api.respond import GONE, ClientLeft
-from app.http.access_control import Gate
+from app.http.access_control import AccessControl
 from app.http.fast_path import Endpoint, Failed, Straight
-from app.http.request_log import Outermost
-from app.http.tracing import Traced
+from app.http.request_log import RequestLog
+from app.http.tracing import RequestTracing
 from app.services import Services
 from app.ui.assets import Assets
-from app.wire import bodies
+from app.wire import error_envelope
 from racer_core import __version__
 from racer_core.errors import RacerError
 
@@ -56,8 +56,8 @@ def create_gateway(services: Services) -> ASGIApp:
     }
     stack: ASGIApp = Straight(app, endpoints=posts, services=services, failed=_FAILED)
     if services.tracer is not None:
-        stack = Traced(stack, tracer=services.tracer, log_prompts=log_prompts)
-    stack = Gate(
+        stack = RequestTracing(stack, tracer=services.tracer, log_prompts=log_prompts)
+    stack = AccessControl(
         stack,
         routes=app.routes,
         settings=services.settings,
@@ -65,7 +65,7 @@ def create_gateway(services: Services) -> ASGIApp:
         quotas=services.quotas,
         drain=services.drain,
     )
-    return Outermost(
+    return RequestLog(
         stack, telemetry=services.telemetry, drain=services.drain, log_prompts=log_prompts
     )
 
@@ -91,8 +91,8 @@ def create_app(services: Services) -> FastAPI:
 
 async def _racer_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, RacerError)
-    status, body = bodies.envelope(exc)
-    return bodies.error_response(
+    status, body = error_envelope.envelope(exc)
+    return error_envelope.error_response(
         status,
         body,
         lasting=getattr(exc, "lasting", False),
@@ -116,7 +116,7 @@ async def _http_error(_: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     codes = {404: "not_found", 405: "method_not_allowed"}
     code = codes.get(exc.status_code, "http_error")
-    body = bodies.error_body(exc.detail, "invalid_request_error", code=code)
-    response = bodies.error_response(exc.status_code, body)
+    body = error_envelope.error_body(exc.detail, "invalid_request_error", code=code)
+    response = error_envelope.error_response(exc.status_code, body)
     response.headers.update(exc.headers or {})
     return response

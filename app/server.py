@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from app.errors import SettingsError
-from app.http.connection import Receipt, ReceiptConfig
-from app.http.connection_limits import Strangers
-from app.http.refused_connections import Refusals
+from app.http.connection import Connection, ConnectionConfig
+from app.http.connection_limits import UnauthenticatedConnections
+from app.http.refused_connections import RefusedConnections
 from app.lifespan import open_services
 from app.main import create_gateway
 from app.services import Drain, Services
@@ -121,8 +121,8 @@ class _Uvicorn(uvicorn.Server):
             server = await loop.create_server(self._protocol, sock=listener.dup(), backlog=BACKLOG)
             self.servers.append(server)
 
-    def _protocol(self) -> Receipt:
-        return Receipt(self.config, self.server_state, self.lifespan.state)
+    def _protocol(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     def drain(self) -> None:
         """Not ready from now on; the listeners close when balancers had time to notice."""
@@ -142,12 +142,14 @@ class _Uvicorn(uvicorn.Server):
             await asyncio.wait(tasks, timeout=GOODBYE_S)
 
 
-def _config(services: Services) -> ReceiptConfig:
+def _config(services: Services) -> ConnectionConfig:
     limits = services.settings.limits
     # Without a data key nobody could show one, and only this machine is served.
     most = limits.connections_per_address if services.keys.has("data") else None
-    refusals = Refusals(services.telemetry.connection_refusals)
-    return ReceiptConfig(create_gateway(services), limits, Strangers(most), refusals)
+    refusals = RefusedConnections(services.telemetry.connection_refusals)
+    return ConnectionConfig(
+        create_gateway(services), limits, UnauthenticatedConnections(most), refusals
+    )
 
 
 def _collect_seldom() -> None:

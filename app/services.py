@@ -10,16 +10,16 @@ from fastapi import Depends, Request
 
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
-from app.answering.named_candidate import Direct
+from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService
 from app.errors import NoRouter
-from app.monitoring.monitor import Watcher
+from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.calibration_sync import Follower
+from app.routing.calibration_sync import CalibrationSync
 from app.settings import Settings
 from app.store import Store
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 
 
@@ -54,11 +54,11 @@ class RouterServices:
     """What there is only where an artifact is configured."""
 
     store: Store
-    follower: Follower
+    follower: CalibrationSync
     active: ActiveCalibration
     chat: ChatService
     calibrations: CalibrationService
-    watcher: Watcher
+    watcher: Monitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ class Services:
     keys: KeyRing
     quotas: Quotas
     drain: Drain
-    telemetry: Telemetry
+    telemetry: Metrics
     tracer: Tracer | None
-    direct: Direct
+    direct: NamedCandidateService
     router: RouterServices | None
 
     @property
@@ -93,7 +93,7 @@ class Services:
         return self._routing.calibrations
 
     @property
-    def watcher(self) -> Watcher:
+    def watcher(self) -> Monitor:
         """Decisions as they are remembered, and the alarms."""
         return self._routing.watcher
 

@@ -33,8 +33,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import DebertaV2Model, PreTrainedTokenizerFast
 from verdict import Goal, aims, table
 
-from app.routing.encoder_worker import RoutingWorker
-from app.telemetry.metrics import Telemetry
+from app.routing.encoder_worker import EncoderWorker
+from app.telemetry.metrics import Metrics
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.racer import Racer
@@ -183,8 +183,8 @@ def rounds(
 async def throughput(arm: Arm, asked: Iterator[str], seconds: float) -> float:
     """Queries a second that the clients get together, after a moment to begin in."""
     done: list[float] = []
-    worker = RoutingWorker(
-        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, telemetry=Telemetry()
+    worker = EncoderWorker(
+        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, telemetry=Metrics()
     )
     async with worker:
         until = time.perf_counter() + seconds

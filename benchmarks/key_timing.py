@@ -28,15 +28,15 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from app.access.api_keys import KeyRing
-from app.http.access_control import Gate
-from app.http.connection import ReceiptConfig
-from app.http.connection_limits import Strangers
-from app.http.refused_connections import Refusals
-from app.http.request_log import Outermost
+from app.http.access_control import AccessControl
+from app.http.connection import ConnectionConfig
+from app.http.connection_limits import UnauthenticatedConnections
+from app.http.refused_connections import RefusedConnections
+from app.http.request_log import RequestLog
 from app.services import Drain
 from app.settings import Limits, Secrets, Settings, key_format
 from app.settings.access import Access, Key
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 
 BOUND = 4.5
 KEYS = 8
@@ -104,17 +104,19 @@ def _serving(access: Access, ring: KeyRing) -> Generator[Attempt]:
             "access": access.model_copy(update={"failures_per_minute": sys.maxsize}),
         }
     )
-    telemetry, drain = Telemetry(), Drain()
-    gate = Gate(
+    telemetry, drain = Metrics(), Drain()
+    gate = AccessControl(
         Starlette(),
         routes=[Route("/v1/models", _never, methods=["GET"])],
         settings=settings,
         keys=ring,
         drain=drain,
     )
-    front = Outermost(gate, telemetry=telemetry, drain=drain, log_prompts=False)
-    refusals = Refusals(telemetry.connection_refusals)
-    server = uvicorn.Server(ReceiptConfig(front, Limits(), Strangers(None), refusals))
+    front = RequestLog(gate, telemetry=telemetry, drain=drain, log_prompts=False)
+    refusals = RefusedConnections(telemetry.connection_refusals)
+    server = uvicorn.Server(
+        ConnectionConfig(front, Limits(), UnauthenticatedConnections(None), refusals)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serve = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])))
         serve.start()

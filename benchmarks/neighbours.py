@@ -43,7 +43,7 @@ from racer_core.offline.selection import NEIGHBOURS
 from racer_core.records.reader import read_rows
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
-from racer_core.routers.neighbours import Lists
+from racer_core.routers.neighbours import InvertedFile
 from racer_core.types import Score
 
 EXACT: Final = "all rows"
@@ -223,7 +223,7 @@ def open_router(name: str, folder: Path, queries: np.ndarray) -> Opened:
         parts = np.array_split(queries.astype(np.float64), -(-len(queries) // AT_ONCE))
         return np.concatenate([router.index.nearest(part, REACH) for part in parts])
 
-    if isinstance(index := router.index, Lists):
+    if isinstance(index := router.index, InvertedFile):
         settings |= {"lists": len(index.sizes), "probes": int(index.probes[REACH - 1])}
     return ask, nearest, settings
 

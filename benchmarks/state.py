@@ -29,17 +29,17 @@ from verdict import Goal, aims, table
 
 from app.access import quota_leases
 from app.access.quotas import Limit
-from app.monitoring.decision_record import DecisionNote
-from app.monitoring.decision_store import Archive
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import DecisionStore
 from app.monitoring.decision_writer import BATCH
-from app.monitoring.drift import Drift
-from app.monitoring.drift_store import Watches
-from app.monitoring.metrics import WatchingMetrics
+from app.monitoring.drift import DriftMonitor
+from app.monitoring.drift_store import DriftStore
+from app.monitoring.metrics import MonitoringMetrics
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.calibration_sync import Follower
+from app.routing.calibration_sync import CalibrationSync
 from app.store import Store, now
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 POOL = tuple(f"candidate-{number}" for number in range(8))
@@ -95,11 +95,11 @@ def measured(url: str, seconds: float, rows: int) -> dict[str, Any]:
         }
 
 
-def record(rows: int) -> Record:
+def record(rows: int) -> CalibrationRecord:
     """Random scores and labels: what is stored is as long as if they meant something."""
     rng = np.random.default_rng(rows)
     scores = np.round(rng.random((rows, len(POOL))), 6)
-    return Record(
+    return CalibrationRecord(
         id=f"cal-{secrets.token_hex(8)}",
         created_at=now(),
         artifact="a" * 64,
@@ -114,10 +114,10 @@ def record(rows: int) -> Record:
     )
 
 
-def notes(record: Record, count: int) -> list[DecisionNote]:
+def notes(record: CalibrationRecord, count: int) -> list[DecisionRecord]:
     """Decisions as they are remembered."""
     rng = np.random.default_rng()
-    usual = DecisionNote(
+    usual = DecisionRecord(
         decision_id="",
         created_at=now(),
         calibration_id=record.id,
@@ -147,9 +147,11 @@ def notes(record: Record, count: int) -> list[DecisionNote]:
     ]
 
 
-def write(store: Store, record: Record, writers: int, seconds: float) -> dict[str, float]:
+def write(
+    store: Store, record: CalibrationRecord, writers: int, seconds: float
+) -> dict[str, float]:
     """So many gateways write as fast as the store takes it."""
-    archive, counts = Archive(store), [0] * writers
+    archive, counts = DecisionStore(store), [0] * writers
     ready = [[notes(record, BATCH) for _ in range(4)] for _ in range(writers)]
     start = threading.Barrier(writers + 1)
 
@@ -173,16 +175,16 @@ def write(store: Store, record: Record, writers: int, seconds: float) -> dict[st
     return {"decisions": sum(counts), "per_s": sum(counts) / took}
 
 
-def watch_s(store: Store, record: Record) -> float:
+def watch_s(store: Store, record: CalibrationRecord) -> float:
     """Seconds for which a gateway holds the watch to add what it saw, with full bags."""
     full = replace(record, id=f"cal-{secrets.token_hex(8)}")
     rng = np.random.default_rng(0)
     full = replace(full, calibration=_longer(full.calibration, 12_000, rng))
     store.add(full, activate=False)
-    drift = Drift(
-        Watches(store),
-        Archive(store),
-        WatchingMetrics(Telemetry().registry),
+    drift = DriftMonitor(
+        DriftStore(store),
+        DecisionStore(store),
+        MonitoringMetrics(Metrics().registry),
         false_alarm=0.01,
         rng=rng,
     )
@@ -212,21 +214,23 @@ def leases_s(store: Store) -> float:
     return median_s(lambda: quota_leases.draw(store, "a gateway", held), times=20)
 
 
-def seen_s(store: Store, url: str, record: Record) -> list[float]:
+def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
     """Seconds from an activation's answer until another gateway decides with it, eleven times."""
     other = replace(record, id=f"cal-{secrets.token_hex(8)}")
     store.add(other, activate=False)
 
     async def story() -> list[float]:
         with Store(url) as theirs:
-            active, heard = ActiveCalibration(Telemetry()), asyncio.Queue[str]()
+            active, heard = ActiveCalibration(Metrics()), asyncio.Queue[str]()
 
-            async def hear(record: Record) -> None:  # at the moment when it begins to decide
+            async def hear(
+                record: CalibrationRecord,
+            ) -> None:  # at the moment when it begins to decide
                 heard.put_nowait(record.id)
 
             await active.tell(hear)
-            async with Follower(
-                theirs, active, setup=record.artifact, text="last_user", telemetry=Telemetry()
+            async with CalibrationSync(
+                theirs, active, setup=record.artifact, text="last_user", telemetry=Metrics()
             ):
                 times: list[float] = []
                 for turn in range(11):

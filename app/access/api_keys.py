@@ -35,7 +35,7 @@ def caller_of(request: Request) -> Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KeyEntry:
     caller: Caller
     salt: bytes
     digest: bytes
@@ -45,7 +45,7 @@ class KeyRing:
     """Every key that opens something, by hash: the configuration's and the environment's two."""
 
     def __init__(self, keys: Sequence[Key], secrets: Secrets) -> None:
-        configured = [_Known(_caller(key), *key_format.parsed(key.hash)) for key in keys]
+        configured = [_KeyEntry(_caller(key), *key_format.parsed(key.hash)) for key in keys]
         given = [
             _from_environment("data", secrets.data_key),
             _from_environment("admin", secrets.admin_key),
@@ -80,9 +80,9 @@ def _caller(key: Key) -> Caller:
     )
 
 
-def _from_environment(role: Role, key: SecretStr | None) -> _Known | None:
+def _from_environment(role: Role, key: SecretStr | None) -> _KeyEntry | None:
     if key is None:
         return None
     salt = key_format.new_salt()
     digest = key_format.digest(key.get_secret_value().encode(), salt)
-    return _Known(Caller(name=role, role=role), salt, digest)
+    return _KeyEntry(Caller(name=role, role=role), salt, digest)

@@ -19,7 +19,7 @@ _WINDOW_S: Final = 60.0
 _MOST_ADDRESSES: Final = 10_000  # a flood from many addresses forgets the oldest, and no more
 
 
-class Failures:
+class FailedLogins:
     """So many wrong keys a minute from one address get a plain answer."""
 
     def __init__(self, per_minute: int, clock: Clock = time.monotonic) -> None:

@@ -50,7 +50,7 @@ class Drawn:
     sharers: int
 
 
-class Leases:
+class QuotaLeases:
     """Fills a gateway's buckets from the store; a context. Does nothing for a store of one's own.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from app.concurrency.memory_budget import Buffers
+from app.concurrency.memory_budget import MemoryBudget
 from app.errors import Overloaded, RateLimited
 from app.settings.access import Key
 
@@ -168,7 +168,7 @@ class Quotas:
         self._unlimited = Account(None, clock)  # the environment's keys: only the process's limit
         self._most = in_flight
         self.in_flight = 0
-        self.bodies = Buffers(
+        self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
         )
 

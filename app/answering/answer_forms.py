@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.routing.query import answer_format
-from app.wire.format import Said
+from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
 from racer_core.aggregation.semantic import cluster
 
@@ -60,7 +60,7 @@ class AnswerReader:
         self._similarity = similarity
         self._embed_chars = embed_chars
 
-    async def form(self, kind: Equality, choices: Sequence[Said]) -> str | None:
+    async def form(self, kind: Equality, choices: Sequence[Choice]) -> str | None:
         """The form of one candidate's answer: of its choices, the one that most of them have.
 
         Of ``semantic`` only tool calls have a form before all answers are there.
@@ -68,13 +68,13 @@ class AnswerReader:
         return _most_common([await self._form(kind, said) for said in choices])
 
     @staticmethod
-    def form_at_once(kind: Equality, choices: Sequence[Said]) -> str | None:
+    def form_at_once(kind: Equality, choices: Sequence[Choice]) -> str | None:
         """The same, of an answer that :meth:`waits` for nothing, and so calls no tool."""
         assert not any(said.tool_calls for said in choices)
         return _most_common([_text_form(kind, said) for said in choices])
 
     @staticmethod
-    def waits(kind: Equality, choices: Sequence[Said]) -> bool:
+    def waits(kind: Equality, choices: Sequence[Choice]) -> bool:
         """Whether it takes a thread or another process to read such an answer."""
         return kind is Equality.MATH or any(
             said.tool_calls or len(said.text or "") > _SMALL_CHARS for said in choices
@@ -92,7 +92,7 @@ class AnswerReader:
             cluster, vectors.astype(np.float64), names, texts, scores, self._similarity
         )
 
-    async def _form(self, kind: Equality, said: Said) -> str | None:
+    async def _form(self, kind: Equality, said: Choice) -> str | None:
         if said.tool_calls:
             return await asyncio.to_thread(_calls_form, said.tool_calls)
         if kind is Equality.MATH and _is_votable(said):
@@ -102,13 +102,13 @@ class AnswerReader:
         return _text_form(kind, said)
 
 
-def _text_form(kind: Equality, said: Said) -> str | None:
+def _text_form(kind: Equality, said: Choice) -> str | None:
     if not _is_votable(said) or kind in (Equality.SEMANTIC, Equality.TOOL_CALL, Equality.MATH):
         return None
     return normalise(kind, said.text or "")
 
 
-def _is_votable(said: Said) -> bool:
+def _is_votable(said: Choice) -> bool:
     return not said.refused and said.text is not None and len(said.text) <= VOTE_CHARS
 
 

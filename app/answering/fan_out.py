@@ -20,24 +20,24 @@ log = logging.getLogger(__name__)
 Call = Callable[[str], Awaitable[Reply]]
 
 
-class Rule(Protocol):
+class StopRule(Protocol):
     """What decides a vote."""
 
     async def read(self, reply: Reply) -> str | None:
         """What a reply counts as."""
         ...
 
-    def decided(self, got: Collected, out: Sequence[str]) -> bool:
+    def decided(self, got: FanOutResult, out: Sequence[str]) -> bool:
         """Whether no answer of those still out can change the winning class."""
         ...
 
-    def wave(self, got: Collected, left: Sequence[str]) -> int:
+    def wave(self, got: FanOutResult, left: Sequence[str]) -> int:
         """How many of those not yet called to call now; at least one."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
-class Collected:
+class FanOutResult:
     """What a set gave."""
 
     replies: dict[str, Reply] = field(default_factory=dict[str, Reply])  # as they arrived
@@ -47,13 +47,13 @@ class Collected:
     unasked: list[str] = field(default_factory=list[str])  # the vote was decided before
 
 
-async def collect(
+async def fan_out(
     names: Sequence[str],
     *,
     call: Call,
-    ballot: Rule,
-    into: Collected | None = None,
-) -> Collected:
+    ballot: StopRule,
+    into: FanOutResult | None = None,
+) -> FanOutResult:
     """Ask these candidates, all at once or in waves, until the vote is decided.
 
     A failure is noted and does not fail the others. Cancelling cancels every call;
@@ -65,7 +65,7 @@ async def collect(
         ballot: Reads answers, and says when the vote is decided.
         into: Answers that are there already; new ones are added.
     """
-    got = Collected() if into is None else into
+    got = FanOutResult() if into is None else into
     left = list(names)
     out: dict[asyncio.Task[Reply], str] = {}
     try:
@@ -99,7 +99,7 @@ async def _awaited(call: Awaitable[Reply]) -> Reply:
     return await call
 
 
-async def _note(got: Collected, name: str, call: Awaitable[Reply], ballot: Rule) -> None:
+async def _note(got: FanOutResult, name: str, call: Awaitable[Reply], ballot: StopRule) -> None:
     try:
         reply = await call
     except asyncio.CancelledError:

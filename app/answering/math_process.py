@@ -15,7 +15,7 @@ from racer_core.aggregation.grading import Grade, check_reference
 _LINE_BYTES: Final = 2**22  # a form may be much longer than its text
 
 
-class MathChild:
+class MathProcess:
     """Started by its first task, and again after one that took longer than its deadline.
 
     Args:

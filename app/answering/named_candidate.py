@@ -9,27 +9,27 @@ from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.answering.token_usage import Meter, answer_tokens, prompt_tokens
-from app.concurrency.background_stream import Pump
+from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens
+from app.concurrency.background_stream import BackgroundStream
 from app.settings import Settings
 from app.upstream.fleet import Fleet
 from app.wire import parsing
 from app.wire.candidate_payload import candidate_payload
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedCandidateRequest:
     """One candidate asked by its name."""
 
     name: str
-    surface: Surface
+    surface: ApiFormat
     fields: Mapping[str, Any]
     timeout_s: float | None = None
     spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
 
 
-class Direct:
+class NamedCandidateService:
     """Asks candidates by name: there is no set, hence no certificate and no decision."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
@@ -37,7 +37,7 @@ class Direct:
         self._longest_s = settings.limits.deadline_s
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
 
-    async def answer(self, asked: Named) -> dict[str, Any]:
+    async def answer(self, asked: NamedCandidateRequest) -> dict[str, Any]:
         """One candidate's whole answer. Raises UpstreamError."""
         name, surface = asked.name, asked.surface
         payload = candidate_payload(asked.fields, self._candidates[name], surface.path)
@@ -48,9 +48,9 @@ class Direct:
         asked.spend(answer_tokens(asked.fields, reply))
         return surface.named(reply.body, name)
 
-    async def stream(self, asked: Named) -> Pump:
+    async def stream(self, asked: NamedCandidateRequest) -> BackgroundStream:
         """One candidate's stream. Raises UpstreamError where it fails before its first piece."""
-        pump = Pump(self._events(asked, self._deadline(asked.timeout_s)))
+        pump = BackgroundStream(self._events(asked, self._deadline(asked.timeout_s)))
         await pump.started()
         return pump
 
@@ -67,12 +67,12 @@ class Direct:
         spend(counted.get("total_tokens", prompt_tokens(fields)))
         return {**answer, "model": name}
 
-    async def _events(self, asked: Named, deadline: float) -> AsyncGenerator[bytes]:
+    async def _events(self, asked: NamedCandidateRequest, deadline: float) -> AsyncGenerator[bytes]:
         name, surface = asked.name, asked.surface
         payload = surface.streamed(
             candidate_payload(asked.fields, self._candidates[name], surface.path)
         )
-        meter = Meter(surface, asked.fields)
+        meter = TokenMeter(surface, asked.fields)
         with meter.charging(asked.spend):
             async with (
                 self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.answering.evaluator import Ratings
-from app.monitoring.decision_record import DecisionNote, Ended
+from app.monitoring.decision_record import DecisionRecord, Ended
 from app.routing.certificate import Certificate
-from app.routing.decision import Routed
+from app.routing.decision import CertifiedDecision
 from app.store import now
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
@@ -20,7 +20,7 @@ class Outcome:
     """A routed request and what came of it."""
 
     decision_id: str
-    routed: Routed
+    routed: CertifiedDecision
     certificate: Certificate  # the routed one, with what happened since
     body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
     answers: tuple[Reply, ...] = ()
@@ -69,13 +69,13 @@ class Outcome:
             | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
         )
 
-    def note(self, key: str, query: str | None) -> DecisionNote:
+    def note(self, key: str, query: str | None) -> DecisionRecord:
         """What is remembered of it, under the name of the caller's key; the query if it is kept."""
         routed, decision = self.routed, self.routed.decision
         scored = routed.scored
         near = None if scored is None else scored.neighbours
         pool = self.certificate.pool
-        return DecisionNote(
+        return DecisionRecord(
             decision_id=self.decision_id,
             created_at=now(),
             calibration_id=self.certificate.calibration_id,
@@ -133,7 +133,7 @@ def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def routing_headers(decision_id: str, routed: Routed, guarantee: str) -> dict[str, str]:
+def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str) -> dict[str, str]:
     """What is known once the set is chosen."""
     return {
         "x-racer-decision-id": decision_id,

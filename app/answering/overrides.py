@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from app.answering.request import Request
+from app.answering.request import InferenceRequest
 from app.answering.sessions import Sessions
 from app.errors import Abstained, Forbidden
-from app.routing.decision import ChosenBy, Routed
+from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.reasons import Reason
 from app.settings import Settings
 from racer_core.aggregation.answers import Equality
@@ -19,7 +19,9 @@ class Overrides:
         self._only_top = settings.aggregation.open_ended == "top"
         self._sessions = Sessions(settings.routing.session_ttl_s)
 
-    def applied(self, request: Request, routed: Routed, kind: Equality) -> Routed:
+    def applied(
+        self, request: InferenceRequest, routed: CertifiedDecision, kind: Equality
+    ) -> CertifiedDecision:
         """The set that is called; every step that changes it leaves its reason.
 
         Raises:
@@ -36,7 +38,9 @@ class Overrides:
             return routed.calling(selected[:1], Reason.NO_VOTE)
         return routed
 
-    def _abstaining(self, request: Request, routed: Routed) -> Routed:
+    def _abstaining(
+        self, request: InferenceRequest, routed: CertifiedDecision
+    ) -> CertifiedDecision:
         if not routed.decision.abstained:
             return routed
         match request.options.on_abstain or self._routing.on_abstain:
@@ -49,7 +53,9 @@ class Overrides:
             case "refuse":
                 return routed
 
-    def _pinned(self, request: Request, session: str, routed: Routed) -> Routed:
+    def _pinned(
+        self, request: InferenceRequest, session: str, routed: CertifiedDecision
+    ) -> CertifiedDecision:
         """The set of the session's first turn, as far as it can still be called."""
         selected = routed.decision.selected
         kept = self._sessions.set_of(f"{request.caller.name} {session}", selected)
@@ -59,7 +65,9 @@ class Overrides:
         return routed.choosing(usable, ChosenBy.OVERRIDDEN, Reason.PINNED)
 
 
-def _observing(request: Request, routed: Routed, observed: str) -> Routed:
+def _observing(
+    request: InferenceRequest, routed: CertifiedDecision, observed: str
+) -> CertifiedDecision:
     """One candidate, whatever was chosen."""
     allowed = request.caller.candidates
     if allowed is not None and observed not in allowed:

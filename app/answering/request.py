@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.answering.vote import Ballot
-from app.routing.decision import Routed
-from app.routing.service import Ask
-from app.wire.format import Surface
+from app.answering.vote import Vote
+from app.routing.decision import CertifiedDecision
+from app.routing.service import RoutingRequest
+from app.wire.format import ApiFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request(Ask):
+class InferenceRequest(RoutingRequest):
     """One request, translated."""
 
-    surface: Surface
+    surface: ApiFormat
     fields: Mapping[str, Any]  # what candidates are sent
     leader: bool = False  # stream the best candidate at once
     session: str | None = None  # keeps its set for a time
@@ -24,13 +24,13 @@ class Request(Ask):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class RequestState:
     """A request under way."""
 
-    request: Request
+    request: InferenceRequest
     decision_id: str
-    routed: Routed
-    ballot: Ballot
+    routed: CertifiedDecision
+    ballot: Vote
     started: float  # monotonic
     deadline: float  # monotonic
     shadow_rate: float | None  # everyone is called, for a sample that is judged in full

@@ -12,30 +12,30 @@ from typing import Any, Final
 from app.answering import answer_forms, fan_out
 from app.answering.answer_forms import AnswerReader
 from app.answering.evaluator import Evaluator, Ratings
-from app.answering.fan_out import Collected
+from app.answering.fan_out import FanOutResult
 from app.answering.outcome import Outcome, routing_headers, used
 from app.answering.overrides import Overrides
-from app.answering.request import Request, Turn
-from app.answering.token_usage import Meter, answer_tokens, prompt_tokens
-from app.answering.vote import Ballot
-from app.concurrency.background_stream import Pump
+from app.answering.request import InferenceRequest, RequestState
+from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens
+from app.answering.vote import Vote
+from app.concurrency.background_stream import BackgroundStream
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.ids import Ids
 from app.monitoring.decision_record import Ended
-from app.monitoring.monitor import Watcher
+from app.monitoring.monitor import Monitor
 from app.routing.certificate import Certificate
-from app.routing.decision import Routed
+from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Reason
 from app.routing.risk_levels import RiskLevels
-from app.routing.service import Ask, RoutingService
+from app.routing.service import RoutingRequest, RoutingService
 from app.settings import Settings
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from app.wire import sse
 from app.wire.candidate_payload import candidate_payload
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.types import Aggregate
 
@@ -55,9 +55,9 @@ class ChatService:
         routing: RoutingService,
         fleet: Fleet,
         reader: AnswerReader,
-        watcher: Watcher,
+        watcher: Monitor,
         stacked: StackedVote | None,
-        telemetry: Telemetry,
+        telemetry: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
@@ -77,16 +77,16 @@ class ChatService:
         """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""
         await self._evaluator.check()
 
-    async def answer(self, request: Request) -> Outcome:
+    async def answer(self, request: InferenceRequest) -> Outcome:
         """Route, call the set at once, merge what arrived.
 
         Raises:
             Abstained: Nobody was selected and ``on_abstain`` is ``error``.
             UpstreamError: No selected candidate answered.
         """
-        return await self._told(await self._turn(request), Collected())
+        return await self._told(await self._turn(request), FanOutResult())
 
-    async def decide(self, ask: Ask) -> Outcome:
+    async def decide(self, ask: RoutingRequest) -> Outcome:
         """Route only: no candidate is called."""
         started = time.monotonic()
         deadline = self._deadline(ask.options.timeout, started)
@@ -99,12 +99,12 @@ class ChatService:
         )
         return self._remembered(outcome, ask)
 
-    async def levels(self, ask: Ask) -> RiskLevels:
+    async def levels(self, ask: RoutingRequest) -> RiskLevels:
         """What every alpha would select; nobody is called, nothing is remembered or counted."""
         levels = await self._routing.levels(ask, self._deadline(ask.options.timeout))
         return replace(levels, routed=levels.routed.because(*self._watcher.stale))
 
-    async def stream(self, request: Request) -> tuple[Pump, dict[str, str]]:
+    async def stream(self, request: InferenceRequest) -> tuple[BackgroundStream, dict[str, str]]:
         """Events and headers. One selected candidate streams live; several are merged first."""
         turn = await self._turn(request)
         if request.leader and len(turn.selected) > 1:
@@ -112,10 +112,10 @@ class ChatService:
             turn = replace(turn, routed=led)
         match turn.selected:
             case () if turn.shadow_rate is None:
-                outcome = await self._told(turn, Collected())
-                return Pump(_whole(outcome, request.surface)), outcome.headers
+                outcome = await self._told(turn, FanOutResult())
+                return BackgroundStream(_whole(outcome, request.surface)), outcome.headers
             case (only,) if turn.shadow_rate is None:
-                pump = Pump(self._live(turn, only))
+                pump = BackgroundStream(self._live(turn, only))
                 try:
                     await pump.started()
                 except UpstreamError as exc:
@@ -125,13 +125,13 @@ class ChatService:
                 )
                 return pump, {**headers, "x-racer-served-by": only}
             case _:
-                return await self._merged_pump(turn, Collected())
+                return await self._merged_pump(turn, FanOutResult())
 
     async def _instead(
-        self, turn: Turn, failed: str, exc: UpstreamError
-    ) -> tuple[Pump, dict[str, str]]:
+        self, turn: RequestState, failed: str, exc: UpstreamError
+    ) -> tuple[BackgroundStream, dict[str, str]]:
         """What the surviving pool selects, where the only selected candidate failed at once."""
-        got = Collected(failures={failed: exc})
+        got = FanOutResult(failures={failed: exc})
         try:
             names = await self._instead_of(turn, got)
         except asyncio.CancelledError:
@@ -142,12 +142,14 @@ class ChatService:
             raise exc
         return await self._merged_pump(replace(turn, instead=tuple(names)), got)
 
-    async def _merged_pump(self, turn: Turn, got: Collected) -> tuple[Pump, dict[str, str]]:
-        pump = Pump(self._merged(turn, got))
+    async def _merged_pump(
+        self, turn: RequestState, got: FanOutResult
+    ) -> tuple[BackgroundStream, dict[str, str]]:
+        pump = BackgroundStream(self._merged(turn, got))
         await pump.started(FIRST_BYTE_WAIT_S)
         return pump, routing_headers(turn.decision_id, turn.routed, "pending")
 
-    async def _turn(self, request: Request) -> Turn:
+    async def _turn(self, request: InferenceRequest) -> RequestState:
         """Route a request, and apply what may override the threshold's set."""
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
@@ -169,11 +171,11 @@ class ChatService:
             raise
         self._trace(decision_id, routed, routed.certificate)
         shadow = self._watcher.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
-        return Turn(
+        return RequestState(
             request=request,
             decision_id=decision_id,
             routed=routed,
-            ballot=Ballot(
+            ballot=Vote(
                 rule=self._settings.aggregation,
                 kind=kind,
                 reader=self._reader,
@@ -188,7 +190,7 @@ class ChatService:
             shadow_rate=self._settings.watching.shadow_rate if shadow else None,
         )
 
-    async def _routed(self, ask: Ask, deadline: float) -> Routed:
+    async def _routed(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
         """Route, and see what the watcher knows: of the calibration, and of this query."""
         routed = (await self._routing.route(ask, deadline)).because(*self._watcher.stale)
         repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
@@ -199,7 +201,7 @@ class ChatService:
         begun = time.monotonic() if started is None else started
         return begun + (most if timeout_s is None else min(timeout_s, most))
 
-    async def _told(self, turn: Turn, got: Collected) -> Outcome:
+    async def _told(self, turn: RequestState, got: FanOutResult) -> Outcome:
         """The answer, remembered once, however it ends; ``got`` takes what candidates gave."""
         try:
             outcome = await self._answered(turn, got)
@@ -213,7 +215,7 @@ class ChatService:
         _charge(turn, got, outcome)
         return self._remembered(outcome, turn.request)
 
-    def _left_off(self, turn: Turn, got: Collected, ended: Ended) -> None:
+    def _left_off(self, turn: RequestState, got: FanOutResult, ended: Ended) -> None:
         """Remember a decision that came to no answer, and charge the answers that were there."""
         outcome = self._outcome(turn, got, ended=ended)
         _charge(turn, got, outcome)
@@ -221,8 +223,8 @@ class ChatService:
 
     def _outcome(
         self,
-        turn: Turn,
-        got: Collected,
+        turn: RequestState,
+        got: FanOutResult,
         answer: Mapping[str, Any] | None = None,
         ratings: Ratings | None = None,
         **more: Any,
@@ -259,7 +261,7 @@ class ChatService:
             **more,
         )
 
-    async def _answered(self, turn: Turn, got: Collected) -> Outcome:
+    async def _answered(self, turn: RequestState, got: FanOutResult) -> Outcome:
         called = time.monotonic()
         if turn.called:
             await self._collect_all(turn, got)
@@ -271,20 +273,20 @@ class ChatService:
         with self._aggregating(len(got.replies)):
             return await self._merge(turn, got, waited)
 
-    async def _collect_all(self, turn: Turn, got: Collected) -> None:
+    async def _collect_all(self, turn: RequestState, got: FanOutResult) -> None:
         """The set's answers; where one failed that could matter, those of the surviving pool's."""
         await self._collect(turn, turn.called, got)
         failed = [name for name in got.failures if name in turn.selected]
         if failed and turn.instead is None and not turn.ballot.settled(got):
             await self._collect(turn, await self._instead_of(turn, got), got)
 
-    def _refusal(self, turn: Turn, got: Collected, waited: float) -> Outcome:
+    def _refusal(self, turn: RequestState, got: FanOutResult, waited: float) -> Outcome:
         """Nobody was selected. Whoever was called for a sample is counted, and says nothing."""
         refusal = turn.request.surface.refusal(turn.decision_id, REFUSAL)
         overhead_ms = (time.monotonic() - turn.started - waited) * 1e3
         return self._outcome(turn, got, refusal, overhead_ms=overhead_ms)
 
-    async def _instead_of(self, turn: Turn, got: Collected) -> list[str]:
+    async def _instead_of(self, turn: RequestState, got: FanOutResult) -> list[str]:
         """Whom the surviving pool's set adds, as far as the limit on calls goes."""
         if self._settings.routing.observe is not None:  # no other traffic than without the router
             return []
@@ -293,16 +295,16 @@ class ChatService:
         left = max(0, self._settings.limits.fan_out - len(known))
         return [name for name in surviving if name not in known][:left]
 
-    async def _collect(self, turn: Turn, names: Sequence[str], got: Collected) -> None:
+    async def _collect(self, turn: RequestState, names: Sequence[str], got: FanOutResult) -> None:
         surface = turn.request.surface
 
         async def call(name: str) -> Reply:
             payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
             return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
 
-        await fan_out.collect(names, call=call, ballot=turn.ballot, into=got)
+        await fan_out.fan_out(names, call=call, ballot=turn.ballot, into=got)
 
-    async def _merge(self, turn: Turn, got: Collected, waited: float) -> Outcome:
+    async def _merge(self, turn: RequestState, got: FanOutResult, waited: float) -> Outcome:
         request, ballot = turn.request, turn.ballot
         voters = _voters(turn, got)
         medoids = await ballot.cluster(got, voters)
@@ -323,7 +325,7 @@ class ChatService:
             overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
         )
 
-    async def _live(self, turn: Turn, name: str) -> AsyncGenerator[bytes]:
+    async def _live(self, turn: RequestState, name: str) -> AsyncGenerator[bytes]:
         """One candidate's events as they come; the ``racer`` object rides on the last one."""
         surface = turn.request.surface
         payload = surface.streamed(
@@ -331,7 +333,7 @@ class ChatService:
         )
         overhead_ms = (time.monotonic() - turn.started) * 1e3
         live = surface.live(decision_id=turn.decision_id, model=name)
-        meter = Meter(surface, turn.request.fields)
+        meter = TokenMeter(surface, turn.request.fields)
         spoke = False
         try:
             with meter.charging(turn.request.spend):
@@ -348,17 +350,17 @@ class ChatService:
             ending = live.close(outcome.as_json())
         except UpstreamError as exc:
             if spoke:  # else somebody may be asked instead
-                self._left_off(turn, Collected(failures={name: exc}), Ended.FAILED)
+                self._left_off(turn, FanOutResult(failures={name: exc}), Ended.FAILED)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._left_off(turn, Collected(cancelled=[name]), Ended.CANCELLED)
+            self._left_off(turn, FanOutResult(cancelled=[name]), Ended.CANCELLED)
             raise
         self._remembered(outcome, turn.request)
         for event in ending:
             yield event
 
     def _of_live(
-        self, turn: Turn, name: str, usage: Mapping[str, int], overhead_ms: float
+        self, turn: RequestState, name: str, usage: Mapping[str, int], overhead_ms: float
     ) -> Outcome:
         seconds = time.monotonic() - turn.started
         return Outcome(
@@ -370,7 +372,7 @@ class ChatService:
             overhead_ms=overhead_ms,
         )
 
-    async def _merged(self, turn: Turn, got: Collected) -> AsyncGenerator[bytes]:
+    async def _merged(self, turn: RequestState, got: FanOutResult) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as events."""
         task = asyncio.create_task(self._told(turn, got))
         waiting = f"{len(turn.called)} candidates are answering"
@@ -386,17 +388,17 @@ class ChatService:
         async for event in _whole(outcome, turn.request.surface):
             yield event
 
-    def _remembered(self, outcome: Outcome, ask: Ask) -> Outcome:
+    def _remembered(self, outcome: Outcome, ask: RoutingRequest) -> Outcome:
         self._note(outcome, ask)
         self._telemetry.overhead_seconds.observe(outcome.overhead_ms / 1e3)
         self._trace(outcome.decision_id, outcome.routed, outcome.certificate)
         return outcome
 
-    def _note(self, outcome: Outcome, ask: Ask) -> None:
+    def _note(self, outcome: Outcome, ask: RoutingRequest) -> None:
         query = ask.query.text if self._settings.watching.store_queries else None
         self._watcher.note(outcome.note(ask.caller.name, query))
 
-    def _trace(self, decision_id: str, routed: Routed, certificate: Certificate) -> None:
+    def _trace(self, decision_id: str, routed: CertifiedDecision, certificate: Certificate) -> None:
         if self._tracer is not None:
             self._tracer.decided(
                 decision_id=decision_id,
@@ -412,27 +414,27 @@ class ChatService:
         return self._tracer.aggregate(answers)
 
 
-def _charge(turn: Turn, got: Collected, outcome: Outcome) -> None:
+def _charge(turn: RequestState, got: FanOutResult, outcome: Outcome) -> None:
     """Tell the tokens of the answers that are there, and of who weighed them."""
     fields = turn.request.fields
     answers = [answer_tokens(fields, reply) for reply in got.replies.values()]
     turn.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
 
 
-async def _whole(outcome: Outcome, surface: Surface) -> AsyncGenerator[bytes]:
+async def _whole(outcome: Outcome, surface: ApiFormat) -> AsyncGenerator[bytes]:
     """A finished answer as a stream."""
     for event in surface.whole_stream(outcome.body, outcome.as_json()):
         yield event
 
 
-def _voters(turn: Turn, got: Collected) -> list[str]:
+def _voters(turn: RequestState, got: FanOutResult) -> list[str]:
     """Who votes: all who answered, but for those whom only a shadow sample called."""
     if turn.shadow_rate is None:
         return list(got.replies)
     return [name for name in got.replies if name in turn.selected] or list(got.replies)
 
 
-def _failed(turn: Turn, got: Collected) -> list[str]:
+def _failed(turn: RequestState, got: FanOutResult) -> list[str]:
     """A reason for every candidate of the set that gave nothing."""
     failed = [name for name in got.failures if name in turn.selected]
     if not failed:

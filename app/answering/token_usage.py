@@ -13,7 +13,7 @@ from typing import Any, Final
 from app.errors import UpstreamError
 from app.upstream.reply import Reply
 from app.wire import parsing
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 
 CHARS_PER_TOKEN: Final = 4
 _READ: Final = ("messages", "prompt", "input", "instructions", "tools", "functions")
@@ -37,10 +37,10 @@ def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
     return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)
 
 
-class Meter:
+class TokenMeter:
     """Counts one stream while it passes."""
 
-    def __init__(self, surface: Surface, fields: Mapping[str, Any]) -> None:
+    def __init__(self, surface: ApiFormat, fields: Mapping[str, Any]) -> None:
         self._surface = surface
         self._fields = fields
         self._began = False

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from app.answering.answer_forms import AnswerReader
 from app.answering.evaluator import Ratings
-from app.answering.fan_out import Collected
+from app.answering.fan_out import FanOutResult
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from racer_core.aggregation import early
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ballot:
+class Vote:
     """The rule of one request's vote.
 
     Attributes:
@@ -60,7 +60,7 @@ class Ballot:
             return self.reader.form_at_once(self.kind, reply.said)
         return await self._in_time(self.reader.form(self.kind, reply.said))
 
-    def decided(self, got: Collected, out: Sequence[str]) -> bool:
+    def decided(self, got: FanOutResult, out: Sequence[str]) -> bool:
         """Whether the calls still out can be spared.
 
         Those of the set who failed count as if they could still answer: together with those who
@@ -69,7 +69,7 @@ class Ballot:
         failed = [name for name in got.failures if name in self.members]
         return not self.everyone and bool(out) and self._decided(self.votes(got), [*out, *failed])
 
-    def settled(self, got: Collected) -> bool:
+    def settled(self, got: FanOutResult) -> bool:
         """Whether the set's answers decide its vote, whatever its others would have said."""
         silent = [name for name in self.members if name not in got.replies]
         return not silent or self._decided(self.votes(got, self.members), silent)
@@ -79,7 +79,7 @@ class Ballot:
             return False
         return early.decided(votes, self._scores_of(out), **self._how())
 
-    def wave(self, got: Collected, left: Sequence[str]) -> int:
+    def wave(self, got: FanOutResult, left: Sequence[str]) -> int:
         """How many of those not yet called to call now."""
         if self.everyone or not self.stops_early or self.rule.waves == "all":
             return len(left)
@@ -87,7 +87,7 @@ class Ballot:
 
     def votes(
         self,
-        got: Collected,
+        got: FanOutResult,
         among: Collection[str] | None = None,
         weights: Mapping[str, float | None] | None = None,
     ) -> list[CandidateAnswer]:
@@ -104,7 +104,7 @@ class Ballot:
             if among is None or name in among
         ]
 
-    async def cluster(self, got: Collected, among: Collection[str]) -> frozenset[str]:
+    async def cluster(self, got: FanOutResult, among: Collection[str]) -> frozenset[str]:
         """Give open texts the clusters that they belong to; who speaks for each is returned."""
         if self.kind is not Equality.SEMANTIC:
             return frozenset()
@@ -123,7 +123,7 @@ class Ballot:
         return medoids
 
     def elect(
-        self, got: Collected, among: Collection[str], ratings: Ratings, medoids: frozenset[str]
+        self, got: FanOutResult, among: Collection[str], ratings: Ratings, medoids: frozenset[str]
     ) -> Aggregate:
         """The winner among these candidates' answers."""
         answers = self.votes(got, among, ratings.weights)

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.api.request_limits import check_fields
-from app.api.respond import Asked, respond
+from app.api.respond import ParsedRequest, respond
 from app.routing import query
 from app.services import OpenServices
 from app.wire import bodies, candidate_payload
@@ -30,7 +30,7 @@ async def chat_completions(request: Request, services: OpenServices) -> Response
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
-    asked = Asked(
+    asked = ParsedRequest(
         surface=Chat(
             n=fields.get("n") or 1,
             include_usage=bool((body.stream_options or {}).get("include_usage")),

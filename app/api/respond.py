@@ -13,17 +13,17 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from app.access.api_keys import caller_of
-from app.answering.named_candidate import Named
-from app.answering.request import Request
+from app.answering.named_candidate import NamedCandidateRequest
+from app.answering.request import InferenceRequest
 from app.api.models import unknown_model
-from app.concurrency.background_stream import Pump
+from app.concurrency.background_stream import BackgroundStream
 from app.errors import Forbidden
 from app.routing.query import Query
 from app.services import Services
 from app.settings import AUTO
-from app.telemetry.metrics import Telemetry
-from app.wire import bodies
-from app.wire.format import Surface
+from app.telemetry.metrics import Metrics
+from app.wire import bodies, error_envelope
+from app.wire.format import ApiFormat
 from app.wire.schemas import RacerOptions
 from racer_core.errors import InputError
 
@@ -33,10 +33,10 @@ GONE = 499  # nobody reads it: the client closed the connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """A body, read: what is asked of whom."""
 
-    surface: Surface
+    surface: ApiFormat
     model: str
     fields: Mapping[str, Any]  # what candidates are sent
     options: RacerOptions
@@ -44,7 +44,7 @@ class Asked:
     query: Callable[[], Query]  # what the router reads; not needed where a candidate is named
 
 
-async def respond(http: HttpRequest, services: Services, asked: Asked) -> Response:
+async def respond(http: HttpRequest, services: Services, asked: ParsedRequest) -> Response:
     """`auto` and `auto/<pool>` route; a candidate's name bypasses routing."""
     auto, _, pool = asked.model.partition("/")
     if auto == AUTO and (asked.model == AUTO or pool in services.settings.pools):
@@ -52,7 +52,7 @@ async def respond(http: HttpRequest, services: Services, asked: Asked) -> Respon
     if asked.model not in services.settings.pool:
         raise unknown_model(asked.model, services.settings.models)
     check_allowed(http, asked.model)
-    named = Named(
+    named = NamedCandidateRequest(
         name=asked.model,
         surface=asked.surface,
         fields=asked.fields,
@@ -77,9 +77,9 @@ def check_allowed(http: HttpRequest, candidate: str) -> None:
 
 
 async def _routed(
-    http: HttpRequest, services: Services, asked: Asked, pool: str | None
+    http: HttpRequest, services: Services, asked: ParsedRequest, pool: str | None
 ) -> Response:
-    request = Request(
+    request = InferenceRequest(
         query=asked.query(),
         options=asked.options,
         caller=caller_of(http),
@@ -108,7 +108,7 @@ def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query
 
 
 def note_answer(
-    http: HttpRequest, services: Services, surface: Surface, body: Mapping[str, Any]
+    http: HttpRequest, services: Services, surface: ApiFormat, body: Mapping[str, Any]
 ) -> None:
     """Leave an answer's text likewise, cut as prompts are; streams leave none."""
     if services.settings.telemetry.log_prompts:
@@ -156,12 +156,16 @@ class _EventStream(StreamingResponse):
     """A pump's items; the pump is stopped as soon as the client is gone."""
 
     def __init__(
-        self, pump: Pump, surface: Surface, headers: Mapping[str, str], telemetry: Telemetry
+        self,
+        pump: BackgroundStream,
+        surface: ApiFormat,
+        headers: Mapping[str, str],
+        telemetry: Metrics,
     ) -> None:
         self._pump = pump
         self._telemetry = telemetry
         super().__init__(
-            pump.items(on_error=lambda exc: surface.error_event(bodies.error_of(exc))),
+            pump.items(on_error=lambda exc: surface.error_event(error_envelope.error_of(exc))),
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache"},
         )

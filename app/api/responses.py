@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
 from app.api.request_limits import check_fields
-from app.api.respond import Asked, respond
+from app.api.respond import ParsedRequest, respond
 from app.routing import query
 from app.services import OpenServices
 from app.wire import bodies, candidate_payload
@@ -49,7 +49,7 @@ async def responses(request: Request, services: OpenServices) -> Response:
     fields = {**candidate_payload.passed_through(raw), "store": False}
     check_fields(fields, settings.limits)
     messages = _messages(body)
-    asked = Asked(
+    asked = ParsedRequest(
         surface=Responses(),
         model=body.model,
         fields=fields,

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from app.access.api_keys import caller_of
-from app.answering.request import Request
+from app.answering.request import InferenceRequest
 from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
 from app.api.request_limits import check_fields
 from app.api.respond import note_answer, note_prompt, unless_left
 from app.routing import query
-from app.routing.service import Ask
+from app.routing.service import RoutingRequest
 from app.services import OpenServices
 from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
@@ -48,13 +48,15 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
     caller = caller_of(request)
     note_prompt(request, services, lambda: asked)
     if not body.execute:
-        outcome = await services.chat.decide(Ask(query=asked, options=options, caller=caller))
+        outcome = await services.chat.decide(
+            RoutingRequest(query=asked, options=options, caller=caller)
+        )
         return bodies.json_response(outcome.as_json(), headers=outcome.headers)
     surface = Chat(n=fields.get("n") or 1)
     outcome = await unless_left(
         request,
         services.chat.answer(
-            Request(
+            InferenceRequest(
                 query=asked,
                 options=options.model_copy(update={"explain": True}),
                 caller=caller,
@@ -83,7 +85,7 @@ async def levels(request: HttpRequest, services: OpenServices) -> Response:
     asked = query.of_messages(_question(body.query), {}, settings)
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
     note_prompt(request, services, lambda: asked)
-    ask = Ask(query=asked, options=options, caller=caller_of(request))
+    ask = RoutingRequest(query=asked, options=options, caller=caller_of(request))
     return bodies.json_response((await services.chat.levels(ask)).as_json())
 
 

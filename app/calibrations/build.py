@@ -13,7 +13,7 @@ from racer_core.racer import LabelledColumns, Scorer, Trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltCalibration:
     """A calibration, and what is known of its rows beside it."""
 
     calibration: Calibration
@@ -27,7 +27,7 @@ def build(
     *,
     scorer: Scorer,
     prices: Sequence[float] | None,
-) -> Built:
+) -> BuiltCalibration:
     """Put the columns in the order of the router's pool, and calibrate. Blocks.
 
     Whether they were training rows is looked at before.
@@ -50,7 +50,7 @@ def build(
         scores=rows.scores[:, order],
         groups=rows.groups,
     )
-    return Built(
+    return BuiltCalibration(
         calibration=trained.calibrate_columns(columns, options, scorer=scorer, prices=prices),
         own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
     )

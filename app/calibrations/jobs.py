@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from app.calibrations.progress import JobCancelled, Progress
 from app.errors import Conflict, NotFound, Overloaded
-from app.wire import bodies
+from app.wire import error_envelope
 from racer_core.errors import RacerError
 
 log = logging.getLogger(__name__)
@@ -224,5 +224,5 @@ def _told(exc: Exception) -> dict[str, Any]:
     """An error as the envelope has it, with the status that it would have had."""
     if not isinstance(exc, RacerError):
         exc = RacerError("internal error; see the gateway's log")
-    status, body = bodies.envelope(exc)
+    status, body = error_envelope.envelope(exc)
     return {**body["error"], "status": status}

@@ -28,7 +28,7 @@ Read = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ReadInstructions:
     """What is to be read.
 
     Attributes:
@@ -62,7 +62,7 @@ class Parsed:
 
 
 def parse(
-    order: Order,
+    order: ReadInstructions,
     file: BinaryIO,
     texts: BinaryIO,
     arrays: BinaryIO,
@@ -112,11 +112,13 @@ def parse(
     return Parsed(rows.pool, rows.duplicates, writer.near_duplicates)
 
 
-def _file(order: Order, file: BinaryIO, limits: RowLimits) -> CheckedRows:
+def _file(order: ReadInstructions, file: BinaryIO, limits: RowLimits) -> CheckedRows:
     return stream_rows(file, order.name, order.source, order.pool, limits)
 
 
-def _document(order: Order, file: BinaryIO, limits: RowLimits, fields: Fields) -> CheckedRows:
+def _document(
+    order: ReadInstructions, file: BinaryIO, limits: RowLimits, fields: Fields
+) -> CheckedRows:
     document = read_document(file, MAX_LINE_BYTES)
     beside = {name: value for name, value in document.fields.items() if name != "candidates"}
     fields(beside)

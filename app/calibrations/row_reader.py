@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, cast
 
 from app.calibrations.columns import RowColumns, load
-from app.calibrations.parsing import MAX_LINE_BYTES, Order, Parsed, parse
+from app.calibrations.parsing import MAX_LINE_BYTES, Parsed, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
 from app.concurrency.threads import SMALL_BYTES
@@ -31,7 +31,10 @@ _KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
 
 
 def read_rows(
-    upload: Upload, order: Order, progress: Progress, fields: Callable[[dict[str, Any]], None]
+    upload: Upload,
+    order: ReadInstructions,
+    progress: Progress,
+    fields: Callable[[dict[str, Any]], None],
 ) -> RowColumns:
     """The rows of an upload. Blocks; call it on a thread.
 
@@ -74,7 +77,7 @@ def read_rows(
 
 def _in_a_process(
     upload: Upload,
-    order: Order,
+    order: ReadInstructions,
     texts: BinaryIO,
     arrays: BinaryIO,
     progress: Progress,

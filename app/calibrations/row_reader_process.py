@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from app.calibrations.parsing import NO_ROOM, Order, parse
+from app.calibrations.parsing import NO_ROOM, ReadInstructions, parse
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import MAX_LISTED, InputError, RowsError
 
@@ -60,10 +60,12 @@ def main() -> None:
         _say(**asdict(parsed))
 
 
-def _order(said: dict[str, Any]) -> Order:
+def _order(said: dict[str, Any]) -> ReadInstructions:
     equality = said.pop("equality")
     pool = tuple(said.pop("pool"))
-    return Order(**said, pool=pool, equality=None if equality is None else Equality(equality))
+    return ReadInstructions(
+        **said, pool=pool, equality=None if equality is None else Equality(equality)
+    )
 
 
 def _place(exc: Exception) -> str:

@@ -12,23 +12,23 @@ from functools import partial
 from typing import Any, Self
 
 from app.calibrations.answer_risk import answer_risk, textual
-from app.calibrations.build import Built, build
+from app.calibrations.build import BuiltCalibration, build
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import curve, evidence, groups, later_evidence, shift
 from app.calibrations.jobs import Job, Jobs
-from app.calibrations.parsing import Order
+from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload
 from app.errors import Conflict, NotReady
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.calibration_sync import Follower
+from app.routing.calibration_sync import CalibrationSync
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
-from app.routing.scorer import Scoring
+from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
 from app.store import Store, now
-from app.store.calibration_record import LaterTurns, Record
+from app.store.calibration_record import CalibrationRecord, LaterTurns
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.calibration.calibration import CalibrationOptions
@@ -49,10 +49,10 @@ class CalibrationService:
         self,
         settings: Settings,
         trained: Trained,
-        scoring: Scoring,
+        scoring: RouterBackend,
         store: Store,
         active: ActiveCalibration,
-        follower: Follower,
+        follower: CalibrationSync,
         grouping: Grouping,
     ) -> None:
         self._settings = settings
@@ -93,7 +93,9 @@ class CalibrationService:
 
         return self.jobs.submit(work, now(), upload.size)
 
-    async def activate(self, calibration_id: str, expected_active_id: str | None) -> Record:
+    async def activate(
+        self, calibration_id: str, expected_active_id: str | None
+    ) -> CalibrationRecord:
         """Make a kept record the active one.
 
         Raises:
@@ -149,7 +151,7 @@ class CalibrationService:
             options = bodies.checked(CalibrateOptions, {**given, **said})
 
         progress("reading", 0, upload.size)
-        order = Order(
+        order = ReadInstructions(
             name=upload.name.lower(),
             source="rows" if upload.document else upload.name,
             document=upload.document,
@@ -173,7 +175,7 @@ class CalibrationService:
         options: CalibrateOptions,
         source: dict[str, Any],
         progress: Progress,
-    ) -> Record:
+    ) -> CalibrationRecord:
         routing = self._settings.routing
         promised = CalibrationOptions(
             alpha=routing.alpha if options.alpha is None else options.alpha,
@@ -201,7 +203,7 @@ class CalibrationService:
         found |= {"source": source, "overlap": overlap}
         if kept is not None:
             found["later_turns"] = later_evidence(kept.calibration)
-        return Record(
+        return CalibrationRecord(
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
             artifact=self._follower.setup,
@@ -228,7 +230,9 @@ class CalibrationService:
         built = self._built(rows, promised, progress)
         return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
 
-    def _built(self, rows: RowColumns, promised: CalibrationOptions, progress: Progress) -> Built:
+    def _built(
+        self, rows: RowColumns, promised: CalibrationOptions, progress: Progress
+    ) -> BuiltCalibration:
         progress("scoring", 0, len(rows))
         return build(
             self._trained,
@@ -238,7 +242,9 @@ class CalibrationService:
             prices=self._settings.prices,
         )
 
-    def _evidence(self, rows: RowColumns, built: Built, *, dry_run: bool) -> dict[str, Any]:
+    def _evidence(
+        self, rows: RowColumns, built: BuiltCalibration, *, dry_run: bool
+    ) -> dict[str, Any]:
         """What the record says for itself; a dry run also shows what else could be chosen."""
         calibration, stacked = built.calibration, self._trained.artifact.stacked
         found = evidence(calibration) | {
@@ -250,7 +256,9 @@ class CalibrationService:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found
 
-    def _compared(self, record: Record, options: CalibrateOptions, *, activate: bool) -> Record:
+    def _compared(
+        self, record: CalibrationRecord, options: CalibrateOptions, *, activate: bool
+    ) -> CalibrationRecord:
         """The record with its distance from the active one in the evidence.
 
         Raises:

@@ -44,12 +44,12 @@ def verify(
 
 def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
     from app.monitoring import verification
-    from app.monitoring.decision_store import Archive
+    from app.monitoring.decision_store import DecisionStore
     from app.store import Store
 
     configured, secrets = settings.load(config)
     with Store(secrets.store(configured)) as store:
-        note = Archive(store).known(decision_id).note
+        note = DecisionStore(store).known(decision_id).note
         return verification.verify(note, store.record(note.calibration_id)).as_json()
 
 

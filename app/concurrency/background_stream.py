@@ -17,7 +17,7 @@ _QUEUE: Final = 64  # events that may wait for a slow reader before the source w
 _Item = bytes | Exception | None  # None is the end
 
 
-class Pump:
+class BackgroundStream:
     """Iterates ``source`` in a task and hands its items on to one reader."""
 
     def __init__(self, source: AsyncGenerator[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from racer_core.errors import RacerError
 
 
-class Buffers:
+class MemoryBudget:
     """One budget of bytes.
 
     Args:

@@ -15,20 +15,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.allowed_hosts import HostCheck
 from app.access.api_keys import LOCAL, Caller, KeyRing
-from app.access.failed_logins import Failures
+from app.access.failed_logins import FailedLogins
 from app.access.quotas import Quotas, Ticket
 from app.access.route_roles import PROBES, DoorPlan, Match
 from app.errors import CrossSite, Forbidden, NotFound, RateLimited, Unauthorized
-from app.http.admission_queue import Turnstile
+from app.http.admission_queue import AdmissionQueue
 from app.services import Drain
 from app.settings import Settings
-from app.wire import bodies
+from app.wire import bodies, error_envelope
 from racer_core.errors import RacerError
 
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
 
 
-class Gate:
+class AccessControl:
     """Refuses, or hands on with ``caller`` and ``quota`` in the request's state."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Gate:
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
         self._quotas = quotas
-        self._failures = Failures(access.failures_per_minute)
-        self._turnstile = Turnstile()
+        self._failures = FailedLogins(access.failures_per_minute)
+        self._turnstile = AdmissionQueue()
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
         self._drain = drain
@@ -145,15 +145,15 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _refusal(exc: RacerError) -> Response:
-    status, body = bodies.envelope(exc)
+    status, body = error_envelope.envelope(exc)
     wait_s = exc.retry_after_s if isinstance(exc, RateLimited) else None
-    return bodies.error_response(status, body, retry_after_s=wait_s)
+    return error_envelope.error_response(status, body, retry_after_s=wait_s)
 
 
 def _wrong_method(match: Match) -> Response:
-    body = bodies.error_body(
+    body = error_envelope.error_body(
         "Method Not Allowed", "invalid_request_error", code="method_not_allowed"
     )
-    response = bodies.error_response(405, body)
+    response = error_envelope.error_response(405, body)
     response.headers["allow"] = ", ".join(sorted(match.methods))
     return response

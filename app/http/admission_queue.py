@@ -24,7 +24,7 @@ SAVED: Final = 32  # who come in at once, after a time in which fewer came
 Soon = Callable[[Callable[[], None]], object]
 
 
-class Turnstile:
+class AdmissionQueue:
     """Lets in ``A_PASS`` a pass, first come first served; unused turns are saved, up to ``SAVED``.
 
     Args:

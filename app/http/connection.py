@@ -27,11 +27,11 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from app.access.route_roles import UPLOADS
-from app.http.connection_limits import Strangers
-from app.http.corked_transport import Cork
-from app.http.refused_connections import Refusals
+from app.http.connection_limits import UnauthenticatedConnections
+from app.http.corked_transport import CorkedTransport
+from app.http.refused_connections import RefusedConnections
 from app.settings import Limits
-from app.wire import bodies
+from app.wire import error_envelope
 
 MOST_HEADERS: Final = 100
 REQUEST_LINE_BYTES: Final = 8 * 2**10
@@ -44,15 +44,19 @@ _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
 
 
-class ReceiptConfig(uvicorn.Config):
+class ConnectionConfig(uvicorn.Config):
     """uvicorn as the gateway runs it: httptools alone, no proxy headers, no logging of its own."""
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, strangers: Strangers, refusals: Refusals
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        strangers: UnauthenticatedConnections,
+        refusals: RefusedConnections,
     ) -> None:
         super().__init__(
             app,
-            http=Receipt,
+            http=Connection,
             ws="none",
             lifespan="off",
             proxy_headers=False,  # a client's address is its socket's, whatever it says
@@ -79,7 +83,7 @@ class _Refused(Exception):
     """The message breaks a limit; the parser carries this out of its callbacks."""
 
 
-class Receipt(HttpToolsProtocol):
+class Connection(HttpToolsProtocol):
     """One connection, on a clock."""
 
     def __init__(
@@ -90,7 +94,7 @@ class Receipt(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        assert isinstance(config, ReceiptConfig)
+        assert isinstance(config, ConnectionConfig)
         self.access_log = False  # the base class has one as soon as anybody handles log lines
         self._limits = config.limits
         self._strangers = config.strangers
@@ -109,7 +113,7 @@ class Receipt(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock, unless there are too many connections already."""
-        super().connection_made(cast(asyncio.Transport, Cork(transport, self.loop)))
+        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport, self.loop)))
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return
@@ -337,7 +341,9 @@ class Receipt(HttpToolsProtocol):
 
 def _refusal(status: int, message: str, code: str) -> Response:
     kind = "api_error" if status >= 500 else "invalid_request_error"
-    response = bodies.error_response(status, bodies.error_body(message, kind, code=code))
+    response = error_envelope.error_response(
+        status, error_envelope.error_body(message, kind, code=code)
+    )
     response.headers["connection"] = "close"
     return response
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from app.access.client_address import network
 
 
-class Visitor(Protocol):
+class OpenConnection(Protocol):
     """An open connection."""
 
     @property
@@ -20,7 +20,7 @@ class Visitor(Protocol):
         ...
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """So many places for each address.
 
     A visitor becomes known while its request is being decided, which nobody tells: who is known is
@@ -32,9 +32,9 @@ class Strangers:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        self._inside: dict[str, set[Visitor]] = {}
+        self._inside: dict[str, set[OpenConnection]] = {}
 
-    def enter(self, visitor: Visitor, address: str) -> bool:
+    def enter(self, visitor: OpenConnection, address: str) -> bool:
         """Take a place; False when known visitors' places are given up and none is free."""
         if self._most is None:
             return True
@@ -46,7 +46,7 @@ class Strangers:
         inside.add(visitor)
         return True
 
-    def leave(self, visitor: Visitor, address: str) -> None:
+    def leave(self, visitor: OpenConnection, address: str) -> None:
         """Give the place back, if there was one."""
         where = network(address)
         inside = self._inside.get(where)

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 
-class Cork:
+class CorkedTransport:
     """A transport that keeps what is written until the loop's next pass."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

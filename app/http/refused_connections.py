@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 STATUSES: Final = (400, 408, 414, 431, 503)
 
 
-class Refusals:
+class RefusedConnections:
     """Refusals of connections, by status.
 
     Args:

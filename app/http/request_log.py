@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.ids import Ids
 from app.services import Drain
 from app.telemetry import logs
-from app.telemetry.metrics import Telemetry
-from app.wire import bodies, sse
+from app.telemetry.metrics import Metrics
+from app.wire import error_envelope, sse
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("app.access")
@@ -27,7 +27,7 @@ _NOTED_HEADERS: Final = {f"x-racer-{name.replace('_', '-')}".encode(): name for 
 _PROMPTS: Final = ("prompt", "answer")
 
 
-class Outermost:
+class RequestLog:
     """Counts and logs answers by route template, and answers what nobody expected.
 
     A path that matches nothing is one label. Of an unknown error nothing is said: its text may hold
@@ -37,7 +37,7 @@ class Outermost:
     """
 
     def __init__(
-        self, app: ASGIApp, *, telemetry: Telemetry, drain: Drain, log_prompts: bool
+        self, app: ASGIApp, *, telemetry: Metrics, drain: Drain, log_prompts: bool
     ) -> None:
         self._app = app
         self._telemetry = telemetry
@@ -68,11 +68,11 @@ class Outermost:
         except asyncio.CancelledError:
             if not self._drain.begun:
                 raise
-            body = bodies.error_body(
+            body = error_envelope.error_body(
                 "the gateway is being stopped", "api_error", code="shutting_down"
             )
             if answer.status is None:
-                await bodies.error_response(503, body)(scope, receive, answer.send)
+                await error_envelope.error_response(503, body)(scope, receive, answer.send)
             elif answer.is_event_stream:  # a stream says that it was cut
                 await answer.send({"type": "http.response.body", "body": sse.event(body)})
             else:
@@ -81,10 +81,10 @@ class Outermost:
             if answer.status is not None:
                 raise
             log.exception("unexpected error")
-            body = bodies.error_body(
+            body = error_envelope.error_body(
                 "internal error; see the gateway's log", "api_error", code="internal_error"
             )
-            await bodies.error_response(500, body)(scope, receive, answer.send)
+            await error_envelope.error_response(500, body)(scope, receive, answer.send)
 
     def _write(self, scope: Scope, state: dict[str, Any], answer: _Answer, seconds: float) -> None:
         caller = state.get("caller")
@@ -103,7 +103,7 @@ class _Answer:
     """What goes out: counted, named, and with headers that no text can break out of."""
 
     def __init__(
-        self, send: Send, request_id: bytes, state: dict[str, Any], telemetry: Telemetry
+        self, send: Send, request_id: bytes, state: dict[str, Any], telemetry: Metrics
     ) -> None:
         self._send = send
         self._id = request_id

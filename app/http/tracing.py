@@ -20,7 +20,7 @@ _ASKING: Final = frozenset(
 )
 
 
-class Traced:
+class RequestTracing:
     """Behind the gate, so that nobody without a key writes into the operator's traces."""
 
     def __init__(self, app: ASGIApp, *, tracer: Tracer, log_prompts: bool) -> None:

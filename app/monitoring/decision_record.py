@@ -46,7 +46,7 @@ def are_answered_like_rows(reasons: Collection[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionNote:
+class DecisionRecord:
     """One routed query.
 
     Attributes:
@@ -121,7 +121,7 @@ class DecisionNote:
         return dumped(self.as_json() | {"neighbours": None}).decode()
 
     @classmethod
-    def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionNote:
+    def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:
         """Read ``document`` back."""
         said: dict[str, Any] = json.loads(document)
         for name in ("pool", "selected", "scores", "reasons", "answered"):
@@ -133,4 +133,4 @@ class DecisionNote:
         return cls(**said)
 
 
-_FIELDS: Final = tuple(each.name for each in fields(DecisionNote))
+_FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import NotFound
 from app.json_output import dumped
-from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_record import DecisionRecord
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_into
 from app.store.tables import DecisionRow, VerdictRow
@@ -34,10 +34,10 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class StoredDecision:
     """A decision and all that is known of it."""
 
-    note: DecisionNote
+    note: DecisionRecord
     verdicts: Mapping[str, Verdict]  # by candidate, in the order of the pool
     judged: bool  # as a member of the shadow sample
     loss: float | None
@@ -72,7 +72,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class DecisionCounts:
     """How many decisions of one calibration are kept."""
 
     decisions: int
@@ -80,7 +80,7 @@ class Counts:
     judged: int
 
 
-class Archive:
+class DecisionStore:
     """The queries on the store's tables; each method but ``run`` is one transaction.
 
     Every method raises :class:`app.errors.StoreError` when the store cannot be used.
@@ -91,7 +91,7 @@ class Archive:
         self.run = store.run
         self.is_shared = store.is_shared
 
-    def add(self, notes: Sequence[DecisionNote], ordinary: Sequence[bool]) -> set[str]:
+    def add(self, notes: Sequence[DecisionRecord], ordinary: Sequence[bool]) -> set[str]:
         """Keep decisions, and return which of their queries came to another gateway before.
 
         Those that are kept already are left as they are: a gateway that was not told whether its
@@ -108,7 +108,7 @@ class Archive:
             session.execute(insert.on_conflict_do_nothing(), rows)
         return before
 
-    def known(self, decision_id: str) -> Known:
+    def known(self, decision_id: str) -> StoredDecision:
         """One decision. Raises :class:`NotFound`."""
         with self._store.transaction() as session:
             return _known(session, decision_id)
@@ -116,11 +116,11 @@ class Archive:
     def say(
         self,
         decision_id: str,
-        fresh: Callable[[Known], Mapping[str, bool]],
+        fresh: Callable[[StoredDecision], Mapping[str, bool]],
         *,
         key: str,
         counts: bool,
-    ) -> tuple[Known, int]:
+    ) -> tuple[StoredDecision, int]:
         """Write verdicts over those that wait; return what is known then, and how many were new.
 
         Args:
@@ -151,7 +151,7 @@ class Archive:
             session.flush()
             return _known(session, decision_id), len(new)
 
-    def accept(self, decision_ids: Sequence[str]) -> list[Known]:
+    def accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         """Let the verdicts that wait count, of all these decisions or of none.
 
         Raises:
@@ -166,12 +166,12 @@ class Archive:
             session.flush()
             return [_known(session, decision_id) for decision_id in decision_ids]
 
-    def judge(self, note: DecisionNote, loss: float | None) -> None:
+    def judge(self, note: DecisionRecord, loss: float | None) -> None:
         """Note that all is known of a shadow decision, and its loss; None where none counts."""
         with self._store.transaction() as session:
             self.judge_in(session, note, loss)
 
-    def judge_in(self, session: Session, note: DecisionNote, loss: float | None) -> bool:
+    def judge_in(self, session: Session, note: DecisionRecord, loss: float | None) -> bool:
         """The same as part of a transaction; returns whether the loss counts, and is new.
 
         One query has one loss, however many gateways drew it: the decisions of it are locked, and
@@ -195,7 +195,7 @@ class Archive:
         written = cast("CursorResult[Any]", session.execute(statement)).rowcount == 1
         return written and loss is not None
 
-    def counts(self, calibration_id: str) -> Counts:
+    def counts(self, calibration_id: str) -> DecisionCounts:
         """How many decisions of a calibration are kept."""
         of_it = DecisionRow.calibration_id == calibration_id
         with self._store.transaction() as session:
@@ -203,7 +203,7 @@ class Archive:
             def count(*conditions: Any) -> int:
                 return session.scalar(select(func.count()).where(of_it, *conditions)) or 0
 
-            return Counts(
+            return DecisionCounts(
                 decisions=count(),
                 shadow=count(DecisionRow.shadow),
                 judged=count(DecisionRow.shadow, DecisionRow.judged),
@@ -249,7 +249,9 @@ class Archive:
             )
             return [loss for loss in found if loss is not None]
 
-    def shadow(self, calibration_ids: Sequence[str]) -> list[tuple[DecisionNote, dict[str, bool]]]:
+    def shadow(
+        self, calibration_ids: Sequence[str]
+    ) -> list[tuple[DecisionRecord, dict[str, bool]]]:
         """The judged shadow decisions of these calibrations with their verdicts, oldest first."""
         wanted = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.judged
         documents = (
@@ -268,7 +270,7 @@ class Archive:
             for decision_id, candidate, correct in session.execute(said):
                 verdicts.setdefault(decision_id, {})[candidate] = correct
         return [
-            (DecisionNote.from_document(document, None), verdicts[decision_id])
+            (DecisionRecord.from_document(document, None), verdicts[decision_id])
             for decision_id, document in kept
             if decision_id in verdicts  # else it was deleted between the two
         ]
@@ -293,7 +295,7 @@ class Archive:
             session.execute(delete(DecisionRow).where(DecisionRow.id.in_(ids)))
         return len(ids)
 
-    def _came_before(self, session: Session, notes: Sequence[DecisionNote]) -> set[str]:
+    def _came_before(self, session: Session, notes: Sequence[DecisionRecord]) -> set[str]:
         """Which of these queries another decision was made of by the same calibration."""
         prints = {note.fingerprint for note in notes}
         own = {note.decision_id for note in notes}
@@ -305,7 +307,7 @@ class Archive:
         return {each for each in session.scalars(found) if each is not None}
 
 
-def _row(note: DecisionNote, ordinary: bool) -> dict[str, Any]:
+def _row(note: DecisionRecord, ordinary: bool) -> dict[str, Any]:
     near = note.neighbours
     return {
         "id": note.decision_id,
@@ -341,11 +343,11 @@ def unknown_decision(decision_id: str) -> NotFound:
     )
 
 
-def _known(session: Session, decision_id: str) -> Known:
+def _known(session: Session, decision_id: str) -> StoredDecision:
     row = _find(session, decision_id)
     near = row.neighbours
     ids = None if near is None else tuple(np.frombuffer(near, dtype="<u4").tolist())
-    note = DecisionNote.from_document(row.document, ids)
+    note = DecisionRecord.from_document(row.document, ids)
     said = {
         each.candidate: Verdict(
             correct=each.correct, counts=each.counts, key=each.key, created_at=each.created_at
@@ -353,4 +355,4 @@ def _known(session: Session, decision_id: str) -> Known:
         for each in session.scalars(select(VerdictRow).where(VerdictRow.decision_id == row.id))
     }
     verdicts = {name: said[name] for name in note.pool if name in said}
-    return Known(note=note, verdicts=verdicts, judged=row.judged, loss=row.loss)
+    return StoredDecision(note=note, verdicts=verdicts, judged=row.judged, loss=row.loss)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from app.errors import StoreError
-from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_record import DecisionRecord
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ GATHER_S = 0.5  # how long notes gather before they are written together
 RETRY_S = 1.0  # after the store could not be written
 
 
-class Journal:
+class DecisionWriter:
     """A bounded queue and the task that empties it.
 
     Args:
@@ -36,7 +36,7 @@ class Journal:
 
     def __init__(
         self,
-        write: Callable[[Sequence[DecisionNote]], None],
+        write: Callable[[Sequence[DecisionRecord]], None],
         dropped: Callable[[int], None],
         *,
         limit: int = MAX_WAITING,
@@ -46,7 +46,7 @@ class Journal:
         self._dropped = dropped
         self._limit = limit
         self._gather_s = gather_s
-        self._waiting: deque[DecisionNote] = deque()
+        self._waiting: deque[DecisionRecord] = deque()
         self._unwritten: set[str] = set()  # waiting, or being written now
         self._arrived, self._hurry = asyncio.Event(), asyncio.Event()
         self._written = asyncio.Condition()
@@ -66,7 +66,7 @@ class Journal:
         if self._task is not None:
             await self._task
 
-    def add(self, note: DecisionNote) -> None:
+    def add(self, note: DecisionRecord) -> None:
         """Remember a decision soon."""
         if len(self._unwritten) >= self._limit:
             self._dropped(1)
@@ -127,7 +127,7 @@ class Journal:
         self._lose([*self._waiting])
         self._waiting.clear()
 
-    def _lose(self, notes: Sequence[DecisionNote]) -> None:
+    def _lose(self, notes: Sequence[DecisionRecord]) -> None:
         self._dropped(len(notes))
         self._unwritten.difference_update(note.decision_id for note in notes)
 

@@ -7,9 +7,9 @@ seconds, and learns from the others' additions what alarmed; the order in which 
 tells nothing of the values. What a gateway had not added when it was killed is missing, which tells
 nothing of them either.
 
-Everything here blocks but :meth:`Drift.stale` and :meth:`Drift.hear`; calls may come from several
-threads. Whoever changes a watch waits for his turn, and perhaps for the store; whoever follows
-another calibration waits for neither, so that nobody's verdict delays an activation.
+Every method but :meth:`DriftMonitor.stale` and :meth:`DriftMonitor.hear` blocks, and may be called
+from several threads. A change of a watch waits for a lock and perhaps for the store. A change of
+the calibration waits for neither, so that a verdict cannot delay an activation.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import numpy as np
 
 from app.errors import StoreError
 from app.monitoring import drift_statistics
-from app.monitoring.decision_record import DecisionNote
-from app.monitoring.decision_store import Archive
-from app.monitoring.drift_store import KeptWatch, Watches
-from app.monitoring.metrics import WatchingMetrics
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.drift_store import DriftStore, StoredWatch
+from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Pulse, now
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.monitoring import ExchangeabilityMartingale, RiskEProcess, Watch
 
 log = logging.getLogger(__name__)
@@ -42,16 +42,16 @@ MAX_WAITING: Final = 10_000  # queries; more are not watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Followed:
+class _WatchedCalibration:
     """The calibration that decides, and what is known of its alarms here."""
 
-    record: Record
+    record: CalibrationRecord
     since: str = ""  # when its watch began; empty before it is known
     raised: tuple[str, ...] = ()
     waiting: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by stream
 
 
-class Drift:
+class DriftMonitor:
     """One watch at a time: that of the calibration that decides.
 
     Args:
@@ -64,9 +64,9 @@ class Drift:
 
     def __init__(
         self,
-        watches: Watches,
-        archive: Archive,
-        metrics: WatchingMetrics,
+        watches: DriftStore,
+        archive: DecisionStore,
+        metrics: MonitoringMetrics,
         *,
         false_alarm: float,
         rng: np.random.Generator,
@@ -78,8 +78,8 @@ class Drift:
         self._rng = rng
         self._turn = Lock()  # to change a watch; held while the store is asked
         self._moment = Lock()  # to change what is known here; never held for longer
-        self._followed: _Followed | None = None
-        self._former: _Followed | None = None  # it may decide for a moment yet
+        self._followed: _WatchedCalibration | None = None
+        self._former: _WatchedCalibration | None = None  # it may decide for a moment yet
         self._settled_at = time.monotonic()
 
     def stale(self, calibration_id: str) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Drift:
                 return tuple(Reason.STALE.of(name) for name in followed.raised)
         return ()
 
-    def follow(self, record: Record) -> None:
+    def follow(self, record: CalibrationRecord) -> None:
         """Watch for another calibration: go on where its watch was, or begin.
 
         What waits for the watch of the one before is added when this one's is.
@@ -100,7 +100,7 @@ class Drift:
         except StoreError as exc:  # until it is heard of with the next pulse
             log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
         with self._moment:
-            self._former, self._followed = self._followed, _Followed(record=record)
+            self._former, self._followed = self._followed, _WatchedCalibration(record=record)
             self._show(())
             for name in drift_statistics.STREAMS:  # until its watch is next written
                 self._metrics.evidence.labels(name).set(0.0)
@@ -124,7 +124,7 @@ class Drift:
             self._learn(followed.record.id, kept.since, ())
             self._measure(followed.record.id, kept.watch)
 
-    def see(self, notes: Sequence[DecisionNote]) -> None:
+    def see(self, notes: Sequence[DecisionRecord]) -> None:
         """Feed the label-free streams with routed queries, in order; a repeat tells nothing new.
 
         Raises:
@@ -148,7 +148,7 @@ class Drift:
             if time.monotonic() - self._settled_at >= SETTLE_S:
                 self._settle_waiting()
 
-    def judge(self, note: DecisionNote, loss: float | None) -> None:
+    def judge(self, note: DecisionRecord, loss: float | None) -> None:
         """Bet on the loss of a shadow decision of which all is known: once, whoever asks.
 
         Args:
@@ -199,7 +199,7 @@ class Drift:
             if followed is not None and followed.waiting:
                 self._settle(followed)
 
-    def _settle(self, followed: _Followed) -> KeptWatch:
+    def _settle(self, followed: _WatchedCalibration) -> StoredWatch:
         """Add what this gateway saw to the watch of all."""
         with self._changing(followed.record) as kept:
             for name, values in followed.waiting.items():
@@ -215,10 +215,10 @@ class Drift:
         self._measure(followed.record.id, kept.watch)
         return kept
 
-    def _changing(self, record: Record) -> Any:
+    def _changing(self, record: CalibrationRecord) -> Any:
         return self._watches.changing(record.id, lambda: self._new(record))
 
-    def _new(self, record: Record) -> Watch:
+    def _new(self, record: CalibrationRecord) -> Watch:
         return drift_statistics.new_watch(record.calibration, self._false_alarm, self._rng)
 
     def _learn(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:

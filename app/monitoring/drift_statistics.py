@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_record import DecisionRecord
 from racer_core.calibration.calibration import Calibration, Sets
 from racer_core.calibration.monitoring import (
     ExchangeabilityMartingale,
@@ -47,7 +47,7 @@ def new_watch(calibration: Calibration, false_alarm: float, rng: np.random.Gener
     return Watch(delta=false_alarm, streams=streams)
 
 
-def fits(note: DecisionNote, calibration_id: str, calibration: Calibration) -> bool:
+def fits(note: DecisionRecord, calibration_id: str, calibration: Calibration) -> bool:
     """Whether a query says something of a calibration: routed by it, and of the labelled kind."""
     return (
         note.calibration_id == calibration_id
@@ -57,7 +57,7 @@ def fits(note: DecisionNote, calibration_id: str, calibration: Calibration) -> b
 
 
 def query_statistics(
-    calibration: Calibration, notes: Sequence[DecisionNote]
+    calibration: Calibration, notes: Sequence[DecisionRecord]
 ) -> dict[str, list[float]]:
     """The label-free numbers of queries, each a function of its query alone.
 
@@ -72,7 +72,7 @@ def query_statistics(
     }
 
 
-def own_sets(calibration: Calibration, notes: Sequence[DecisionNote]) -> Sets:
+def own_sets(calibration: Calibration, notes: Sequence[DecisionRecord]) -> Sets:
     """The sets of queries at the calibration's own alpha, score and pool."""
     options = calibration.options
     near = None
@@ -88,7 +88,7 @@ def own_sets(calibration: Calibration, notes: Sequence[DecisionNote]) -> Sets:
 
 
 def loss_of(
-    calibration: Calibration, note: DecisionNote, correct: Mapping[str, bool]
+    calibration: Calibration, note: DecisionRecord, correct: Mapping[str, bool]
 ) -> float | None:
     """The loss of a query at the calibration's own threshold; None where it does not count.
 
@@ -126,5 +126,5 @@ def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str
     return told | ({"rho": stream.rho} if isinstance(stream, RiskEProcess) else {})
 
 
-def _scores(notes: Sequence[DecisionNote]) -> FloatArray:
+def _scores(notes: Sequence[DecisionRecord]) -> FloatArray:
     return np.array([note.scores for note in notes], dtype=np.float64)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class KeptWatch:
+class StoredWatch:
     """A watch and when it began, while nobody else may change it.
 
     Attributes:
@@ -34,7 +34,7 @@ class KeptWatch:
     session: Session
 
 
-class Watches:
+class DriftStore:
     """Every method blocks and raises :class:`app.errors.StoreError`."""
 
     def __init__(self, store: Store) -> None:
@@ -51,7 +51,7 @@ class Watches:
             return None if row is None or watch is None else (row.since, tuple(watch.raised))
 
     @contextmanager
-    def changing(self, calibration_id: str, begin: Callable[[], Watch]) -> Generator[KeptWatch]:
+    def changing(self, calibration_id: str, begin: Callable[[], Watch]) -> Generator[StoredWatch]:
         """The watch of a calibration, kept as it then is; of several callers one at a time.
 
         Args:
@@ -63,7 +63,7 @@ class Watches:
             row = _locked(session, calibration_id) or _begun(session, calibration_id, begin())
             watch = _read(row)
             since = now() if watch is None else row.since
-            kept = KeptWatch(watch=watch or begin(), since=since, session=session)
+            kept = StoredWatch(watch=watch or begin(), since=since, session=session)
             yield kept
             said = _said(kept.watch, kept.since)
             if (row.since, row.raised) != (said["since"], said["raised"]):

@@ -12,19 +12,19 @@ from typing import Any, Final, Literal
 
 from app.access.api_keys import Caller
 from app.errors import Conflict, NotFound
-from app.monitoring.decision_store import Archive, Known, unknown_decision
-from app.monitoring.decision_writer import Journal
-from app.monitoring.metrics import WatchingMetrics
+from app.monitoring.decision_store import DecisionStore, StoredDecision, unknown_decision
+from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.metrics import MonitoringMetrics
 from racer_core.errors import InputError
 
 PAUSES_S: Final = (0.2, 0.3, 0.5)  # together a second: a decision gathers for half of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class FeedbackResult:
     """What is known of a decision after somebody spoke."""
 
-    known: Known
+    known: StoredDecision
     repeated: bool  # nothing new was said
 
     def as_json(self) -> dict[str, Any]:
@@ -45,12 +45,12 @@ class Feedback:
 
     def __init__(
         self,
-        archive: Archive,
-        journal: Journal,
+        archive: DecisionStore,
+        journal: DecisionWriter,
         *,
         counting: Literal["admin", "all"],
-        complete: Callable[[Known], None],
-        metrics: WatchingMetrics,
+        complete: Callable[[StoredDecision], None],
+        metrics: MonitoringMetrics,
     ) -> None:
         self._archive = archive
         self._journal = journal
@@ -58,7 +58,7 @@ class Feedback:
         self._complete = complete
         self._metrics = metrics
 
-    async def known(self, decision_id: str, caller: Caller) -> Known:
+    async def known(self, decision_id: str, caller: Caller) -> StoredDecision:
         """A decision, for its own key or an admin.
 
         Raises:
@@ -71,7 +71,7 @@ class Feedback:
             raise unknown_decision(decision_id)
         return known
 
-    async def _found(self, decision_id: str) -> Known:
+    async def _found(self, decision_id: str) -> StoredDecision:
         """A decision of this gateway, or of another one that is about to write it."""
         for pause_s in PAUSES_S if self._archive.is_shared else ():
             try:
@@ -80,7 +80,9 @@ class Feedback:
                 await asyncio.sleep(pause_s)
         return await self._archive.run(self._archive.known, decision_id)
 
-    async def say(self, decision_id: str, correct: Mapping[str, bool], caller: Caller) -> Said:
+    async def say(
+        self, decision_id: str, correct: Mapping[str, bool], caller: Caller
+    ) -> FeedbackResult:
         """Take verdicts on some candidates of a decision: all of them or none.
 
         Raises:
@@ -92,10 +94,10 @@ class Feedback:
         await self.known(decision_id, caller)
         counts = caller.role == "admin" or self._counting == "all"
 
-        def fresh(known: Known) -> dict[str, bool]:
+        def fresh(known: StoredDecision) -> dict[str, bool]:
             return _fresh(known, correct, caller, counts=counts)
 
-        def take() -> tuple[Known, int]:
+        def take() -> tuple[StoredDecision, int]:
             known, new = self._archive.say(decision_id, fresh, key=caller.name, counts=counts)
             self._complete(known)
             return known, new
@@ -103,9 +105,9 @@ class Feedback:
         known, new = await self._archive.run(take)
         if new:
             self._metrics.verdicts.labels(str(counts).lower()).inc(new)
-        return Said(known=known, repeated=not new)
+        return FeedbackResult(known=known, repeated=not new)
 
-    async def accept(self, decision_ids: Sequence[str]) -> list[Known]:
+    async def accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         """Let verdicts that wait count, of all these decisions or of none.
 
         Raises:
@@ -116,14 +118,14 @@ class Feedback:
             await self._journal.written(decision_id)
         return await self._archive.run(self._accept, decision_ids)
 
-    def _accept(self, decision_ids: Sequence[str]) -> list[Known]:
+    def _accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         accepted = self._archive.accept(decision_ids)
         for known in accepted:
             self._complete(known)
         return accepted
 
 
-def verdicts_as_json(known: Known) -> dict[str, Any]:
+def verdicts_as_json(known: StoredDecision) -> dict[str, Any]:
     """What is known of a decision's answers."""
     return {
         "decision_id": known.note.decision_id,
@@ -135,7 +137,7 @@ def verdicts_as_json(known: Known) -> dict[str, Any]:
 
 
 def _fresh(
-    known: Known, correct: Mapping[str, bool], caller: Caller, *, counts: bool
+    known: StoredDecision, correct: Mapping[str, bool], caller: Caller, *, counts: bool
 ) -> dict[str, bool]:
     """The verdicts that change something."""
     if strangers := [name for name in correct if name not in known.note.pool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class WatchingMetrics:
+class MonitoringMetrics:
     """Registered beside the gateway's other metrics."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -16,21 +16,21 @@ import numpy as np
 
 from app.errors import StoreError
 from app.monitoring import drift_statistics, risk_report
-from app.monitoring.decision_record import DecisionNote, are_answered_like_rows, are_like_rows
-from app.monitoring.decision_store import Archive, Known
-from app.monitoring.decision_writer import Journal
-from app.monitoring.drift import Drift
-from app.monitoring.drift_store import Watches
+from app.monitoring.decision_record import DecisionRecord, are_answered_like_rows, are_like_rows
+from app.monitoring.decision_store import DecisionStore, StoredDecision
+from app.monitoring.decision_writer import DecisionWriter
+from app.monitoring.drift import DriftMonitor
+from app.monitoring.drift_store import DriftStore
 from app.monitoring.feedback import Feedback
-from app.monitoring.metrics import WatchingMetrics
-from app.monitoring.seen_queries import Repeats
+from app.monitoring.metrics import MonitoringMetrics
+from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.verification import Verification, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
-from app.settings.watching import Watching
+from app.settings.watching import MonitoringSettings
 from app.store import Pulse, Store
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.shadow import is_sampled
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 TIDY_EVERY_S: Final = 60.0
 
 
-class Watcher:
+class Monitor:
     """Remembers decisions and watches the active calibration.
 
     Args:
@@ -52,10 +52,10 @@ class Watcher:
 
     def __init__(
         self,
-        settings: Watching,
+        settings: MonitoringSettings,
         store: Store,
         active: ActiveCalibration,
-        telemetry: Telemetry,
+        telemetry: Metrics,
         *,
         key: bytes,
         rng: np.random.Generator | None = None,
@@ -64,16 +64,16 @@ class Watcher:
         self._store = store
         self._active = active
         self._key = key
-        self._metrics = WatchingMetrics(telemetry.registry)
-        self._archive = Archive(store)
-        self._repeats = Repeats()
-        self._drawn = Repeats()
+        self._metrics = MonitoringMetrics(telemetry.registry)
+        self._archive = DecisionStore(store)
+        self._repeats = SeenQueries()
+        self._drawn = SeenQueries()
         self._dropped = 0
-        self._journal = Journal(self._write, self._drop)
+        self._journal = DecisionWriter(self._write, self._drop)
         self._drift = None
         if settings.false_alarm is not None:
-            self._drift = Drift(
-                Watches(store),
+            self._drift = DriftMonitor(
+                DriftStore(store),
                 self._archive,
                 self._metrics,
                 false_alarm=settings.false_alarm,
@@ -126,7 +126,7 @@ class Watcher:
             return False
         return is_sampled(self._key, decision_id.encode(), rate)
 
-    def note(self, note: DecisionNote) -> None:
+    def note(self, note: DecisionRecord) -> None:
         """Remember a routed decision, in the background."""
         self._journal.add(note)
 
@@ -174,7 +174,7 @@ class Watcher:
 
     # On threads ------------------------------------------------------------------------------
 
-    def _write(self, notes: Sequence[DecisionNote]) -> None:
+    def _write(self, notes: Sequence[DecisionRecord]) -> None:
         if self._settings.decisions:
             record = self._active.record()
             before = self._archive.add(notes, [_ordinary(note, record) for note in notes])
@@ -185,7 +185,7 @@ class Watcher:
         if self._drift is not None:
             self._see(self._drift, notes)
 
-    def _see(self, drift: Drift, notes: Sequence[DecisionNote]) -> None:
+    def _see(self, drift: DriftMonitor, notes: Sequence[DecisionRecord]) -> None:
         try:
             drift.see(notes)
         except StoreError as exc:  # they are written, and wait there
@@ -195,7 +195,7 @@ class Watcher:
         self._dropped += count
         self._metrics.dropped.inc(count)
 
-    def _complete(self, known: Known) -> None:
+    def _complete(self, known: StoredDecision) -> None:
         """Judge a shadow decision, once it is known of everyone whether they were right."""
         if not known.complete or known.judged:
             return
@@ -217,7 +217,7 @@ class Watcher:
         mine = note.calibration_id == active.id
         return verify(note, active if mine else self._store.record(note.calibration_id))
 
-    def _rows(self, record: Record) -> bytes:
+    def _rows(self, record: CalibrationRecord) -> bytes:
         """A query is one row, as in an upload: what was judged of it first."""
         pool = record.calibration.pool
         rows: dict[str, dict[str, Any]] = {}
@@ -234,9 +234,9 @@ class Watcher:
                 rows.setdefault(note.fingerprint, asked | row)
         return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: CalibrationRecord) -> None:
         rows = record.calibration.fingerprints
-        self._repeats, self._drawn = Repeats(rows), Repeats(rows)
+        self._repeats, self._drawn = SeenQueries(rows), SeenQueries(rows)
         if self._drift is not None:
             self._drift.follow(record)
         calibration, alpha = record.calibration, record.calibration.options.alpha
@@ -276,7 +276,7 @@ class Watcher:
             log.warning("the drift alarms wait for the store: %s", exc)
 
 
-def _ordinary(note: DecisionNote, record: Record) -> bool:
+def _ordinary(note: DecisionRecord, record: CalibrationRecord) -> bool:
     """Whether the set was chosen as the calibration's own evidence says."""
     options = record.calibration.options
     return (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_store import Archive, Judged, Unjudged
+from app.monitoring.decision_store import DecisionStore, Judged, Unjudged
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.shadow import (
     RIGHT,
@@ -51,7 +51,9 @@ def estimate(losses: Sequence[float]) -> RiskEstimate:
     return estimate_risk(seen, np.ones(seen.size), seen.size)
 
 
-def risk_as_json(archive: Archive, calibration_id: str, calibration: Calibration) -> dict[str, Any]:
+def risk_as_json(
+    archive: DecisionStore, calibration_id: str, calibration: Calibration
+) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
     unjudged, judged = archive.served(calibration_id)
     bounds = feedback_range(calibration, unjudged, judged)

@@ -9,7 +9,7 @@ from typing import Final
 REMEMBERED: Final = 100_000  # about 15 MB
 
 
-class Repeats:
+class SeenQueries:
     """The latest distinct queries, at first the calibration's rows.
 
     Whether a query is a repeat depends on the past and on which query it is, never on its scores or

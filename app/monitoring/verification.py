@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_record import DecisionRecord
 from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows
 from app.routing.reasons import Reason
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InputError
 from racer_core.types import RoutingDecision, Score
@@ -23,7 +23,7 @@ from racer_core.types import RoutingDecision, Score
 class Verification:
     """What the calibration says today, beside what was said then."""
 
-    note: DecisionNote
+    note: DecisionRecord
     lambda_hat: float
     selected: tuple[str, ...]  # in the order of the pool
     null_selected: bool
@@ -57,7 +57,7 @@ class Verification:
         }
 
 
-def verify(note: DecisionNote, record: Record) -> Verification:
+def verify(note: DecisionRecord, record: CalibrationRecord) -> Verification:
     """Recompute the threshold and the set of a decision; blocks.
 
     Raises:
@@ -85,13 +85,13 @@ def verify(note: DecisionNote, record: Record) -> Verification:
     )
 
 
-def _own(pool: Sequence[str], note: DecisionNote) -> list[float]:
+def _own(pool: Sequence[str], note: DecisionRecord) -> list[float]:
     """The scores of the decision's pool; zeros where the router gave none."""
     scores = note.scores or (0.0,) * len(pool)
     return [score for name, score in zip(pool, scores, strict=True) if name in note.pool]
 
 
-def _decide(note: DecisionNote, calibration: Calibration, scores: list[float]) -> RoutingDecision:
+def _decide(note: DecisionRecord, calibration: Calibration, scores: list[float]) -> RoutingDecision:
     score = Score(note.score)
     if note.chosen_by is ChosenBy.EVERYONE:
         return calibration.whole_pool(scores, alpha=note.alpha, score=score)

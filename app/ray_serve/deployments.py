@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import lifespan, settings
 from app.errors import SettingsError
 from app.main import create_gateway
-from app.ray_serve.scorer import RayScoring
+from app.ray_serve.scorer import RayRouterBackend
 from app.routing.artifact import open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
 from app.telemetry import logs
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
 from racer_core.racer import Scored
 
@@ -74,7 +74,7 @@ class Router:
 
     async def __init__(self, config: Path) -> None:
         configured, _ = _load(config)
-        opened = await asyncio.to_thread(lifespan.router_here, configured, Telemetry())
+        opened = await asyncio.to_thread(lifespan.router_here, configured, Metrics())
         self._artifact = opened.trained.artifact.digest
         self._scoring = await opened.scoring.__aenter__()  # it ends with the replica's process
 
@@ -141,11 +141,11 @@ class _Opening:
                 await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
-    def _open_router(self, configured: Settings, _: Telemetry) -> lifespan.Router:
+    def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
         assert self._router is not None
         trained = open_trained(configured)
-        scoring = RayScoring(self._router, trained.artifact.digest)
-        return lifespan.Router(trained, nullcontext(scoring))
+        scoring = RayRouterBackend(self._router, trained.artifact.digest)
+        return lifespan.OpenedRouter(trained, nullcontext(scoring))
 
 
 def _without_id(send: Send) -> Send:

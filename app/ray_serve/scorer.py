@@ -28,7 +28,7 @@ class _Piece:
     response: DeploymentResponse[Scored]
 
 
-class RayScoring:
+class RayRouterBackend:
     """Asks the router's deployment; a replica that died is asked for once more elsewhere.
 
     Args:

@@ -10,8 +10,8 @@ from typing import Final, Generic, TypeVar
 
 from app.errors import NotReady, Overloaded
 from app.routing.groups import GroupedRows, GroupThreshold, RowPlan
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 
 _MAX_PARTS: Final = 64
@@ -27,9 +27,9 @@ PartT = TypeVar("PartT")
 class ActiveCalibration:
     """What requests decide with. Readers take the record once and never see half a swap."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Metrics) -> None:
         self._telemetry = telemetry
-        self._record: Record | None = None
+        self._record: CalibrationRecord | None = None
         self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
         # Of their own, so that parts hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
@@ -39,7 +39,7 @@ class ActiveCalibration:
         self._groups = _Parts[tuple[_Place, RowPlan], GroupThreshold](threads)
         # Of its own, so that no work in other threads delays an activation.
         self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
-        self._followers: list[Callable[[Record], None]] = []
+        self._followers: list[Callable[[CalibrationRecord], None]] = []
 
     @property
     def ready(self) -> bool:
@@ -51,19 +51,19 @@ class ActiveCalibration:
         """What an operator should do while it is not ready."""
         return self._why_not
 
-    def record(self) -> Record:
+    def record(self) -> CalibrationRecord:
         """The active record. Raises :class:`NotReady` before there is one."""
         if self._record is None:
             raise NotReady(self._why_not)
         return self._record
 
-    async def tell(self, follower: Callable[[Record], None]) -> None:
+    async def tell(self, follower: Callable[[CalibrationRecord], None]) -> None:
         """Call this on a thread with the active record, and every later one before it decides."""
         self._followers.append(follower)
         if self._record is not None:
             await self._prepare(follower, self._record)
 
-    async def swap(self, record: Record) -> None:
+    async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
         await self._prepare(_warm, record.calibration)
         if record.later is not None:
@@ -85,7 +85,12 @@ class ActiveCalibration:
         self._why_not = reason
 
     async def calibration(
-        self, record: Record, names: Pool, group: str | None = None, *, later: bool = False
+        self,
+        record: CalibrationRecord,
+        names: Pool,
+        group: str | None = None,
+        *,
+        later: bool = False,
     ) -> GroupThreshold:
         """The rows whose threshold applies, computed on a thread and remembered.
 
@@ -108,7 +113,9 @@ class ActiveCalibration:
         plan = rows.plan(group)
         return await self._groups.get((place, plan), lambda: _warmed_group(rows, plan))
 
-    async def sub_pool(self, record: Record, names: Pool, *, later: bool = False) -> Calibration:
+    async def sub_pool(
+        self, record: CalibrationRecord, names: Pool, *, later: bool = False
+    ) -> Calibration:
         """The record's rows for a smaller pool, whatever their groups, computed likewise.
 
         Raises:

@@ -21,9 +21,9 @@ from prometheus_client import Gauge
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
 from app.store import Pulse, Store
-from app.store.calibration_record import Record
-from app.store.notifications import Bell
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.store.notifications import NotificationListener
+from app.telemetry.metrics import Metrics
 from racer_core.records.conversation import RoutedText
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 PATIENCE_S: Final = 2.0  # with a store that does not answer
 
 
-class Follower:
+class CalibrationSync:
     """The only one who replaces the active calibration.
 
     Args:
@@ -49,7 +49,7 @@ class Follower:
         *,
         setup: str,
         text: RoutedText,
-        telemetry: Telemetry,
+        telemetry: Metrics,
     ) -> None:
         self.setup = setup
         self._store = store
@@ -58,7 +58,7 @@ class Follower:
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # the record that is not tried again
         self._hearers: list[Callable[[Pulse], None]] = []
-        self._bell = Bell(store.url)
+        self._bell = NotificationListener(store.url)
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
         self.lost = False  # the store cannot be read now
@@ -93,7 +93,7 @@ class Follower:
         """Call this with whatever the store says; it must not block."""
         self._hearers.append(hearer)
 
-    async def catch_up(self, made: Record | None = None) -> None:
+    async def catch_up(self, made: CalibrationRecord | None = None) -> None:
         """Decide with what the store says is active.
 
         Args:
@@ -109,7 +109,7 @@ class Follower:
             for hearer in self._hearers:
                 hearer(pulse)
 
-    async def _take(self, pulse: Pulse, made: Record | None) -> None:
+    async def _take(self, pulse: Pulse, made: CalibrationRecord | None) -> None:
         wanted = pulse.active_id
         if wanted is None:
             await self._explain()
@@ -120,7 +120,7 @@ class Follower:
             self._damaged = None
             self._warn(made)
 
-    async def _read(self, calibration_id: str) -> Record:
+    async def _read(self, calibration_id: str) -> CalibrationRecord:
         try:
             return await self._store.pulsing(self._store.record, calibration_id)
         except StoreDamaged as exc:
@@ -142,7 +142,7 @@ class Follower:
                 "served otherwise: upload its rows again to POST /calibrate"
             )
 
-    def _warn(self, record: Record) -> None:
+    def _warn(self, record: CalibrationRecord) -> None:
         """Say where part of a record cannot decide."""
         if record.later is not None and record.later.text != self._text:
             log.warning(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from app.routing.reasons import breaks
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import RoutingDecision
 
@@ -35,7 +35,7 @@ class Certificate:
     @classmethod
     def of(
         cls,
-        record: Record,
+        record: CalibrationRecord,
         calibration: Calibration,
         decision: RoutingDecision,
         reasons: tuple[str, ...],

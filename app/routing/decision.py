@@ -10,7 +10,7 @@ from typing import Any
 from app.routing.certificate import Certificate
 from app.routing.reasons import Reason
 from app.routing.scorer import ScoredQuery
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.types import RoutingDecision
 
 
@@ -24,7 +24,7 @@ class ChosenBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed:
+class CertifiedDecision:
     """A decision, its certificate, and what both were made from."""
 
     decision: RoutingDecision
@@ -32,7 +32,7 @@ class Routed:
     pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
     fingerprint: bytes
     scored: ScoredQuery | None  # None when the router failed
-    record: Record
+    record: CalibrationRecord
     group: str | None  # what the request belongs to, whether or not it has a threshold of its own
     chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
     chosen_by: ChosenBy
@@ -54,17 +54,17 @@ class Routed:
         decision = self.decision
         return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
 
-    def calling(self, names: Sequence[str], reason: Reason) -> Routed:
+    def calling(self, names: Sequence[str], reason: Reason) -> CertifiedDecision:
         """The same, but these candidates are called instead of the chosen set."""
         scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
         decision = replace(self.decision, selected=tuple(names), scores=scores)
         return replace(self, decision=decision, certificate=self.certificate.because(reason))
 
-    def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> Routed:
+    def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> CertifiedDecision:
         """The same, but something else than the threshold made the set."""
         return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
 
-    def because(self, *reasons: str) -> Routed:
+    def because(self, *reasons: str) -> CertifiedDecision:
         """The same with further reasons in its certificate."""
         if not reasons:
             return self

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class CacheKey:
     """All that a decision follows from, beside the record and the configuration.
 
     Attributes:
@@ -46,7 +46,7 @@ class Conditions:
     caller: Caller
 
 
-class Decided(Generic[T]):
+class DecisionCache(Generic[T]):
     """The decisions of one record; of too many, those least lately asked for go.
 
     Args:
@@ -56,10 +56,10 @@ class Decided(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._record_id = ""
-        self._known: OrderedDict[Conditions, T] = OrderedDict()
+        self._known: OrderedDict[CacheKey, T] = OrderedDict()
         self._chars = 0
 
-    def find(self, record_id: str, conditions: Conditions) -> T | None:
+    def find(self, record_id: str, conditions: CacheKey) -> T | None:
         """What was decided under these conditions by this record."""
         if record_id != self._record_id:
             return None
@@ -68,7 +68,7 @@ class Decided(Generic[T]):
             self._known.move_to_end(conditions)
         return found
 
-    def keep(self, record_id: str, conditions: Conditions, decision: T) -> None:
+    def keep(self, record_id: str, conditions: CacheKey, decision: T) -> None:
         """Remember a decision; those of another record are forgotten."""
         if record_id != self._record_id:
             self._record_id = record_id

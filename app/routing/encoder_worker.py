@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from app.errors import NotReady, Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from racer_core.racer import Racer, Scored
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
@@ -39,7 +39,7 @@ class _Waiting:
     future: asyncio.Future[ScoredQuery]
 
 
-class RoutingWorker:
+class EncoderWorker:
     """Scores queries on one thread.
 
     Args:
@@ -54,7 +54,7 @@ class RoutingWorker:
     """
 
     def __init__(
-        self, racer: Racer, *, queue: int, queue_s: float, batch: int, telemetry: Telemetry
+        self, racer: Racer, *, queue: int, queue_s: float, batch: int, telemetry: Metrics
     ) -> None:
         self._racer = racer
         self._limit = queue

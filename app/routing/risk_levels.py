@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.routing.decision import Routed
+from app.routing.decision import CertifiedDecision
 from racer_core.calibration.calibration import Levels
 
 
@@ -20,7 +20,7 @@ class RiskLevels:
         prices: Of a call, by candidate; None where they have none.
     """
 
-    routed: Routed
+    routed: CertifiedDecision
     found: Levels | None = None
     prices: tuple[float, ...] | None = None
 

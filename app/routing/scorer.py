@@ -27,7 +27,7 @@ class ScoredQuery:
         return all(0.0 <= score <= 1.0 for score in self.scores)
 
 
-class Scoring(Protocol):
+class RouterBackend(Protocol):
     """Scores queries, many rows, and embeds texts."""
 
     async def score(self, query: str) -> ScoredQuery:

@@ -13,16 +13,16 @@ from app.access.api_keys import Caller
 from app.errors import Forbidden, NotFound, Overloaded
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.certificate import Certificate
-from app.routing.decision import ChosenBy, Routed
-from app.routing.decision_cache import Conditions, Decided
+from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.groups import Grouping, GroupThreshold
 from app.routing.query import Query
 from app.routing.reasons import Reason
 from app.routing.risk_levels import RiskLevels, alphas_for
-from app.routing.scorer import ScoredQuery, Scoring
+from app.routing.scorer import RouterBackend, ScoredQuery
 from app.settings import Settings
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InfeasibleAlphaError, InputError
@@ -35,7 +35,7 @@ SUB_POOL_WAIT_S: Final = 0.25  # for a threshold of a smaller pool; then its who
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class RoutingRequest:
     """What is to be decided, and for whom."""
 
     query: Query
@@ -51,11 +51,11 @@ class RoutingService:
         self,
         settings: Settings,
         trained: Trained,
-        scoring: Scoring,
+        scoring: RouterBackend,
         active: ActiveCalibration,
         grouping: Grouping,
         down: Callable[[], Collection[str]],
-        telemetry: Telemetry,
+        telemetry: Metrics,
     ) -> None:
         self._settings = settings
         self._trained = trained
@@ -64,9 +64,9 @@ class RoutingService:
         self._grouping = grouping
         self._down = down
         self._telemetry = telemetry
-        self._kept = Decided[Routed](settings.limits.decisions_kept)
+        self._kept = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
-    async def route(self, ask: Ask, deadline: float) -> Routed:
+    async def route(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
         """Score the query and apply the threshold.
 
         Args:
@@ -85,7 +85,7 @@ class RoutingService:
         self._count(routed)
         return routed
 
-    async def levels(self, ask: Ask, deadline: float) -> RiskLevels:
+    async def levels(self, ask: RoutingRequest, deadline: float) -> RiskLevels:
         """The decision, and what it would be at every other alpha. It is counted nowhere.
 
         Only for one question without turns before it. Raises as :meth:`route`.
@@ -116,7 +116,7 @@ class RoutingService:
             if not (refused and each.trivial)
         )
 
-    async def _routed(self, ask: Ask, deadline: float) -> Routed:
+    async def _routed(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
         record = self._active.record()  # read once: one record decides and certifies
         query, options = ask.query, self._with_defaults(ask)
         reasons = list(query.reasons)
@@ -131,7 +131,7 @@ class RoutingService:
         if up and len(up) < len(names):  # a cause outside the query
             reasons += [Reason.CANDIDATE_DOWN.of(name) for name in names if name not in up]
             names = tuple(up)
-        conditions = Conditions(
+        conditions = CacheKey(
             query=query,
             names=names,
             reasons=tuple(reasons),
@@ -149,7 +149,9 @@ class RoutingService:
                 self._kept.keep(record.id, conditions, routed)
         return routed
 
-    async def without(self, routed: Routed, ask: Ask, failed: Collection[str]) -> tuple[str, ...]:
+    async def without(
+        self, routed: CertifiedDecision, ask: RoutingRequest, failed: Collection[str]
+    ) -> tuple[str, ...]:
         """What the threshold of the surviving pool selects; empty when nobody survives.
 
         For a candidate that failed in mid-request. Its failure may depend on the query, so this
@@ -169,14 +171,14 @@ class RoutingService:
 
     async def _decided(
         self,
-        record: Record,
+        record: CalibrationRecord,
         names: tuple[str, ...],
         query: Query,
         options: DecisionOptions,
-        ask: Ask,
+        ask: RoutingRequest,
         scored: ScoredQuery | None,
         reasons: list[str],
-    ) -> Routed:
+    ) -> CertifiedDecision:
         plain = query.later and Reason.MULTI_TURN not in query.reasons
         later = plain and self._covers_later_turns(record)
         if query.later:
@@ -203,7 +205,7 @@ class RoutingService:
         if decision.trivial and not query.whole_pool:
             reasons.append(_why_everyone(calibration, decision, scored))
         everyone = scored is None or query.whole_pool
-        routed = Routed(
+        routed = CertifiedDecision(
             decision=decision,
             certificate=Certificate.of(
                 record, calibration, decision, tuple(reasons), threshold.group
@@ -221,7 +223,7 @@ class RoutingService:
             routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
         return routed
 
-    def _with_defaults(self, ask: Ask) -> DecisionOptions:
+    def _with_defaults(self, ask: RoutingRequest) -> DecisionOptions:
         """The request's options; a named pool's alpha where it gives none; the key's bounds."""
         alpha, most = ask.options.alpha, ask.caller.max_alpha
         if alpha is not None and most is not None and alpha > most:
@@ -235,7 +237,7 @@ class RoutingService:
             return ask.options
         return ask.options.model_copy(update={"alpha": alpha})
 
-    def _allowed(self, ask: Ask, reasons: list[str]) -> tuple[str, ...]:
+    def _allowed(self, ask: RoutingRequest, reasons: list[str]) -> tuple[str, ...]:
         """The candidates that the request, its pool and its key leave."""
         names = self._trained.pool
         if ask.pool is not None:
@@ -256,7 +258,7 @@ class RoutingService:
             )
         return left
 
-    def _covers_later_turns(self, record: Record) -> bool:
+    def _covers_later_turns(self, record: CalibrationRecord) -> bool:
         """Whether it has rows enough of later turns, of which the router read what it reads now."""
         later = record.later
         if later is None or later.text != self._settings.routing.text:
@@ -264,7 +266,7 @@ class RoutingService:
         return later.calibration.misses(later.calibration.options.alpha) >= 0
 
     async def _threshold(
-        self, record: Record, names: tuple[str, ...], group: str | None, *, later: bool
+        self, record: CalibrationRecord, names: tuple[str, ...], group: str | None, *, later: bool
     ) -> GroupThreshold | None:
         """The rows of the group for these candidates; None while they are still being computed."""
         try:
@@ -335,7 +337,7 @@ class RoutingService:
         scores = dict(zip(self._trained.pool, scored.scores, strict=True))
         return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
 
-    def _count(self, routed: Routed) -> None:
+    def _count(self, routed: CertifiedDecision) -> None:
         self._telemetry.set_size.observe(len(routed.decision.selected))
         if routed.decision.abstained:
             self._telemetry.abstained.inc()

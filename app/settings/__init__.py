@@ -5,7 +5,7 @@ project, the environment. Secrets are named in the file and stand in the environ
 """
 
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
-from app.settings.candidates import Candidate, Capabilities, Fleet
+from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.limits import Limits
 from app.settings.loading import checked, load
 from app.settings.model import AUTO, Settings
@@ -17,7 +17,7 @@ __all__ = [
     "Candidate",
     "Capabilities",
     "EvaluatorModel",
-    "Fleet",
+    "FleetSettings",
     "Limits",
     "Secrets",
     "Settings",

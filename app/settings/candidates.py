@@ -116,7 +116,7 @@ class Candidate(Frozen):
         return self
 
 
-class Fleet(Frozen):
+class FleetSettings(Frozen):
     """How sick replicas are kept out, and how much more may be called because of them."""
 
     attempts: Annotated[int, Field(ge=1, le=5)] = 2

@@ -11,10 +11,10 @@ from pydantic import AfterValidator, Field, model_validator
 from app.settings.access import Access
 from app.settings.aggregation import Aggregation
 from app.settings.base import Frozen
-from app.settings.candidates import Candidate, Fleet, Name
+from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.routing import Encoder, Pool, Routing
-from app.settings.watching import Telemetry, Watching
+from app.settings.watching import MonitoringSettings, TelemetrySettings
 from racer_core.types import Score
 
 AUTO = "auto"  # the model name that asks for routing
@@ -56,11 +56,11 @@ class Settings(Frozen):
     encoder: Encoder = Encoder()
     routing: Routing = Routing()
     aggregation: Aggregation = Aggregation()
-    fleet: Fleet = Fleet()
+    fleet: FleetSettings = FleetSettings()
     access: Access = Access()
     limits: Limits = Limits()
-    watching: Watching = Watching()
-    telemetry: Telemetry = Telemetry()
+    watching: MonitoringSettings = MonitoringSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from app.settings.base import Frozen, http_url
 
 
-class Watching(Frozen):
+class MonitoringSettings(Frozen):
     """Decisions are kept for feedback and `racer verify`; answers never are."""
 
     decisions: bool = True
@@ -44,7 +44,7 @@ def _collector_url(url: str) -> str:
     return plain
 
 
-class Telemetry(Frozen):
+class TelemetrySettings(Frozen):
     """Logs and traces. Metrics are always there."""
 
     log: Literal["text", "json"] = "json"

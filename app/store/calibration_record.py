@@ -32,7 +32,7 @@ class LaterTurns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CalibrationRecord:
     """A calibration as it is kept: everything needed to recompute any threshold."""
 
     id: str

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from app.store.engine import Lines, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
@@ -100,7 +100,9 @@ class Store:
         call = partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pulses, call)
 
-    def add(self, record: Record, *, activate: bool, expected_active_id: str | None = None) -> None:
+    def add(
+        self, record: CalibrationRecord, *, activate: bool, expected_active_id: str | None = None
+    ) -> None:
         """Keep a record, and make it the active one in the same transaction if asked.
 
         Raises:
@@ -116,7 +118,7 @@ class Store:
 
     def activate(
         self, calibration_id: str, expected_active_id: str | None, artifact: str
-    ) -> Record:
+    ) -> CalibrationRecord:
         """Make a kept record the active one, and return it.
 
         Raises:
@@ -150,7 +152,7 @@ class Store:
             active_id=active_id, watched_since=since, raised=tuple(json.loads(raised or "[]"))
         )
 
-    def record(self, calibration_id: str) -> Record:
+    def record(self, calibration_id: str) -> CalibrationRecord:
         """One record with its rows. Raises :class:`NotFound`."""
         with self.transaction() as session:
             return _to_record(_find(session, calibration_id))
@@ -239,7 +241,7 @@ def summarised(row: Any, *, active: bool) -> Summary:
     )
 
 
-def _to_row(record: Record) -> CalibrationRow:
+def _to_row(record: CalibrationRecord) -> CalibrationRow:
     document, arrays = record.encoded()
     return CalibrationRow(
         id=record.id,
@@ -257,11 +259,13 @@ def is_whole(row: CalibrationRow) -> bool:
     return told == row.digest
 
 
-def _to_record(row: CalibrationRow) -> Record:
+def _to_record(row: CalibrationRow) -> CalibrationRecord:
     if not is_whole(row):
         raise StoreDamaged(f"calibration {row.id} is damaged: its digest does not match")
     try:
-        return Record.decoded(row.id, row.created_at, row.artifact, row.document, row.arrays)
+        return CalibrationRecord.decoded(
+            row.id, row.created_at, row.artifact, row.document, row.arrays
+        )
     except (KeyError, TypeError, ValueError, RacerError) as exc:
         raise StoreDamaged(
             f"calibration {row.id} cannot be read by this version of the program"

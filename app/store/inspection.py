@@ -25,7 +25,7 @@ class CutShort(StoreUnavailable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StoreInspection:
     """What is there."""
 
     version: str | None = None  # of its tables; None: there are none
@@ -33,7 +33,7 @@ class Look:
     other: Summary | None = None  # else the newest that decides for another
 
 
-def look(url: str, setup: str | None) -> Look:
+def look(url: str, setup: str | None) -> StoreInspection:
     """Read the version, and which calibration decides.
 
     Args:
@@ -47,15 +47,15 @@ def look(url: str, setup: str | None) -> Look:
     """
     opened = read_only(url)
     if opened is None:
-        return Look()
+        return StoreInspection()
     try:
         with opened.connect() as connection:
             found = schema.version(connection)
         if found != schema.HEAD or setup is None:
-            return Look(version=found)
+            return StoreInspection(version=found)
         with Session(opened) as session:
             active = _newest(session, setup)
-            return Look(
+            return StoreInspection(
                 version=found, active=active, other=None if active else _newest(session, None)
             )
     except SQLAlchemyError as exc:

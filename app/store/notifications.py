@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.5  # it rings so often in any case
 
 
-class Bell:
+class NotificationListener:
     """PostgreSQL's notifications, and a clock behind them; with SQLite the clock alone.
 
     Args:

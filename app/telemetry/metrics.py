@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class Telemetry:
+class Metrics:
     """Every metric of the gateway; label values come from the configuration, never from clients."""
 
     def __init__(self) -> None:

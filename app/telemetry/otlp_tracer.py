@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
-from app.telemetry.span_exporter import Outbox
+from app.telemetry.span_exporter import SpanExportQueue
 from racer_core import __version__
 
 _EXPORT_S: Final = 5.0  # for one batch, with its retries
@@ -43,7 +43,7 @@ _USAGE: Final = {
 _propagator: Final = TraceContextTextMapPropagator()
 
 
-class Spans:
+class OtlpTracer:
     """A tracer that sends to a collector. Open it before use.
 
     Every request is traced: a client that says "not sampled" would otherwise choose what its
@@ -58,7 +58,7 @@ class Spans:
         session = requests.Session()
         session.trust_env = False  # no proxies, no .netrc, as for candidates
         exporter = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session)
-        self._outbox = Outbox(exporter, dropped)
+        self._outbox = SpanExportQueue(exporter, dropped)
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create(

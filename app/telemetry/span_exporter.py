@@ -24,7 +24,7 @@ _SEND_EVERY_S: Final = 1.0
 _GOODBYE_S: Final = 2.0  # for the last spans; a dead collector does not keep a process alive
 
 
-class Outbox(SpanProcessor):
+class SpanExportQueue(SpanProcessor):
     """Spans that find no room, or that the collector does not take, are dropped and counted.
 
     Args:

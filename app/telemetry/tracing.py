@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client import Counter
 
 from app.errors import SettingsError
-from app.settings.watching import Telemetry as Rules
+from app.settings.watching import TelemetrySettings
 
 
 class RouteSpan(Protocol):
@@ -95,7 +95,9 @@ class Tracer(Protocol):
         ...
 
 
-def open_tracer(rules: Rules, dropped: Counter) -> AbstractAsyncContextManager[Tracer | None]:
+def open_tracer(
+    rules: TelemetrySettings, dropped: Counter
+) -> AbstractAsyncContextManager[Tracer | None]:
     """The tracer that the configuration asks for; None where it names no collector.
 
     Args:
@@ -108,10 +110,10 @@ def open_tracer(rules: Rules, dropped: Counter) -> AbstractAsyncContextManager[T
     if rules.otlp_endpoint is None:
         return nullcontext(None)
     try:
-        from app.telemetry.otlp_tracer import Spans
+        from app.telemetry.otlp_tracer import OtlpTracer
     except ImportError as exc:
         raise SettingsError(
             "telemetry.otlp_endpoint needs OpenTelemetry, which is not installed: "
             "pip install 'racer-gateway[otel]'"
         ) from exc
-    return Spans(rules.otlp_endpoint, dropped)
+    return OtlpTracer(rules.otlp_endpoint, dropped)

@@ -23,7 +23,7 @@ from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
 from app.settings import Secrets, Settings
 from app.settings.editing import Change, parsed, put
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from racer_core.offline.reporting import Progress
 from racer_core.offline.tune import AnswerRatings, Trial, Tuning
@@ -90,7 +90,7 @@ async def _rate(
     settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
 ) -> list[Ratings]:
     """The ratings of each row."""
-    fleet = Fleet(settings, secrets, Telemetry())
+    fleet = Fleet(settings, secrets, Metrics())
     free = asyncio.Semaphore(CONCURRENCY)
     done = 0
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from app.settings import Fleet as Rules
+from app.settings import FleetSettings
 
 UNREACHABLE: Final = 2  # refused connections in a row are proof enough
 STATES: Final = ("in", "probation", "out")
 RECENT: Final = 4  # times `failures`: of so many counted calls no more than half may fail
 
 
-class Circuit:
+class CircuitBreaker:
     """In, out for a while, or on probation: back in, until the next failure or success.
 
     Failures of one payload count once until a call succeeds, so that a query that breaks a server
@@ -22,7 +22,7 @@ class Circuit:
     Times are of a monotonic clock, in seconds.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: FleetSettings) -> None:
         self._rules = rules
         self._out_until: float | None = None
         self._on_probation = False

@@ -14,7 +14,7 @@ KEPT_S: Final = 300.0
 PATIENCE_S: Final = 1.0  # with a name server that is slow, where an older answer is at hand
 
 
-class LastingResolver(AbstractResolver):
+class CachingResolver(AbstractResolver):
     """Asks another resolver, and remembers for five minutes what it said."""
 
     def __init__(

@@ -21,26 +21,26 @@ from app.concurrency.threads import off_loop
 from app.errors import UpstreamError, UpstreamTimeout
 from app.json_output import dumped
 from app.settings import Secrets, Settings
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
 from app.upstream.circuit_breaker import STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_fault, is_unreachable
-from app.upstream.health_checks import Probes
-from app.upstream.http_client import Answer, Calls
-from app.upstream.replicas import Callee, Replica
+from app.upstream.health_checks import HealthChecks
+from app.upstream.http_client import UpstreamAnswer, UpstreamClient
+from app.upstream.replicas import Replica, Target
 from app.upstream.reply import Reply
 from app.upstream.retries import Retries
 from app.upstream.stream import pieces_of
-from app.upstream.targets import open_callees
+from app.upstream.targets import open_targets
 from app.wire import parsing
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Told = tuple[object, Mapping[str, int]]  # by a candidate: its model's name, and tokens
+ReportedUsage = tuple[object, Mapping[str, int]]  # by a candidate: its model's name, and tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ class ReplicaHealth:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Errand:
+class _Call:
     """One thing to be asked, over all its attempts."""
 
     name: str  # in errors and metrics
-    callee: Callee
+    callee: Target
     path: str
     model: object  # as it is asked for
     data: bytes
@@ -74,14 +74,14 @@ class Fleet:
         self,
         settings: Settings,
         secrets: Secrets,
-        telemetry: Telemetry,
+        telemetry: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
-        self._callees = open_callees(settings, secrets)
+        self._callees = open_targets(settings, secrets)
         self._candidates = settings.pool
         self._longest_s = settings.limits.deadline_s
-        self._calls = Calls(settings.fleet, settings.limits)
-        self._probes = Probes(self._calls)
+        self._calls = UpstreamClient(settings.fleet, settings.limits)
+        self._probes = HealthChecks(self._calls)
         self._retries = Retries(settings.fleet, random.Random())
         self._telemetry = telemetry
         self._tracer = tracer
@@ -101,7 +101,7 @@ class Fleet:
         await self._calls.__aexit__(*error)
 
     async def ask(
-        self, candidate: str, surface: Surface, payload: Mapping[str, Any], *, deadline: float
+        self, candidate: str, surface: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> Reply:
         """Ask one candidate for a whole answer.
 
@@ -132,7 +132,7 @@ class Fleet:
 
     @asynccontextmanager
     async def stream(
-        self, candidate: str, surface: Surface, payload: Mapping[str, Any], *, deadline: float
+        self, candidate: str, surface: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
         """Ask one candidate for a stream. The context opens with the first piece.
 
@@ -201,16 +201,16 @@ class Fleet:
     @contextlib.contextmanager
     def _errand(
         self,
-        callee: Callee,
+        callee: Target,
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
         endpoint: Endpoint | None = None,
-    ) -> Generator[_Errand]:
+    ) -> Generator[_Call]:
         """What is to be asked, as bytes that count until it is answered."""
         data = dumped(payload)
         with self._calls.holding(data):
-            yield _Errand(
+            yield _Call(
                 name=endpoint.name if endpoint else callee.name,
                 callee=callee,
                 path=path,
@@ -222,7 +222,7 @@ class Fleet:
             )
 
     async def _whole(
-        self, errand: _Errand, parse: Callable[[bytes], T], told: Callable[[T], Told]
+        self, errand: _Call, parse: Callable[[bytes], T], told: Callable[[T], ReportedUsage]
     ) -> T:
         async def once() -> T:
             async with self._call(errand) as answer:
@@ -235,7 +235,7 @@ class Fleet:
 
         return await self._persistently(errand, once)
 
-    async def _persistently(self, errand: _Errand, once: Callable[[], Awaitable[T]]) -> T:
+    async def _persistently(self, errand: _Call, once: Callable[[], Awaitable[T]]) -> T:
         """Call until it succeeds, or until another call is not worth it."""
         self._retries.called()
         while True:
@@ -248,7 +248,7 @@ class Fleet:
             self._telemetry.retries.labels(errand.name).inc()
             await asyncio.sleep(pause)
 
-    def _pause_s(self, errand: _Errand, exc: UpstreamError) -> float | None:
+    def _pause_s(self, errand: _Call, exc: UpstreamError) -> float | None:
         if not errand.tried or self._is_given_up(errand.callee):
             return None
         return self._retries.pause_s(
@@ -258,14 +258,14 @@ class Fleet:
             elsewhere=errand.callee.replicas.have_other_than(errand.tried),
         )
 
-    def _is_given_up(self, callee: Callee) -> bool:
+    def _is_given_up(self, callee: Target) -> bool:
         """Whether it is down, and there is somebody else to ask."""
         if not callee.replicas.are_out:
             return False
         return callee.name not in self._candidates or callee.name in self.down()
 
     @asynccontextmanager
-    async def _call(self, errand: _Errand) -> AsyncGenerator[Answer]:
+    async def _call(self, errand: _Call) -> AsyncGenerator[UpstreamAnswer]:
         """One call, counted: in metrics, and for or against the replica."""
         callee = errand.callee
         replica = await callee.replicas.take(
@@ -304,7 +304,7 @@ class Fleet:
             if span is not None:
                 span.over(outcome)
 
-    def _begun(self, errand: _Errand, replica: Replica) -> CallSpan | None:
+    def _begun(self, errand: _Call, replica: Replica) -> CallSpan | None:
         if self._tracer is None:
             return None
         return self._tracer.call(
@@ -315,7 +315,7 @@ class Fleet:
             attempt=len(errand.tried),
         )
 
-    def _blame(self, errand: _Errand, replica: Replica, exc: UpstreamError, limit_s: float) -> None:
+    def _blame(self, errand: _Call, replica: Replica, exc: UpstreamError, limit_s: float) -> None:
         patient = limit_s >= min(errand.callee.timeout_s, self._longest_s) / 2
         if not is_fault(exc, patient=patient):
             replica.circuit.answered()
@@ -325,7 +325,7 @@ class Fleet:
         ):
             self._note_out(errand.callee, replica, exc)
 
-    def _note_out(self, callee: Callee, replica: Replica, exc: UpstreamError) -> None:
+    def _note_out(self, callee: Target, replica: Replica, exc: UpstreamError) -> None:
         self._telemetry.ejections.labels(callee.name).inc()
         self._probes.watch(callee, replica)
         if callee.name in self._candidates:  # whoever asked an evaluator says so
@@ -337,12 +337,12 @@ class Fleet:
             )
 
 
-def _told_of_document(body: Mapping[str, Any]) -> Told:
+def _told_of_document(body: Mapping[str, Any]) -> ReportedUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
 
 async def _overheard(
-    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, surface: Surface
+    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, surface: ApiFormat
 ) -> AsyncGenerator[dict[str, Any]]:
     async with contextlib.aclosing(pieces):
         async for piece in pieces:

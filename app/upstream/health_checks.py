@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 
-from app.upstream.http_client import Calls
-from app.upstream.replicas import Callee, Replica
+from app.upstream.http_client import UpstreamClient
+from app.upstream.replicas import Replica, Target
 
 
-class Probes:
+class HealthChecks:
     """One task for every replica that is out."""
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: UpstreamClient) -> None:
         self._calls = calls
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
-    def watch(self, callee: Callee, replica: Replica) -> None:
+    def watch(self, callee: Target, replica: Replica) -> None:
         """Probe a replica when its time is over, and again until it is in."""
         if replica not in self._tasks:
             self._tasks[replica] = asyncio.create_task(self._probe(callee, replica))
@@ -28,7 +28,7 @@ class Probes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _probe(self, callee: Callee, replica: Replica) -> None:
+    async def _probe(self, callee: Target, replica: Replica) -> None:
         try:
             while (until := replica.circuit.out_until) is not None:
                 if (left := until - time.monotonic()) > 0:

@@ -19,15 +19,14 @@ from typing import Final, Self
 
 import aiohttp
 
-from app.concurrency.memory_budget import Buffers
+from app.concurrency.memory_budget import MemoryBudget
 from app.concurrency.threads import SMALL_BYTES
 from app.errors import UpstreamError, UpstreamOverloaded
-from app.settings import Fleet as Rules
-from app.settings import Limits
-from app.upstream.dns_cache import LastingResolver
+from app.settings import FleetSettings, Limits
+from app.upstream.dns_cache import CachingResolver
 from app.upstream.failures import RAISED, check_head, not_http, translated
 from app.upstream.http_response import Response
-from app.upstream.replicas import Callee, Replica
+from app.upstream.replicas import Replica, Target
 
 HEADERS: Final = 100  # of a response
 HEADER_BYTES: Final = 8190  # of each, and of the status line
@@ -44,13 +43,13 @@ class _Wire:
     reused: bool = False  # it went out on a connection that was open already
 
 
-class Calls:
+class UpstreamClient:
     """One pooled session for everybody."""
 
-    def __init__(self, rules: Rules, limits: Limits) -> None:
+    def __init__(self, rules: FleetSettings, limits: Limits) -> None:
         self._rules = rules
         self._limits = limits
-        self._buffers = Buffers(
+        self._buffers = MemoryBudget(
             limits.buffered_bytes,
             UpstreamOverloaded,
             "too many large requests and answers are under way at once",
@@ -62,7 +61,7 @@ class Calls:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=0,  # every callee has its own
-                resolver=LastingResolver(aiohttp.ThreadedResolver()),
+                resolver=CachingResolver(aiohttp.ThreadedResolver()),
             ),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._rules.connect_timeout_s),
             response_class=Response,
@@ -96,7 +95,7 @@ class Calls:
 
     async def post(
         self,
-        callee: Callee,
+        callee: Target,
         replica: Replica,
         path: str,
         data: bytes,
@@ -104,7 +103,7 @@ class Calls:
         limit_s: float,
         may_reconnect: bool,
         trace: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> UpstreamAnswer:
         """Send a JSON document and wait for the head of a good answer. Close the answer.
 
         Args:
@@ -134,7 +133,7 @@ class Calls:
         except UpstreamError:
             response.close()
             raise
-        return Answer(
+        return UpstreamAnswer(
             callee.name,
             response,
             until=until,
@@ -143,7 +142,7 @@ class Calls:
             buffers=self._buffers,
         )
 
-    async def is_alive(self, callee: Callee, replica: Replica) -> bool:
+    async def is_alive(self, callee: Target, replica: Replica) -> bool:
         """Whether a replica answers at all; which answer does not matter, below 500."""
         try:
             async with (
@@ -161,7 +160,7 @@ class Calls:
 
     async def _sent(
         self,
-        callee: Callee,
+        callee: Target,
         url: str,
         data: bytes,
         headers: Mapping[str, str],
@@ -185,7 +184,7 @@ class Calls:
                 may_reconnect = False
 
 
-class Answer:
+class UpstreamAnswer:
     """A response of which the head was read.
 
     Attributes:
@@ -200,7 +199,7 @@ class Answer:
         until: float,
         idle_s: float,
         max_bytes: int,
-        buffers: Buffers,
+        buffers: MemoryBudget,
     ) -> None:
         self._name = name
         self._response = response

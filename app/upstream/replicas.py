@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from app.errors import UpstreamTimeout, UpstreamUnavailable
-from app.settings import Fleet as Rules
-from app.upstream.circuit_breaker import Circuit
+from app.settings import FleetSettings
+from app.upstream.circuit_breaker import CircuitBreaker
 
 
 class Replica:
     """One server."""
 
-    def __init__(self, base_url: str, rules: Rules) -> None:
+    def __init__(self, base_url: str, rules: FleetSettings) -> None:
         self.base_url = base_url
-        self.circuit = Circuit(rules)
+        self.circuit = CircuitBreaker(rules)
         self.outstanding = 0  # calls under way
 
     @property
@@ -37,7 +37,7 @@ class Replicas:
     """
 
     def __init__(
-        self, name: str, base_urls: Collection[str], rules: Rules, concurrency: int
+        self, name: str, base_urls: Collection[str], rules: FleetSettings, concurrency: int
     ) -> None:
         self._name = name
         self.all = tuple(Replica(base_url, rules) for base_url in base_urls)
@@ -109,7 +109,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Callee:
+class Target:
     """A model and how it is called: a candidate, or an evaluator with a server of its own."""
 
     name: str

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from app.wire.format import Said, Surface
+from app.wire.format import ApiFormat, Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Reply:
 
     candidate: str
     body: Mapping[str, Any]
-    said: Sequence[Said]
+    said: Sequence[Choice]
     usage: Mapping[str, int]
     seconds: float
     attempts: int = 1
@@ -34,7 +34,7 @@ class Reply:
         cls,
         candidate: str,
         body: Mapping[str, Any],
-        surface: Surface,
+        surface: ApiFormat,
         *,
         seconds: float = 0.0,
         attempts: int = 1,
@@ -56,5 +56,5 @@ class Reply:
 
     def shown(self) -> Any:
         """Its first choice, for those who want every answer: a text or tool calls."""
-        first = self.said[0] if self.said else Said()
+        first = self.said[0] if self.said else Choice()
         return [dict(call) for call in first.tool_calls] or first.text

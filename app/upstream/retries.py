@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from app.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout, UpstreamUnavailable
-from app.settings import Fleet as Rules
+from app.settings import FleetSettings
 
 WINDOW_S: Final = 10.0
 FLOOR: Final = 3  # retries in a window, however few calls there are
@@ -58,7 +58,7 @@ class RetryBudget:
 class Retries:
     """Decides after each failed call."""
 
-    def __init__(self, rules: Rules, rng: random.Random) -> None:
+    def __init__(self, rules: FleetSettings, rng: random.Random) -> None:
         self._attempts = rules.attempts
         self._rng = rng
         self._budget = RetryBudget(rules.retry_share)

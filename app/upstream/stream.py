@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from app.concurrency.threads import off_loop
 from app.errors import UpstreamError
-from app.upstream.http_client import Answer
+from app.upstream.http_client import UpstreamAnswer
 from app.wire import parsing
-from app.wire.event_template import Mould
-from app.wire.format import Surface
+from app.wire.event_template import EventTemplate
+from app.wire.format import ApiFormat
 from app.wire.sse import EventReader
 from racer_core.errors import InputError
 
@@ -21,7 +21,9 @@ _UNLIKE: Final = 8  # events in a row after which no more are supposed to be ali
 _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
 
-async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
+async def pieces_of(
+    name: str, surface: ApiFormat, answer: UpstreamAnswer
+) -> AsyncGenerator[dict[str, Any]]:
     """The pieces of an answer. Some servers do not stream: their document is cut into pieces.
 
     Raises:
@@ -34,7 +36,7 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
         return
     seen, finished = set[int](), set[int]()
     said_so = False
-    mould: Mould | None = None
+    mould: EventTemplate | None = None
     unlike = 0
     events = _events(name, answer)
     try:
@@ -64,7 +66,7 @@ async def pieces_of(name: str, surface: Surface, answer: Answer) -> AsyncGenerat
     await answer.ended()
 
 
-async def _events(name: str, answer: Answer) -> AsyncGenerator[str]:
+async def _events(name: str, answer: UpstreamAnswer) -> AsyncGenerator[str]:
     """The data of events."""
     reader = EventReader()
     while part := await answer.part():

@@ -7,9 +7,8 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from app.settings import Candidate, EvaluatorModel, Secrets, Settings
-from app.settings import Fleet as Rules
-from app.upstream.replicas import Callee, Replicas
+from app.settings import Candidate, EvaluatorModel, FleetSettings, Secrets, Settings
+from app.upstream.replicas import Replicas, Target
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +16,7 @@ EVALUATOR_CALLS: Final = 64  # at once, at a server of its own
 _USUAL: Final = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
-def open_callees(settings: Settings, secrets: Secrets) -> dict[str, Callee]:
+def open_targets(settings: Settings, secrets: Secrets) -> dict[str, Target]:
     """Candidates, and evaluators with a server of their own, by name."""
     keys, rules = secrets.candidate_keys, settings.fleet
     candidates = {
@@ -31,10 +30,10 @@ def open_callees(settings: Settings, secrets: Secrets) -> dict[str, Callee]:
     return candidates | evaluators
 
 
-def _candidate(candidate: Candidate, key: SecretStr | None, rules: Rules) -> Callee:
+def _candidate(candidate: Candidate, key: SecretStr | None, rules: FleetSettings) -> Target:
     if not candidate.verify_tls:
         log.warning("the certificate of %s is not verified: verify_tls is off", candidate.name)
-    return Callee(
+    return Target(
         name=candidate.name,
         replicas=Replicas(candidate.name, candidate.replicas, rules, candidate.concurrency),
         headers={**_USUAL, **candidate.headers, **_key(candidate.key_header, key)},
@@ -44,9 +43,9 @@ def _candidate(candidate: Candidate, key: SecretStr | None, rules: Rules) -> Cal
 
 
 def _evaluator(
-    name: str, spec: EvaluatorModel, base_url: str, key: SecretStr | None, rules: Rules
-) -> Callee:
-    return Callee(
+    name: str, spec: EvaluatorModel, base_url: str, key: SecretStr | None, rules: FleetSettings
+) -> Target:
+    return Target(
         name=name,
         replicas=Replicas(name, (base_url,), rules, EVALUATOR_CALLS),
         headers={**_USUAL, **_key("authorization", key)},

@@ -1,8 +1,7 @@
-"""Bytes in, bytes out: the limited body reader, the schema check, and the one error envelope."""
+"""Request and response bodies: the size-limited reader, the schema check, the JSON response."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -12,19 +11,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from app.concurrency.threads import SMALL_BYTES, off_loop
-from app.errors import (
-    MAX_RETRY_AFTER_S,
-    RETRY_AFTER_S,
-    STATUS,
-    SchemaError,
-    TooLarge,
-    UnsupportedBody,
-    UpstreamRejected,
-)
+from app.errors import SchemaError, TooLarge, UnsupportedBody
 from app.json_output import dumped
 from app.settings.validation import problems
 from racer_core import strict_json
-from racer_core.errors import RacerError
 
 # The parser holds the interpreter while it runs: bound its work, not only its bytes. A key costs
 # ten times what other values do.
@@ -129,49 +119,3 @@ def json_response(
     return Response(
         dumped(value), status_code=status, headers=headers, media_type="application/json"
     )
-
-
-def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
-    """The OpenAI error envelope and its status, found along the exception's MRO."""
-    kind = next(each for each in type(exc).__mro__ if each in STATUS)
-    status, error_type, code = STATUS[kind]
-    if isinstance(exc, UpstreamRejected):  # a fault of the request, by the candidates' own word
-        status = exc.status or status
-    return status, error_body(
-        str(exc),
-        error_type,
-        code=getattr(exc, "code", code),
-        param=getattr(exc, "param", None),
-    )
-
-
-def error_of(exc: Exception) -> dict[str, Any]:
-    """The envelope of any error; of an unknown one nothing is said: it may hold a prompt."""
-    if isinstance(exc, RacerError):
-        return envelope(exc)[1]
-    return error_body("internal error; see the gateway's log", "api_error", code="internal_error")
-
-
-def error_body(
-    message: str, error_type: str, *, code: str, param: str | None = None
-) -> dict[str, Any]:
-    """``{"error": {...}}`` as OpenAI clients read it."""
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
-
-
-def error_response(
-    status: int,
-    body: Mapping[str, Any],
-    *,
-    lasting: bool = False,
-    retry_after_s: float | None = None,
-) -> Response:
-    """Render an error, with what the client's own retries should know."""
-    if status in RETRY_AFTER_S and not lasting:
-        wait_s = RETRY_AFTER_S[status] if retry_after_s is None else retry_after_s
-        headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}
-    else:
-        headers = {"x-should-retry": "false"}
-    if status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return json_response(body, status=status, headers=headers)

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
 from app.wire import parsing
-from app.wire.chunked import ChunkedSurface
-from app.wire.format import Said
+from app.wire.chunked import ChunkedFormat
+from app.wire.format import Choice
 
 # What a message may hold instead of a text.
 _OTHERS: Final = ("tool_calls", "function_call", "refusal", "audio")
 
 
 @dataclass(frozen=True, slots=True)
-class Chat(ChunkedSurface):
+class Chat(ChunkedFormat):
     """Chat completions."""
 
     path: ClassVar[str] = "chat/completions"
@@ -55,12 +55,12 @@ class Chat(ChunkedSurface):
         ]
         return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
 
-    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
-        """See :class:`app.wire.format.Surface`."""
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
+        """See :class:`app.wire.format.ApiFormat`."""
         return [_said(choice) for choice in body["choices"]]
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         message = {"role": "assistant", "content": sentence, "refusal": sentence}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return {
@@ -88,13 +88,13 @@ def _readable(name: str, message: object) -> dict[str, Any]:
     return given
 
 
-def _said(choice: Mapping[str, Any]) -> Said:
+def _said(choice: Mapping[str, Any]) -> Choice:
     message = choice["message"]
     content: object = message.get("content")
     calls: list[Mapping[str, Any]] = list(message.get("tool_calls") or [])
     if isinstance(message.get("function_call"), dict):
         calls.append({"type": "function", "function": message["function_call"]})
-    return Said(
+    return Choice(
         text=content if isinstance(content, str) else None,
         tool_calls=tuple(calls),
         refused=bool(message.get("refusal")),

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, cast
 
 from app.errors import UpstreamError
 from app.wire import parsing, sse
-from app.wire.event_template import Mould
-from app.wire.format import Live
+from app.wire.event_template import EventTemplate
+from app.wire.format import StreamWriter
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkedSurface(ABC):
-    """Answers of several choices, streamed as chunks; see :class:`app.wire.format.Surface`.
+class ChunkedFormat(ABC):
+    """Answers of several choices, streamed as chunks; see :class:`app.wire.format.ApiFormat`.
 
     Attributes:
         n: How many choices were asked for; more are dropped.
@@ -28,7 +28,7 @@ class ChunkedSurface(ABC):
     text_key: ClassVar[str]  # under which a chunk has its text
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         body = parsing.json_object(name, data)
         choices = parsing.first_of_each(parsing.as_objects(name, body.get("choices")), self.n)
         if not choices:
@@ -37,7 +37,7 @@ class ChunkedSurface(ABC):
         return {**body, "choices": checked}
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         piece = parsing.json_object(name, data)
         if piece.get("error"):  # some servers say null in every chunk
             raise UpstreamError(f"{name} failed in mid-stream")
@@ -49,8 +49,8 @@ class ChunkedSurface(ABC):
             "choices": [self._checked_part(name, parsing.sound(choice)) for choice in asked],
         }
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
-        """See :class:`app.wire.format.Surface`."""
+    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
+        """See :class:`app.wire.format.ApiFormat`."""
         if len(piece["choices"]) != 1:
             return None
         choice = piece["choices"][0]
@@ -61,7 +61,7 @@ class ChunkedSurface(ABC):
         def saying(other: str) -> dict[str, Any]:
             return {**piece, "choices": [self._saying(choice, other)]}
 
-        return Mould.of(data, self.text_key, text, saying)
+        return EventTemplate.of(data, self.text_key, text, saying)
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -92,30 +92,30 @@ class ChunkedSurface(ABC):
         return [said, finish, {**finish, "choices": [], "usage": body["usage"]}]
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return {
             choice.get("index", 0): bool(choice.get("finish_reason")) for choice in piece["choices"]
         }
 
     def chars(self, piece: Mapping[str, Any]) -> int:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return sum(
             parsing.text_length(choice.get("delta", choice.get("text")))
             for choice in piece["choices"]
         )
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         asked = cast("dict[str, Any]", payload.get("stream_options") or {})
         options = {**asked, "include_usage": True}
         return {**payload, "stream": True, "stream_options": options}
 
     def is_wanted(self, piece: Mapping[str, Any]) -> bool:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return self.include_usage or bool(piece["choices"]) or not piece.get("usage")
 
     def stamped(
@@ -126,26 +126,26 @@ class ChunkedSurface(ABC):
         model: str,
         usage: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         counted = parsing.with_usage(body.get("usage"), usage)
         return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
 
     def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return {**piece, "model": model}
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return sse.event(piece)
 
-    def live(self, *, decision_id: str, model: str) -> Live:
-        """See :class:`app.wire.format.Surface`."""
+    def live(self, *, decision_id: str, model: str) -> StreamWriter:
+        """See :class:`app.wire.format.ApiFormat`."""
         return LiveChunks(
             {"id": decision_id, "model": model}, self.ends, include_usage=self.include_usage
         )
 
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return last_with_racer(
             [piece for piece in self.pieces(body) if piece["choices"]],
             racer,
@@ -153,7 +153,7 @@ class ChunkedSurface(ABC):
         )
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return sse.event(error)
 
 

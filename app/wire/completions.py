@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from app.wire import parsing
-from app.wire.chunked import ChunkedSurface
-from app.wire.format import Said
+from app.wire.chunked import ChunkedFormat
+from app.wire.format import Choice
 
 
 @dataclass(frozen=True, slots=True)
-class Completions(ChunkedSurface):
+class Completions(ChunkedFormat):
     """Text completions."""
 
     path: ClassVar[str] = "completions"
@@ -46,15 +46,15 @@ class Completions(ChunkedSurface):
         ]
         return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
 
-    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
-        """See :class:`app.wire.format.Surface`."""
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
+        """See :class:`app.wire.format.ApiFormat`."""
         return [
-            Said(text=choice["text"], cut=choice.get("finish_reason") == "length")
+            Choice(text=choice["text"], cut=choice.get("finish_reason") == "length")
             for choice in body["choices"]
         ]
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return {
             "id": decision_id,
             "object": "text_completion",

@@ -18,7 +18,7 @@ _SCAN: Final = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
-class Mould:
+class EventTemplate:
     """An event that was read, without its text.
 
     Attributes:

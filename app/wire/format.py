@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from app.wire.event_template import Mould
+from app.wire.event_template import EventTemplate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class Choice:
     """One choice of a candidate's answer."""
 
     text: str | None = None  # None: no text at all, a tool call, say
@@ -22,7 +22,7 @@ class Said:
     cut: bool = False  # the answer ended at the token limit
 
 
-class Live(Protocol):
+class StreamWriter(Protocol):
     """Rewrites one candidate's stream while it passes through."""
 
     @property
@@ -39,7 +39,7 @@ class Live(Protocol):
         ...
 
 
-class Surface(Protocol):
+class ApiFormat(Protocol):
     """One way of asking, with what this request asks of it."""
 
     path: ClassVar[str]  # below a base URL, such as ``chat/completions``
@@ -59,7 +59,7 @@ class Surface(Protocol):
         """Parse one event of its stream. Raises UpstreamError, also when the event is an error."""
         ...
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """What events that say as little as this one look like; None where that is not known."""
         ...
 
@@ -75,7 +75,7 @@ class Surface(Protocol):
         """A whole answer as the pieces of a stream."""
         ...
 
-    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """What was said, at least one choice."""
         ...
 
@@ -117,7 +117,7 @@ class Surface(Protocol):
         """A piece as it goes out."""
         ...
 
-    def live(self, *, decision_id: str, model: str) -> Live:
+    def live(self, *, decision_id: str, model: str) -> StreamWriter:
         """A writer for a stream that passes through."""
         ...
 

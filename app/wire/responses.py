@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final, cast
 
 from app.errors import UpstreamError
 from app.wire import parsing, sse
-from app.wire.event_template import Mould
-from app.wire.format import Live, Said
+from app.wire.event_template import EventTemplate
+from app.wire.format import Choice, StreamWriter
 
 _USAGE: Final = {
     "input_tokens": "prompt_tokens",
@@ -24,7 +24,7 @@ _FAILED: Final = ("response.failed", "error")
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """The Responses interface; see :class:`app.wire.format.Surface`."""
+    """The Responses interface; see :class:`app.wire.format.ApiFormat`."""
 
     path: ClassVar[str] = "responses"
     id_prefix: ClassVar[str] = "resp_"
@@ -36,11 +36,11 @@ class Responses:
         return 1
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return _checked(name, parsing.json_object(name, data))
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         piece = parsing.json_object(name, data)
         kind = piece.get("type")
         if not isinstance(kind, str):
@@ -51,16 +51,16 @@ class Responses:
             _checked(name, parsing.as_object(name, piece.get("response")))
         return piece
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> Mould | None:
+    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """None: every event has a number of its own."""
         return None
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return {0: piece["type"] in _WHOLE}
 
     def chars(self, piece: Mapping[str, Any]) -> int:
-        """See :class:`app.wire.format.Surface`; what is `done` was a delta before."""
+        """See :class:`app.wire.format.ApiFormat`; what is `done` was a delta before."""
         return parsing.text_length(piece.get("delta"))
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -76,13 +76,13 @@ class Responses:
         said.append({"type": f"response.{ended}", "response": dict(body)})
         return [{**piece, "sequence_number": i} for i, piece in enumerate(said)]
 
-    def choices(self, body: Mapping[str, Any]) -> Sequence[Said]:
+    def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """All output together is one choice."""
         parts = [part for item in body["output"] for part in _parts(item)]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
         calls = [item for item in body["output"] if item.get("type") == "function_call"]
         return [
-            Said(
+            Choice(
                 text="".join(texts) if texts else None,
                 tool_calls=tuple(
                     {"function": {"name": c.get("name"), "arguments": c.get("arguments")}}
@@ -94,17 +94,17 @@ class Responses:
         ]
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         response: object = body.get("response")  # of a piece
         whole = cast("dict[str, Any]", response) if isinstance(response, dict) else body
         return parsing.counts(whole.get("usage"), _USAGE)
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return {**payload, "stream": True}
 
     def is_wanted(self, piece: Mapping[str, Any]) -> bool:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         return True
 
     def stamped(
@@ -115,13 +115,13 @@ class Responses:
         model: str,
         usage: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         ours = None if usage is None else {t: usage[o] for t, o in _USAGE.items() if o in usage}
         counted = parsing.with_usage(body.get("usage"), ours)
         return {**body, "id": decision_id, "model": model} | ({"usage": counted} if counted else {})
 
     def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         if "type" not in piece:
             return {**piece, "model": model}
         if not isinstance(piece.get("response"), dict):
@@ -129,7 +129,7 @@ class Responses:
         return {**piece, "response": {**piece["response"], "model": model}}
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         content: list[dict[str, Any]] = [
             {"type": "output_text", "text": sentence, "annotations": []},
             {"type": "refusal", "refusal": sentence},
@@ -157,12 +157,12 @@ class Responses:
         kind = json.dumps(piece["type"])[1:-1]  # one line, whatever the candidate called it
         return b"event: " + kind.encode() + b"\n" + sse.event(piece)
 
-    def live(self, *, decision_id: str, model: str) -> Live:
-        """See :class:`app.wire.format.Surface`."""
+    def live(self, *, decision_id: str, model: str) -> StreamWriter:
+        """See :class:`app.wire.format.ApiFormat`."""
         return _LiveEvents(self, decision_id, model)
 
     def whole_stream(self, body: Mapping[str, Any], racer: Mapping[str, Any]) -> list[bytes]:
-        """See :class:`app.wire.format.Surface`."""
+        """See :class:`app.wire.format.ApiFormat`."""
         *first, last = self.pieces(body)
         return [*map(self.event, first), self.event(_with_racer(last, racer))]
 

@@ -17,7 +17,7 @@ from racer_core.calibration.augmentation import augment_truth, checked_scores, n
 from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
-from racer_core.calibration.scoring import Scoring
+from racer_core.calibration.scoring import ScoringOptions
 from racer_core.calibration.threshold import (
     allowed_misses,
     critical_scores,
@@ -150,8 +150,8 @@ class Calibration:
         return self._scoring.offered
 
     @cached_property
-    def _scoring(self) -> Scoring:
-        return Scoring(
+    def _scoring(self) -> ScoringOptions:
+        return ScoringOptions(
             pool=self.pool,
             with_null=self.options.risk_target is RiskTarget.PAPER,
             patterns=self.patterns,

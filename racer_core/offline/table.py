@@ -13,7 +13,7 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import fingerprint
 from racer_core.calibration.augmentation import augment_truth, checked_scores
 from racer_core.calibration.patterns import PatternModel
-from racer_core.calibration.scoring import Scoring
+from racer_core.calibration.scoring import ScoringOptions
 from racer_core.encoder.base import Encoder
 from racer_core.errors import RowsError
 from racer_core.offline.protocol import Protocol, Rows, training_rows
@@ -105,7 +105,7 @@ class Table:
         """S of all rows; it depends on the query alone, so all splits share it."""
         key = (target, score, setting if score in (Score.COVER, Score.COVER_COST) else 0)
         if key not in self._fits:
-            self._fits[key] = Scoring(
+            self._fits[key] = ScoringOptions(
                 pool=self.pool,
                 with_null=target is RiskTarget.PAPER,
                 patterns=self.patterns[setting],

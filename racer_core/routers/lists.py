@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.encoder.base import unit_rows
-from racer_core.routers.neighbours import DECIMALS, Lists, nearest_first
+from racer_core.routers.neighbours import DECIMALS, InvertedFile, nearest_first
 
 _FOUND: Final = 0.995  # among held-out rows; 0.99 is the aim, and this the margin of a sample
 _HELD_OUT: Final = 500
@@ -25,7 +25,7 @@ _BLOCK: Final = 4096  # rows that are compared with all centres at once
 _SCANNED: Final = 16  # queries that are compared with all rows at once
 
 
-def sorted_into_lists(embeddings: NDArray[np.float32], reach: int, seed: int = 0) -> Lists:
+def sorted_into_lists(embeddings: NDArray[np.float32], reach: int, seed: int = 0) -> InvertedFile:
     """Lists for rows of length 1, probed so that the share is found of any number up to ``reach``.
 
     Args:
@@ -45,7 +45,7 @@ def sorted_into_lists(embeddings: NDArray[np.float32], reach: int, seed: int = 0
     nearest = _nearest(embeddings, held_out, min(reach, n - 1))
     probes, recall = enough(_places(embeddings[held_out], centres, owners[nearest]))
     order = np.argsort(owners, kind="stable")
-    return Lists(
+    return InvertedFile(
         embeddings=embeddings[order],
         rows=order,
         sizes=sizes,

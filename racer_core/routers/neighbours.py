@@ -44,7 +44,7 @@ class Neighbours(Protocol):
 
 def load(tensors: Mapping[str, NDArray[Any]], settings: Mapping[str, Any]) -> Neighbours:
     """Rebuild what was saved; InputError when it does not fit together."""
-    return Lists.load(tensors, settings) if "list_sizes" in tensors else Scan.load(tensors)
+    return InvertedFile.load(tensors, settings) if "list_sizes" in tensors else Scan.load(tensors)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Scan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lists:
+class InvertedFile:
     """Approximate search: a query is compared with the rows of the lists whose centres are nearest.
 
     What is compared is compared exactly, with the grid and the ties of :class:`Scan`: probing all

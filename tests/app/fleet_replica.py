@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.settings import Secrets, Settings
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.wire.chat import Chat
 
@@ -220,10 +220,10 @@ def configured(
 
 
 def opened(
-    candidates: dict[str, list[Replica]], telemetry: Telemetry | None = None, **changes: Any
+    candidates: dict[str, list[Replica]], telemetry: Metrics | None = None, **changes: Any
 ) -> Fleet:
     """A fleet in front of these replicas."""
-    return Fleet(configured(candidates, **changes), Secrets(), telemetry or Telemetry())
+    return Fleet(configured(candidates, **changes), Secrets(), telemetry or Metrics())
 
 
 def asking(text: str = "?", **fields: Any) -> dict[str, Any]:

@@ -18,13 +18,13 @@ import numpy as np
 
 from app.calibrations.evidence import evidence
 from app.store import Store, now
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 ARTIFACT = "a" * 64
 
 
-def record(name: str) -> Record:
+def record(name: str) -> CalibrationRecord:
     """Forty random rows, others for every name, and the evidence of them."""
     rng = np.random.default_rng(list(name.encode()))
     calibration = Calibration(
@@ -34,7 +34,7 @@ def record(name: str) -> Record:
         labels=rng.random((40, 3)) < 0.6,
         options=CalibrationOptions(),
     )
-    return Record(
+    return CalibrationRecord(
         id=name,
         created_at=now(),
         artifact=ARTIFACT,

@@ -24,7 +24,7 @@ from app.store import Store, now
 from app.store.backup import calibrations
 from app.store.backup import file as backup_file
 from app.store.backup.file import Backup
-from app.store.calibration_record import LaterTurns, Record
+from app.store.calibration_record import CalibrationRecord, LaterTurns
 from app.store.engine import open_engine
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import InputError
@@ -349,7 +349,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(store: Store, tmp_path: 
             calibrations.save(store, (), path)
 
 
-def large(name: str) -> Record:
+def large(name: str) -> CalibrationRecord:
     """A record of 50,000 rows: 2.2 MB."""
     rng = np.random.default_rng(len(name))
     small = record(name)

@@ -18,7 +18,7 @@ from ray.serve.exceptions import BackPressureError
 
 from app.errors import Overloaded, SettingsError
 from app.ray_serve import deployments
-from app.ray_serve.scorer import RayScoring
+from app.ray_serve.scorer import RayRouterBackend
 from app.routing.scorer import ScoredQuery
 from app.tools.ray_batch.connection import joined
 from racer_core.errors import ArtifactError
@@ -97,12 +97,14 @@ def handle(loaded: Racer) -> Handle:
 
 
 @pytest.fixture
-def scoring(handle: Handle) -> RayScoring:
+def scoring(handle: Handle) -> RayRouterBackend:
     """The gateway's side of it."""
-    return RayScoring(cast("Any", handle), "digest")
+    return RayRouterBackend(cast("Any", handle), "digest")
 
 
-def test_rows_come_back_in_their_places(scoring: RayScoring, handle: Handle, loaded: Racer) -> None:
+def test_rows_come_back_in_their_places(
+    scoring: RayRouterBackend, handle: Handle, loaded: Racer
+) -> None:
     """Red when pieces change places, or one is left out; every call names the artifact."""
     told: list[tuple[int, int]] = []
     found, right = scoring.score_rows(TEXTS, lambda *each: told.append(each)), loaded.score(TEXTS)
@@ -117,7 +119,7 @@ def test_rows_come_back_in_their_places(scoring: RayScoring, handle: Handle, loa
 
 
 def test_what_a_dead_replica_was_asked_is_asked_once_more(
-    scoring: RayScoring, handle: Handle, loaded: Racer
+    scoring: RayRouterBackend, handle: Handle, loaded: Racer
 ) -> None:
     """Of a query, of a piece of a calibration and of texts. Red without the second attempt."""
     handle.faults = [DIED]
@@ -131,7 +133,9 @@ def test_what_a_dead_replica_was_asked_is_asked_once_more(
         asyncio.run(scoring.score(ONE))
 
 
-def test_too_many_queries_are_overload_not_failure(scoring: RayScoring, handle: Handle) -> None:
+def test_too_many_queries_are_overload_not_failure(
+    scoring: RayRouterBackend, handle: Handle
+) -> None:
     """At the replica or before it. Red when the whole pool would be called instead."""
     handle.value = Overloaded("far behind")
     with pytest.raises(Overloaded, match=r"^far behind$"):
@@ -144,7 +148,7 @@ def test_too_many_queries_are_overload_not_failure(scoring: RayScoring, handle: 
         asyncio.run(scoring.score(ONE))
 
 
-def test_another_error_is_raised_at_once(scoring: RayScoring, handle: Handle) -> None:
+def test_another_error_is_raised_at_once(scoring: RayRouterBackend, handle: Handle) -> None:
     """Asking again what a router cannot do would double the load."""
     handle.faults = [RayTaskError("score", "its stack", ValueError("broken"))]
     with pytest.raises(RayTaskError):
@@ -153,7 +157,7 @@ def test_another_error_is_raised_at_once(scoring: RayScoring, handle: Handle) ->
 
 
 def test_a_calibration_that_is_given_up_leaves_nothing_behind(
-    scoring: RayScoring, handle: Handle
+    scoring: RayRouterBackend, handle: Handle
 ) -> None:
     """Red when replicas go on with rows that nobody waits for."""
     handle.hang = True

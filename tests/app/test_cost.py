@@ -22,7 +22,7 @@ import uvloop
 from app import settings
 from app.lifespan import open_services
 from app.main import create_gateway
-from app.upstream.http_client import Calls
+from app.upstream.http_client import UpstreamClient
 
 from .conftest import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
 
@@ -82,7 +82,7 @@ def chunk(letter: str | None) -> bytes:
 LETTER, FINISH = chunk("7"), chunk(None)
 
 
-async def posted(_: Calls, *args: Any, **__: Any) -> Instant:
+async def posted(_: UpstreamClient, *args: Any, **__: Any) -> Instant:
     """In the place of a call over the network."""
     data: bytes = args[3]
     return Instant(json.loads(data))
@@ -162,7 +162,7 @@ def test_requests_cost_no_more_calls_than_they_did(
     calibrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of each kind; the bound of a letter is of those that a longer stream has more."""
-    monkeypatch.setattr(Calls, "post", posted)
+    monkeypatch.setattr(UpstreamClient, "post", posted)
 
     async def count() -> dict[str, float]:
         async with application(calibrated) as app:

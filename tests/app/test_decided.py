@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.api_keys import LOCAL, Caller
-from app.routing.decision_cache import MOST_CHARS, Conditions, Decided
+from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.query import Query
 
 from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
 
-BARE = Conditions(
+BARE = CacheKey(
     query=Query(text=ONE),
     names=POOL,
     reasons=(),
@@ -29,7 +29,7 @@ BARE = Conditions(
 )
 
 
-def of(text: str) -> Conditions:
+def of(text: str) -> CacheKey:
     """Another query."""
     return replace(BARE, query=Query(text=text))
 
@@ -102,9 +102,9 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
         replace(BARE, caller=Caller(name="local", group="g")),
     ],
 )
-def test_whatever_may_decide_otherwise_is_another_entry(other: Conditions) -> None:
+def test_whatever_may_decide_otherwise_is_another_entry(other: CacheKey) -> None:
     """Every part of the conditions counts, and so does the record."""
-    known = Decided[str](10)
+    known = DecisionCache[str](10)
     known.keep("a", BARE, "made")
     assert known.find("a", BARE) == "made"
     assert known.find("a", other) is None
@@ -114,7 +114,7 @@ def test_whatever_may_decide_otherwise_is_another_entry(other: Conditions) -> No
 @given(st.lists(st.integers(0, 8), max_size=60), st.integers(0, 5))
 def test_those_least_lately_asked_for_go(asked: list[int], most: int) -> None:
     """As a plain list of the last ones says."""
-    known, last = Decided[int](most), list[int]()
+    known, last = DecisionCache[int](most), list[int]()
     for number in asked:
         found = known.find("a", of(str(number)))
         assert found == (number if number in last else None)
@@ -124,7 +124,7 @@ def test_those_least_lately_asked_for_go(asked: list[int], most: int) -> None:
 
 def test_long_queries_are_bounded_together() -> None:
     """However few they are."""
-    known = Decided[int](10)
+    known = DecisionCache[int](10)
     long = [of(str(number) * (MOST_CHARS // 3)) for number in range(4)]
     for number, each in enumerate(long):
         known.keep("a", each, number)

@@ -18,9 +18,9 @@ import pytest
 from sqlalchemy import event, select
 
 from app.errors import NotFound, StoreError
-from app.monitoring.decision_record import DecisionNote
-from app.monitoring.decision_store import Archive
-from app.monitoring.decision_writer import Journal
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.decision_writer import DecisionWriter
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
 
@@ -47,7 +47,7 @@ SCORES = [0.9, 0.5, 0.1]
 DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
 
 
-def note(**changes: Any) -> DecisionNote:
+def note(**changes: Any) -> DecisionRecord:
     """One decision with everything in it."""
     full: dict[str, Any] = {
         "group": "de\ud800",
@@ -150,9 +150,9 @@ def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
 
 
 @pytest.fixture
-def archive(store: Store) -> Archive:
+def archive(store: Store) -> DecisionStore:
     """An empty archive."""
-    return Archive(Watched(store, RECORD).store)
+    return DecisionStore(Watched(store, RECORD).store)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def archive(store: Store) -> Archive:
      {"query": "é😀\0\ud800\n'"}],
     ids=["full", "router failed", "bare", "with its query"],
 )  # fmt: skip
-def test_a_note_comes_back_as_it_was(archive: Archive, changes: dict[str, Any]) -> None:
+def test_a_note_comes_back_as_it_was(archive: DecisionStore, changes: dict[str, Any]) -> None:
     """Every field, with an infinite threshold and with what is not there."""
     kept = note(**changes)
     archive.add([kept], [True])
@@ -173,13 +173,13 @@ def test_a_note_comes_back_as_it_was(archive: Archive, changes: dict[str, Any]) 
     assert known.verdicts == {}
 
 
-def aged(days: float) -> DecisionNote:
+def aged(days: float) -> DecisionRecord:
     """A decision of some days ago."""
     then = datetime.now(UTC) - timedelta(days=days)
     return note(created_at=then.isoformat(timespec="microseconds"))
 
 
-def kept_of(archive: Archive, made: Sequence[DecisionNote]) -> list[bool]:
+def kept_of(archive: DecisionStore, made: Sequence[DecisionRecord]) -> list[bool]:
     """Which of these decisions are there."""
     found: list[bool] = []
     for each in made:
@@ -190,7 +190,7 @@ def kept_of(archive: Archive, made: Sequence[DecisionNote]) -> list[bool]:
     return found
 
 
-def test_old_decisions_are_deleted_with_their_verdicts(archive: Archive) -> None:
+def test_old_decisions_are_deleted_with_their_verdicts(archive: DecisionStore) -> None:
     """Older than ``keep_days``; younger ones stay, and so do their verdicts."""
     made = [aged(days) for days in (40, 31, 29, 1)]
     archive.add(made, [True] * 4)
@@ -204,7 +204,7 @@ def test_old_decisions_are_deleted_with_their_verdicts(archive: Archive) -> None
     assert archive.known(made[0].decision_id).verdicts == {}
 
 
-def test_no_verdict_outlives_its_decision(archive: Archive, store: Store) -> None:
+def test_no_verdict_outlives_its_decision(archive: DecisionStore, store: Store) -> None:
     """By age and by number; on either database, whatever happens to it otherwise."""
     made = [aged(days) for days in (40, 3, 2, 1)]
     archive.add(made, [True] * 4)
@@ -225,7 +225,7 @@ def test_what_somebody_judges_just_now_is_passed_over(postgres: Postgres) -> Non
     url = postgres.create()
     made = [aged(40) for _ in range(3)]
     with Store(url) as store, Store(url) as another:
-        archive = Archive(store)
+        archive = DecisionStore(store)
         archive.add(made, [True] * 3)
         with another.transaction() as judging:
             judging.get_one(DecisionRow, made[1].decision_id, with_for_update=True)
@@ -235,7 +235,7 @@ def test_what_somebody_judges_just_now_is_passed_over(postgres: Postgres) -> Non
 
 
 def test_gateways_that_delete_at_once_do_not_disturb_each_other(
-    archive: Archive, database: str
+    archive: DecisionStore, database: str
 ) -> None:
     """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
 
@@ -253,7 +253,9 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
             return sum(iter(lambda: archive.prune(30.0, 10_000), 0))
 
         with ThreadPoolExecutor(pruning + 1) as threads:
-            accepting = threads.submit(lambda: [Archive(another).accept(ids) for _ in range(10)])
+            accepting = threads.submit(
+                lambda: [DecisionStore(another).accept(ids) for _ in range(10)]
+            )
             deleted = sum(threads.map(delete, range(pruning)))
             accepting.result()
     assert deleted == 6_000
@@ -262,7 +264,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
 
 
 def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
-    archive: Archive, store: Store, database: str
+    archive: DecisionStore, store: Store, database: str
 ) -> None:
     """Between the look at decisions and that at verdicts, by another gateway."""
     made = [aged(days) for days in (40, 1)]
@@ -274,7 +276,7 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
 
         def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
             if "FROM verdicts" in statement:
-                assert Archive(another).prune(30.0, 10) == 1
+                assert DecisionStore(another).prune(30.0, 10) == 1
 
         event.listen(store._engine, "before_cursor_execute", meanwhile)
         found = archive.shadow([RECORD.id])
@@ -282,7 +284,7 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
     assert [each.decision_id for each, _ in found] == [made[1].decision_id]
 
 
-def test_the_newest_decisions_are_kept(archive: Archive) -> None:
+def test_the_newest_decisions_are_kept(archive: DecisionStore) -> None:
     """At most ``keep_rows``, whatever their order in the table."""
     made = [aged(days) for days in (3, 1, 4, 2)]
     archive.add(made, [True] * 4)
@@ -290,14 +292,14 @@ def test_the_newest_decisions_are_kept(archive: Archive) -> None:
     assert kept_of(archive, made) == [False, True, False, True]
 
 
-def test_many_are_deleted_a_part_at_a_time(archive: Archive) -> None:
+def test_many_are_deleted_a_part_at_a_time(archive: DecisionStore) -> None:
     """So that nobody else waits long for the store; in the end all are gone."""
     archive.add([aged(40) for _ in range(2_500)], [True] * 2_500)
     parts = [archive.prune(30.0, 10_000) for _ in range(4)]
     assert parts == [1_000, 1_000, 500, 0]
 
 
-def test_decisions_are_counted_by_calibration(archive: Archive) -> None:
+def test_decisions_are_counted_by_calibration(archive: DecisionStore) -> None:
     """Those of another one do not mix in."""
     archive.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
     archive.add([note(calibration_id="another")], [True])
@@ -314,7 +316,7 @@ class Desk:
     """What a journal writes to: slow or broken when told so."""
 
     def __init__(self) -> None:
-        self.written: list[DecisionNote] = []
+        self.written: list[DecisionRecord] = []
         self.batches: list[int] = []
         self.dropped = 0
         self.fault: Exception | None = None
@@ -322,7 +324,7 @@ class Desk:
         self.open = threading.Event()
         self.open.set()
 
-    def write(self, batch: Sequence[DecisionNote]) -> None:
+    def write(self, batch: Sequence[DecisionRecord]) -> None:
         """As a store would, on a thread."""
         assert threading.current_thread() is not threading.main_thread()
         self.meanwhile()
@@ -337,19 +339,19 @@ class Desk:
         self.dropped += count
 
 
-def with_journal(story: Callable[[Journal, Desk], Awaitable[None]], **options: Any) -> Desk:
+def with_journal(story: Callable[[DecisionWriter, Desk], Awaitable[None]], **options: Any) -> Desk:
     """Run a story with a journal, and close it."""
 
     async def run() -> Desk:
         desk = Desk()
-        async with Journal(desk.write, desk.drop, **{"limit": 100, **options}) as journal:
+        async with DecisionWriter(desk.write, desk.drop, **{"limit": 100, **options}) as journal:
             await story(journal, desk)
         return desk
 
     return asyncio.run(run())
 
 
-def several(count: int) -> list[DecisionNote]:
+def several(count: int) -> list[DecisionRecord]:
     """Different decisions."""
     one = note()
     return [replace(one, decision_id=f"chatcmpl-{number}") for number in range(count)]
@@ -359,7 +361,7 @@ def test_notes_are_written_together_and_in_order() -> None:
     """One transaction for many, in batches of a bounded size; at the end nothing waits."""
     made = several(1_200)
 
-    async def story(journal: Journal, _: Desk) -> None:
+    async def story(journal: DecisionWriter, _: Desk) -> None:
         for each in made:
             journal.add(each)
 
@@ -373,7 +375,7 @@ def test_notes_that_come_while_others_are_written_gather_too() -> None:
     """Under load a transaction for every few notes would cost more than the requests do."""
     made = several(60)
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         loop = asyncio.get_running_loop()
         desk.meanwhile = lambda: loop.call_soon_threadsafe(journal.add, made[1])
         journal.add(made[0])
@@ -393,7 +395,7 @@ def test_closing_waits_for_no_gathering() -> None:
     """Whatever is left after a full batch is written at once."""
     made = several(501)
 
-    async def story(journal: Journal, _: Desk) -> None:
+    async def story(journal: DecisionWriter, _: Desk) -> None:
         for each in made:
             journal.add(each)
 
@@ -403,7 +405,7 @@ def test_closing_waits_for_no_gathering() -> None:
 def test_a_journal_that_nobody_used_writes_nothing() -> None:
     """Not even an empty batch."""
 
-    async def story(_journal: Journal, _desk: Desk) -> None:
+    async def story(_journal: DecisionWriter, _desk: Desk) -> None:
         await asyncio.sleep(0)
 
     assert with_journal(story).batches == []
@@ -412,7 +414,7 @@ def test_a_journal_that_nobody_used_writes_nothing() -> None:
 def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
     """``written`` returns once it is there, and at once for one that never waited."""
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         (made,) = several(1)
         journal.add(made)
         async with asyncio.timeout(60):
@@ -426,7 +428,7 @@ def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
 def test_a_slow_store_blocks_nobody_and_a_full_journal_drops() -> None:
     """``add`` returns at once while the store hangs; what does not fit is counted."""
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         desk.open.clear()
         started = time.monotonic()
         for each in several(130):
@@ -444,7 +446,7 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
     """They are tried again, in order; who asks for one meanwhile hears of it."""
     made = several(3)
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         desk.fault = StoreError("locked")
         for each in made:
             journal.add(each)
@@ -459,7 +461,7 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
 def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
     """The process ends; what is lost is counted."""
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         desk.fault = StoreError("disk full")
         for each in several(7):
             journal.add(each)
@@ -471,7 +473,7 @@ def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
 def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
     """The journal goes on."""
 
-    async def story(journal: Journal, desk: Desk) -> None:
+    async def story(journal: DecisionWriter, desk: Desk) -> None:
         first, second = several(2)
         desk.fault = ValueError("a bug")
         journal.add(first)

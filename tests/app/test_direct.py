@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 import uvloop
 
-from app.answering.named_candidate import Direct, Named
+from app.answering.named_candidate import NamedCandidateRequest, NamedCandidateService
 from app.settings import Secrets
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 
 from .fleet_replica import CHAT, Exchange, Play, configured, eventually, hangs, replicas
 
 FORTY = "a" * 40  # ten tokens, as far as anybody can tell
 Spend = Callable[[int], None]
-Work = Callable[[Direct, Spend], Coroutine[Any, Any, Any]]
+Work = Callable[[NamedCandidateService, Spend], Coroutine[Any, Any, Any]]
 
 
-def _answer(direct: Direct, spend: Spend) -> Coroutine[Any, Any, Any]:
-    return direct.answer(Named(name="m", surface=CHAT, fields={"prompt": FORTY}, spend=spend))
+def _answer(direct: NamedCandidateService, spend: Spend) -> Coroutine[Any, Any, Any]:
+    return direct.answer(
+        NamedCandidateRequest(name="m", surface=CHAT, fields={"prompt": FORTY}, spend=spend)
+    )
 
 
-def _embeddings(direct: Direct, spend: Spend) -> Coroutine[Any, Any, Any]:
+def _embeddings(direct: NamedCandidateService, spend: Spend) -> Coroutine[Any, Any, Any]:
     return direct.embeddings("m", {"input": [FORTY]}, spend)
 
 
@@ -56,8 +58,10 @@ def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> 
         told: list[int] = []
         async with replicas(play) as [one]:
             settings = configured({"m": [one]})
-            async with Fleet(settings, Secrets(), Telemetry()) as fleet:
-                task = asyncio.create_task(work(Direct(settings, fleet), told.append))
+            async with Fleet(settings, Secrets(), Metrics()) as fleet:
+                task = asyncio.create_task(
+                    work(NamedCandidateService(settings, fleet), told.append)
+                )
                 await eventually(lambda: len(one.asked) == 1)
                 if play is hangs:
                     task.cancel()

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app import settings
 from app.store import Store, Summary, schema
-from app.store.inspection import Look, look, read_only
+from app.store.inspection import StoreInspection, look, read_only
 from app.tools.doctor import artifact as artifact_check
 from app.tools.doctor import calibration, clock, configuration, encoder, endpoints, gpu, ports
 from app.tools.doctor import store as store_check
@@ -351,12 +351,12 @@ def test_a_store_is_there_and_of_this_version(database: str) -> None:
     """Either kind: empty, made, and older than the program; looking makes no table."""
     findings, found = store_check.check(database, None)
     is_so(findings[0], OK, "empty")
-    assert found == Look()
+    assert found == StoreInspection()
     with Store(database):
         pass
     findings, found = store_check.check(database, "a" * 64)
     is_so(findings[0], OK, f"version {schema.HEAD}")
-    assert found == Look(version=schema.HEAD)
+    assert found == StoreInspection(version=schema.HEAD)
 
 
 def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
@@ -365,11 +365,11 @@ def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
     folder.mkdir()
     values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": NOBODY}]}
     configured, _ = settings.checked(json.dumps(values), folder / "racer.yaml", {})
-    assert store_check.check(configured.store, None)[1] == Look()
+    assert store_check.check(configured.store, None)[1] == StoreInspection()
     with Store(configured.store):
         pass
     assert [path.name for path in folder.iterdir()] == ["racer.db"]
-    assert store_check.check(configured.store, None)[1] == Look(version=schema.HEAD)
+    assert store_check.check(configured.store, None)[1] == StoreInspection(version=schema.HEAD)
 
 
 def test_what_looks_cannot_write(database: str) -> None:
@@ -492,13 +492,13 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
     """Alpha >= 1/(n + 1) to the row; none, another's, old, and from the future."""
     now = datetime(2026, 5, 1, tzinfo=UTC)
 
-    def made(n: int, *, age: timedelta = timedelta(days=40), **evidence: Any) -> Look:
+    def made(n: int, *, age: timedelta = timedelta(days=40), **evidence: Any) -> StoreInspection:
         told = {"n": n, "delta": None, **evidence}
         created = (now - age).isoformat(timespec="microseconds")
         active = Summary(
             id="c1", created_at=created, active=True, artifact="a", options={}, evidence=told
         )
-        return Look(version=schema.HEAD, active=active)
+        return StoreInspection(version=schema.HEAD, active=active)
 
     is_so(calibration.check(made(500), 0.1, now), OK, "c1, 40 days old, 500 rows count, alpha 0.1")
     is_so(calibration.check(made(9), 0.1, now), OK)
@@ -515,7 +515,7 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         (timedelta(seconds=-30), "made within the hour"),  # two clocks never quite agree
     ):
         is_so(calibration.check(made(500, age=age), 0.1, now), OK, words)
-    is_so(calibration.check(Look(), 0.1, now), WARNING, "none", "racer calibrate")
+    is_so(calibration.check(StoreInspection(), 0.1, now), WARNING, "none", "racer calibrate")
     other = replace(made(500), active=None, other=made(500).active)
     is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")
 

@@ -19,12 +19,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
-from app.monitoring.decision_record import DecisionNote
-from app.monitoring.monitor import Watcher
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.monitor import Monitor
 from app.routing.decision import ChosenBy
-from app.settings.watching import Watching
+from app.settings.watching import MonitoringSettings
 from app.store import Store
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
@@ -38,7 +38,7 @@ RARE = 1e-6
 
 
 def watched(
-    store: Store, story: Callable[[Watcher, Watched], Awaitable[None]], **settings: Any
+    store: Store, story: Callable[[Monitor, Watched], Awaitable[None]], **settings: Any
 ) -> Watched:
     """Run a story with a watcher of 600 rows, and close it."""
     world = Watched(store, settings.pop("record", None) or record())
@@ -51,7 +51,7 @@ def watched(
     return world
 
 
-async def feed(watcher: Watcher, made: list[DecisionNote]) -> None:
+async def feed(watcher: Monitor, made: list[DecisionRecord]) -> None:
     """Let queries come, and wait until they were seen."""
     for note in made:
         watcher.note(note)
@@ -60,7 +60,7 @@ async def feed(watcher: Watcher, made: list[DecisionNote]) -> None:
 
 
 async def until_alarm(
-    watcher: Watcher, queries: Callable[[int], list[DecisionNote]], *, at_most: int
+    watcher: Monitor, queries: Callable[[int], list[DecisionRecord]], *, at_most: int
 ) -> int:
     """How many queries it took, fifty at a time."""
     for count in range(50, at_most + 1, 50):
@@ -83,7 +83,7 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
     """False alarm one in a million, all streams together, at every moment of the run."""
     rng = np.random.default_rng(5)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         for _ in range(40):
             await feed(watcher, notes(world.record, draw(rng, 50)))
             assert watcher.stale == ()
@@ -98,11 +98,11 @@ def test_harder_queries_raise_an_alarm(store: Store) -> None:
     """After a thousand like the rows, queries whose scores are a fifth smaller are seen."""
     rng = np.random.default_rng(6)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 1_000)))
         assert watcher.stale == ()
 
-        def harder(count: int) -> list[DecisionNote]:
+        def harder(count: int) -> list[DecisionRecord]:
             return notes(world.record, draw(rng, count, harder=0.8))
 
         assert await until_alarm(watcher, harder, at_most=600) <= 600
@@ -121,7 +121,7 @@ def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
         scores = draw(rng, count)
         return np.repeat(scores.mean(axis=1, keepdims=True), 3, axis=1).round(6)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 1_000)))
         await until_alarm(watcher, lambda n: notes(world.record, alike(n)), at_most=600)
         await feed(watcher, notes(world.record, alike(300)))
@@ -143,7 +143,7 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
         {"chosen_by": ChosenBy.OVERRIDDEN, "selected": ("poet",)},
     ]
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 500)))
         for choice in choices:
             await feed(watcher, notes(world.record, draw(rng, 300), **choice))
@@ -171,7 +171,7 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     """Their certificates are void as it is, and they must not void the others'."""
     rng = np.random.default_rng(9)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         made = notes(world.record, draw(rng, 20, harder=0.1))
         await feed(watcher, [replace(note, **changes) for note in made])
         assert watcher.stale == ()
@@ -199,7 +199,7 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     """Nor is a query under a new calibration that has it among its rows; others are new there."""
     row, query = record().calibration.fingerprints[0], b"a query"
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         assert watcher.repeated(row, ())
         assert not watcher.repeated(query, ())
         assert watcher.repeated(query, ())
@@ -213,7 +213,7 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
 def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
-    async def story(watcher: Watcher, _: Watched) -> None:
+    async def story(watcher: Monitor, _: Watched) -> None:
         for reason in ("multi_turn_uncalibrated", "later_turn"):
             assert not watcher.repeated(b"yes", (reason,))
         assert not watcher.repeated(b"yes", ())
@@ -227,7 +227,7 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
     """`watching.false_alarm: null`."""
     rng = np.random.default_rng(10)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 500, harder=0.1)))
         await watcher.reset()
         assert watcher.stale == ()
@@ -240,7 +240,7 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
 
 
 async def judge(
-    watcher: Watcher,
+    watcher: Monitor,
     world: Watched,
     rng: np.random.Generator,
     count: int,
@@ -272,7 +272,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
     """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
     rng = np.random.default_rng(11)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         losses = await judge(watcher, world, rng, 150)
         told = await watcher.drift()
         shadow = told["shadow"]
@@ -291,7 +291,7 @@ def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
     """The queries are as before; now those candidates are right that used to be wrong."""
     rng = np.random.default_rng(12)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await judge(watcher, world, rng, 50)
         assert watcher.stale == ()
         await judge(watcher, world, rng, 100, lambda scores: 1.0 - scores)
@@ -304,7 +304,7 @@ def test_a_judged_decision_counts_once(store: Store) -> None:
     """However often its verdicts are sent, and after a restart."""
     rng = np.random.default_rng(13)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         note = noted(world.record, draw(rng, 1)[0].tolist(), shadow_rate=0.5)
         watcher.note(note)
         for _ in range(3):
@@ -329,7 +329,7 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
 ) -> None:
     """The loss is that of the calibration's own set, so another alpha does no harm."""
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         note = replace(noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
         watcher.note(note)
         correct = dict.fromkeys(note.pool, True)
@@ -344,7 +344,7 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
     """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
     rng = np.random.default_rng(16)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         cut = notes(world.record, draw(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",))
         usual = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         for note in [*cut, usual]:
@@ -367,7 +367,7 @@ def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
 ) -> None:
     """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         assert not watcher.repeated(b"query", ())  # `POST /route`
         assert not watcher.sampled("other", b"query", ("conditions_differ",))
         assert watcher.sampled("first", b"query", ())
@@ -381,7 +381,7 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
     """A data key cannot raise an alarm, nor hush one, before an admin accepts."""
     data = Caller(name="data")
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         note = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         watcher.note(note)
         await watcher.feedback.say(note.decision_id, everyone([False, False, True]), data)
@@ -397,7 +397,7 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
 def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> None:
     """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(np.random.default_rng(14), 3)))
         told = await watcher.drift()
         assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
@@ -416,7 +416,7 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
     The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
     """
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         made = [noted(world.record, [0.9, 0.2, 0.1]) for _ in range(10)]
         assert {note.selected for note in made} == {("adder",)}
         verdicts: list[dict[str, bool]] = [
@@ -440,7 +440,7 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
 def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) -> None:
     """Other decisions are counted as kept, and not in the range."""
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         others: list[dict[str, Any]] = [
             {"alpha": 0.5},
             {"pool": POOL[:2]},
@@ -470,7 +470,7 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
     rng = np.random.default_rng(15)
     told: list[dict[str, Any]] = []
 
-    async def before(watcher: Watcher, world: Watched) -> None:
+    async def before(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
         told.append(await watcher.drift())
         assert watcher.stale
@@ -490,13 +490,15 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
     rng = np.random.default_rng(16)
     fresh = record(seed=2)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
         raised = watcher.stale
         assert raised
         world.store.add(fresh, activate=True)
 
-        def meanwhile(new: Record) -> None:  # which is followed, while the old one decides
+        def meanwhile(
+            new: CalibrationRecord,
+        ) -> None:  # which is followed, while the old one decides
             assert new is not fresh or watcher.stale == raised
 
         await world.active.tell(meanwhile)
@@ -517,7 +519,7 @@ def test_a_reset_begins_again(store: Store) -> None:
     """The alarm is gone, after a restart too, and the next change is seen again."""
     rng = np.random.default_rng(17)
 
-    async def before(watcher: Watcher, world: Watched) -> None:
+    async def before(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
 
     world = watched(store, before)
@@ -547,7 +549,7 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
     """The gateway starts, and watches."""
     rng = np.random.default_rng(18)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
 
     world = watched(store, story)
@@ -568,7 +570,7 @@ def test_the_saved_state_is_small(store: Store) -> None:
     """With full bags: well under a megabyte of JSON."""
     rng = np.random.default_rng(19)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         await feed(watcher, notes(world.record, draw(rng, 10)))
 
     world = watched(store, story, record=record(rows=12_000))
@@ -587,7 +589,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
     """One line a stream, however many queries follow."""
     rng = np.random.default_rng(20)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         with caplog.at_level(logging.WARNING, "app.monitoring"):
             for _ in range(5):
                 await feed(watcher, notes(world.record, draw(rng, 100, harder=0.5)))
@@ -618,7 +620,7 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
     """What an operator sees before the alarm; none is there before the first query."""
     rng = np.random.default_rng(23)
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
         await feed(watcher, notes(world.record, draw(rng, 60, harder=0.8)))
         seen = [series(world, "racer_drift_evidence", "stream")]
@@ -642,7 +644,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     rng = np.random.default_rng(24)
     told: dict[str, Any] = {}
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         unknown = series(world, "racer_realised_risk", "bound")
         assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
         assert math.isnan(unknown["mean"])
@@ -671,7 +673,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
 def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:
     """Too few rows for alpha: there is no threshold whose risk could be above anything."""
 
-    async def story(_: Watcher, world: Watched) -> None:
+    async def story(_: Monitor, world: Watched) -> None:
         assert "racer_risk_bound NaN\n" in world.telemetry.render().decode()
 
     watched(store, story, record=record(rows=5))
@@ -719,7 +721,7 @@ def test_drift_needs_a_calibration(serve: Serve) -> None:
 def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     """Replicas agree on every decision; about a fifth of 5,000, false alarm 1e-6."""
 
-    async def story(watcher: Watcher, world: Watched) -> None:
+    async def story(watcher: Monitor, world: Watched) -> None:
         other = await world.watcher(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
         drawn = [watcher.sampled(each, each.encode(), ()) for each in ids]
@@ -732,8 +734,8 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
 def test_nothing_is_sampled_by_default(store: Store) -> None:
     """Everyone is called only where the operator pays for it."""
 
-    async def story(watcher: Watcher, _: Watched) -> None:
-        assert Watching().shadow_rate == 0.0
+    async def story(watcher: Monitor, _: Watched) -> None:
+        assert MonitoringSettings().shadow_rate == 0.0
         assert not any(watcher.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
     watched(store, story)

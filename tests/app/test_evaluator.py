@@ -20,7 +20,7 @@ from app import settings
 from app.answering.evaluator import Evaluator, Ratings
 from app.answering.evaluator_prompt import prompt, quoted, read
 from app.errors import SettingsError, UpstreamError, UpstreamUnavailable
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
@@ -466,7 +466,7 @@ def evaluated(tmp_path: Path, artifact: Path, pool: FakePool) -> Evaluated:
         configured, secrets = settings.load(path, {})
 
         async def inside() -> Any:
-            async with Fleet(configured, secrets, Telemetry()) as fleet:
+            async with Fleet(configured, secrets, Metrics()) as fleet:
                 return await action(Evaluator(configured, fleet))
 
         return asyncio.run(inside())

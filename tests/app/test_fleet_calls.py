@@ -24,7 +24,7 @@ from app.errors import (
     UpstreamUnavailable,
 )
 from app.settings import Secrets
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
 
@@ -65,7 +65,7 @@ def test_a_call_carries_key_headers_and_payload() -> None:
             extra = {"key_header": "x-api-key", "headers": {"x-team": "blue"}}
             settings = configured({"m": [one]}, candidate=extra)
             secrets = Secrets(candidate_keys={"m": SecretStr("the-key")})
-            async with Fleet(settings, secrets, Telemetry()) as fleet:
+            async with Fleet(settings, secrets, Metrics()) as fleet:
                 reply = await fleet.ask("m", CHAT, asking("grün"), deadline=soon())
         sent = one.asked[0]
         assert reply.body["choices"][0]["message"]["content"] == "42"

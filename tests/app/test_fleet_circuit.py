@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.settings import Fleet as Rules
-from app.upstream.circuit_breaker import Circuit
+from app.settings import FleetSettings
+from app.upstream.circuit_breaker import CircuitBreaker
 
-RULES = Rules(failures=5, eject_s=30, eject_max_s=100)
+RULES = FleetSettings(failures=5, eject_s=30, eject_max_s=100)
 
 
-def fail(circuit: Circuit, *payloads: int, now: float = 0.0, unreachable: bool = False) -> bool:
+def fail(
+    circuit: CircuitBreaker, *payloads: int, now: float = 0.0, unreachable: bool = False
+) -> bool:
     """Fail once for each payload; whether it is out in the end."""
     for payload in payloads:
         circuit.failed(now, payload=payload, unreachable=unreachable)
@@ -21,7 +23,7 @@ def fail(circuit: Circuit, *payloads: int, now: float = 0.0, unreachable: bool =
 
 def test_so_many_failures_in_a_row_take_a_replica_out() -> None:
     """Not one less, and a success in between starts the count anew."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     assert not fail(circuit, 1, 2, 3, 4)
     circuit.succeeded()
     assert not fail(circuit, 1, 2, 3, 4)  # the same ones count again
@@ -31,12 +33,12 @@ def test_so_many_failures_in_a_row_take_a_replica_out() -> None:
 
 def test_failing_more_often_than_not_takes_a_replica_out() -> None:
     """More than half of the last twenty, though never five in a row."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     for number in range(10):
         circuit.succeeded()
         assert not fail(circuit, number)
     assert circuit.state == "in"  # ten of twenty
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     for number in range(3):
         assert not fail(circuit, 4 * number, 4 * number + 1, 4 * number + 2)
         circuit.succeeded()
@@ -45,7 +47,7 @@ def test_failing_more_often_than_not_takes_a_replica_out() -> None:
 
 def test_a_poison_payload_counts_once() -> None:
     """However often it is sent, it takes the replica from nobody else."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     assert not fail(circuit, *[7] * 1_000)
     assert not fail(circuit, 8, 7, 8, 7, 9, 7, 10)
     assert fail(circuit, 11)
@@ -53,7 +55,7 @@ def test_a_poison_payload_counts_once() -> None:
 
 def test_answers_between_them_do_not_let_a_poison_payload_count_for_more() -> None:
     """One failure and one answer in turn is half, not more."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     for _ in range(100):
         assert not fail(circuit, 7, 7, 7)
         circuit.succeeded()
@@ -61,7 +63,7 @@ def test_answers_between_them_do_not_let_a_poison_payload_count_for_more() -> No
 
 def test_two_refused_connections_in_a_row_are_enough() -> None:
     """Whatever was going to be sent: nobody is there."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     assert not fail(circuit, 7, unreachable=True)
     circuit.answered()
     assert not fail(circuit, 7, unreachable=True)
@@ -70,7 +72,7 @@ def test_two_refused_connections_in_a_row_are_enough() -> None:
 
 def test_what_is_nobodys_fault_is_neither_a_failure_nor_a_success() -> None:
     """A rejected request in between breaks no row."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     for payload in range(5):
         circuit.answered()
         out = fail(circuit, payload)
@@ -79,7 +81,7 @@ def test_what_is_nobodys_fault_is_neither_a_failure_nor_a_success() -> None:
 
 def test_on_probation_the_next_failure_puts_it_out_for_longer() -> None:
     """30 s, 60 s, 90 s, and no more than the limit."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     assert fail(circuit, *range(5), now=0)
     for now, until in ((30.0, 90.0), (90.0, 180.0), (180.0, 280.0), (280.0, 380.0)):
         circuit.let_in()
@@ -90,7 +92,7 @@ def test_on_probation_the_next_failure_puts_it_out_for_longer() -> None:
 
 def test_a_success_ends_the_probation_and_several_forget_the_past() -> None:
     """As many successes in a row as failures would have been needed."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
     circuit.let_in()
     circuit.succeeded()
@@ -106,7 +108,7 @@ def test_a_success_ends_the_probation_and_several_forget_the_past() -> None:
 
 def test_a_failed_probe_does_not_lengthen_the_wait() -> None:
     """It cost nobody anything."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
     for now in (30.0, 60.0, 90.0):
         circuit.wait_on(now)
@@ -115,7 +117,7 @@ def test_a_failed_probe_does_not_lengthen_the_wait() -> None:
 
 def test_failures_of_calls_from_before_do_not_keep_it_out_for_longer() -> None:
     """They were under way when it was taken out."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5), now=0)
     assert fail(circuit, *range(10, 30), now=20)
     assert circuit.out_until == 30
@@ -131,7 +133,7 @@ def test_it_is_out_only_after_failures_and_never_for_longer_than_the_limit(
     events: list[str | int],
 ) -> None:
     """Any history: time out is bounded, and a success always lets it in."""
-    circuit = Circuit(RULES)
+    circuit = CircuitBreaker(RULES)
     for now, event in enumerate(events):
         match event:
             case "ok":
@@ -155,6 +157,6 @@ def test_it_is_out_only_after_failures_and_never_for_longer_than_the_limit(
 @pytest.mark.parametrize("failures", [1, 2, 40])
 def test_how_many_failures_is_a_setting(failures: int) -> None:
     """So does the number of recent calls that are looked at."""
-    circuit = Circuit(Rules(failures=failures))
+    circuit = CircuitBreaker(FleetSettings(failures=failures))
     assert not fail(circuit, *range(failures - 1))
     assert fail(circuit, failures)

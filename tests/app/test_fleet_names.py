@@ -14,7 +14,7 @@ import uvloop
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.errors import UpstreamError
-from app.upstream.dns_cache import KEPT_S, PATIENCE_S, LastingResolver
+from app.upstream.dns_cache import KEPT_S, PATIENCE_S, CachingResolver
 
 from .fleet_replica import CHAT, Replica, answers, asking, opened, replicas, soon
 
@@ -122,7 +122,7 @@ def test_the_last_good_address_outlives_its_name_server() -> None:
 
     async def test() -> None:
         names, now = _Names(), 0.0
-        resolver = LastingResolver(names, lambda: now)
+        resolver = CachingResolver(names, lambda: now)
 
         async def address(host: str = "gpu-1") -> str:
             return (await resolver.resolve(host, 80))[0]["host"]

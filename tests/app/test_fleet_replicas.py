@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 
 from .fleet_replica import (
     CHAT,
@@ -250,7 +250,7 @@ def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
     """Traffic can move to the others; nobody waits for it meanwhile."""
 
     async def test() -> None:
-        telemetry = Telemetry()
+        telemetry = Metrics()
         async with replicas(answers, answers) as [one, other]:
             rules = QUICK | {"eject_s": 5.0}
             async with opened({"m": [one], "n": [other]}, telemetry, **rules) as fleet:

@@ -16,7 +16,7 @@ from app.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from app.settings import Fleet as Rules
+from app.settings import FleetSettings
 from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
 
 from .fleet_replica import (
@@ -64,7 +64,7 @@ def test_a_few_retries_are_always_allowed_unless_none_are() -> None:
 
 def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
-    retries = Retries(Rules(attempts=5, retry_share=1.0), random.Random(1))
+    retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))
     for _ in range(10_000):
         retries.called()
     for attempt, longest in ((1, 0.05), (2, 0.1), (3, 0.2), (4, 0.4)):
@@ -86,7 +86,7 @@ def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
 def pause(exc: UpstreamError, **changes: object) -> float | None:
     """What comes of one failure, where nothing else is in the way."""
     how = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
-    retries = Retries(Rules(attempts=3), random.Random(1))
+    retries = Retries(FleetSettings(attempts=3), random.Random(1))
     return retries.pause_s(exc, **how)  # pyright: ignore[reportArgumentType]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.http.corked_transport import Cork
+from app.http.corked_transport import CorkedTransport
 
 
 class Sink:
@@ -39,7 +39,7 @@ def play(*steps: str) -> list[bytes | str]:
 
     async def run() -> list[bytes | str]:
         sink = Sink()
-        cork = Cork(sink, asyncio.get_running_loop())  # type: ignore[arg-type]
+        cork = CorkedTransport(sink, asyncio.get_running_loop())  # type: ignore[arg-type]
         for step in steps:
             match step:
                 case "pass":
@@ -74,7 +74,7 @@ def test_what_is_held_counts_as_unsent_and_the_rest_is_the_transports() -> None:
     """Or a slow client would look like a fast one for a pass."""
 
     async def run() -> None:
-        cork = Cork(Sink(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        cork = CorkedTransport(Sink(), asyncio.get_running_loop())  # type: ignore[arg-type]
         cork.write(b"four")
         assert cork.get_write_buffer_size() == 11
         assert cork.is_closing() is False

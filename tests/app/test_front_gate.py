@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 
 from app import settings
 from app.access.allowed_hosts import HostCheck
-from app.access.failed_logins import Failures
+from app.access.failed_logins import FailedLogins
 from app.access.quotas import Bucket, Quotas
 from app.access.route_roles import DOORS, DoorPlan
 from app.errors import InvalidHost, RateLimited, SettingsError
@@ -254,7 +254,7 @@ def test_wrong_keys_are_counted_and_right_ones_are_not(serve: Serve) -> None:
 def test_failures_are_forgotten_after_a_minute_and_never_pile_up() -> None:
     """A window per address; IPv6 neighbours of one /64 count as one; memory is bounded."""
     now = [0.0]
-    failures = Failures(2, clock=lambda: now[0])
+    failures = FailedLogins(2, clock=lambda: now[0])
     for address in ("2001:db8::1", "2001:db8::2"):
         failures.note(address)
     with pytest.raises(RateLimited) as caught:

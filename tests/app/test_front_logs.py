@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.http.request_log import Outermost
+from app.http.request_log import RequestLog
 from app.routing.service import RoutingService
 from app.services import Drain
 from app.telemetry import logs
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 
 from .conftest import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
 from .fake_pool import FakePool
@@ -210,7 +210,7 @@ def through(outermost: Any, headers: list[tuple[bytes, bytes]], **state: str) ->
 
 def outermost(*, log_prompts: bool = False) -> Any:
     """The layer as the application has it."""
-    return lambda app: Outermost(app, telemetry=Telemetry(), drain=Drain(), log_prompts=log_prompts)
+    return lambda app: RequestLog(app, telemetry=Metrics(), drain=Drain(), log_prompts=log_prompts)
 
 
 def test_prompts_are_written_only_if_asked_for() -> None:

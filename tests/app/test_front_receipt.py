@@ -19,11 +19,11 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
-from app.http.connection import PATIENCE_S, ReceiptConfig
-from app.http.connection_limits import Strangers
-from app.http.refused_connections import Refusals
+from app.http.connection import PATIENCE_S, ConnectionConfig
+from app.http.connection_limits import UnauthenticatedConnections
+from app.http.refused_connections import RefusedConnections
 from app.settings import Limits
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 
 from .fake_collector import wait
 
@@ -71,13 +71,13 @@ class Bare:
     def __init__(self, **limits: Any) -> None:
         short = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S}
         wanted = short | {"connections_per_address": None} | limits
-        self.told = Telemetry()
+        self.told = Metrics()
         configured = Limits(**wanted)
-        config = ReceiptConfig(
+        config = ConnectionConfig(
             application,
             configured,
-            Strangers(configured.connections_per_address),
-            Refusals(self.told.connection_refusals, every_s=SUMMARY_S),
+            UnauthenticatedConnections(configured.connections_per_address),
+            RefusedConnections(self.told.connection_refusals, every_s=SUMMARY_S),
         )
         self.server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.access.client_address import network
 from app.http.connection import HURRY_S
-from app.http.connection_limits import Strangers
+from app.http.connection_limits import UnauthenticatedConnections
 from app.settings import key_format
 
 from .conftest import DATA_KEY, ENVIRONMENT, Gateway, Serve
@@ -40,7 +40,7 @@ class Someone:
 )
 def test_places_are_those_of_strangers_inside(most: int, steps: list[tuple[int, str]]) -> None:
     """A visitor gets a place exactly when fewer strangers than places are inside."""
-    strangers = Strangers(most)
+    strangers = UnauthenticatedConnections(most)
     inside: dict[int, list[Someone]] = {address: [] for address in range(3)}
     for address, step in steps:
         here = inside[address]

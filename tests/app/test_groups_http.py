@@ -17,8 +17,8 @@ import pytest
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
 from app.settings import key_format
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
@@ -271,7 +271,7 @@ def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.Monkey
 # How parts are computed -----------------------------------------------------------------------
 
 
-def big() -> Record:
+def big() -> CalibrationRecord:
     """A record of 20,000 rows in two groups and none."""
     made = record(rows=20_000)
     groups = tuple(np.random.default_rng(0).choice(["a", "b", ""], 20_000).tolist())
@@ -298,7 +298,7 @@ def test_a_part_is_computed_once_for_all_who_wait() -> None:
     made = big()
 
     async def story() -> list[GroupThreshold]:
-        active = ActiveCalibration(Telemetry())
+        active = ActiveCalibration(Metrics())
         await active.swap(made)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):
@@ -317,7 +317,7 @@ def test_invented_groups_fill_no_memory() -> None:
     made = big()
 
     async def story() -> set[int]:
-        active = ActiveCalibration(Telemetry())
+        active = ActiveCalibration(Metrics())
         await active.swap(made)
         return {id(await active.calibration(made, POOL, f"invented-{i}")) for i in range(200)}
 
@@ -332,10 +332,10 @@ def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
     )
 
     async def story() -> tuple[float, float, float]:
-        active = ActiveCalibration(Telemetry())
+        active = ActiveCalibration(Metrics())
         await active.swap(one)
 
-        async def threshold(record: Record) -> float:
+        async def threshold(record: CalibrationRecord) -> float:
             part = await active.calibration(record, POOL, "a")
             return part.calibration.lambda_hat(0.1, Score.GAP)
 

@@ -18,7 +18,7 @@ from app.access.quota_leases import (
     DRAW_EVERY_S,
     LEASE_S,
     Drawn,
-    Leases,
+    QuotaLeases,
     draw,
     give_back,
     lease_size,
@@ -222,7 +222,7 @@ def test_without_the_store_each_goes_on_with_its_share(
     draw(store, "another", {LIMIT: 0.0})
 
     async def story() -> None:
-        async with Leases(store, {LIMIT: bucket}):
+        async with QuotaLeases(store, {LIMIT: bucket}):
             assert bucket.wait_s(1) == 0
             down.set()
             bucket.spend(bucket.level)
@@ -268,7 +268,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
     bucket = Bucket(PER_MINUTE, lambda: now[0])
 
     async def story() -> None:
-        async with Leases(store, {LIMIT: bucket}):
+        async with QuotaLeases(store, {LIMIT: bucket}):
             hangs.set()
             bucket.spend(bucket.level)
 
@@ -288,7 +288,7 @@ def test_a_store_of_ones_own_lends_nothing(tmp_path: Path) -> None:
     bucket = Bucket(PER_MINUTE, lambda: 0.0)
 
     async def story(store: Store) -> None:
-        async with Leases(store, {LIMIT: bucket}):
+        async with QuotaLeases(store, {LIMIT: bucket}):
             assert bucket.level == PER_MINUTE
 
     with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from app.answering.token_usage import Meter, prompt_tokens
+from app.answering.token_usage import TokenMeter, prompt_tokens
 from app.routing.service import RoutingService
 from app.settings import key_format
 from app.wire.chat import Chat
 from app.wire.completions import Completions
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 from app.wire.responses import Responses
 
 from .conftest import (
@@ -275,7 +275,7 @@ def test_a_prompt_is_a_token_for_every_four_letters() -> None:
     assert prompt_tokens({"prompt": None}) == 0
 
 
-def _piece(surface: Surface, text: str) -> dict[str, Any]:
+def _piece(surface: ApiFormat, text: str) -> dict[str, Any]:
     """An event that says a text."""
     match surface:
         case Chat():
@@ -290,11 +290,11 @@ def _piece(surface: Surface, text: str) -> dict[str, Any]:
     "surface", [Chat(), Completions(), Responses()], ids=lambda each: each.path
 )
 def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
-    surface: Surface,
+    surface: ApiFormat,
 ) -> None:
     """A token an event; four letters a token where events are long; the candidate's count wins."""
     told: list[int] = []
-    meter = Meter(surface, {"prompt": "a" * 40})
+    meter = TokenMeter(surface, {"prompt": "a" * 40})
     with meter.charging(told.append):
         for text in ("", "a", "b", "c"):
             meter.saw(_piece(surface, text))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.answering import math_process
-from app.answering.math_process import MathChild
+from app.answering.math_process import MathProcess
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
 WORKER = """
@@ -22,7 +22,7 @@ for line in sys.stdin:
     print(json.dumps({"form": text * (100 if text == "long" else 1)}), flush=True)
 """
 
-Story = Callable[[MathChild, list[Process]], Awaitable[None]]
+Story = Callable[[MathProcess, list[Process]], Awaitable[None]]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 
     def run(story: Story) -> None:
         async def scene() -> None:
-            child = MathChild(1)
+            child = MathProcess(1)
             try:
                 async with asyncio.timeout(20):
                     await story(child, started)
@@ -57,7 +57,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Story], None]) -> None:
     """Red when what is left of it in the pipe is the next task's answer."""
 
-    async def story(child: MathChild, started: list[Process]) -> None:
+    async def story(child: MathProcess, started: list[Process]) -> None:
         assert await child.form("1") == "1"
         assert await child.form("long") is None
         assert [await child.form(text) for text in "234"] == ["2", "3", "4"]
@@ -69,7 +69,7 @@ def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Sto
 def test_who_leaves_takes_the_answer_along(play: Callable[[Story], None]) -> None:
     """A task that is given up is told to nobody else, and those in line are done."""
 
-    async def story(child: MathChild, _: list[Process]) -> None:
+    async def story(child: MathProcess, _: list[Process]) -> None:
         assert await child.form("0") == "0"
         gone = asyncio.create_task(child.form("hang"))
         await asyncio.sleep(0)  # the child has been told
@@ -84,7 +84,7 @@ def test_who_leaves_takes_the_answer_along(play: Callable[[Story], None]) -> Non
 def test_a_child_that_has_ended_is_replaced_and_closed(play: Callable[[Story], None]) -> None:
     """Whatever ended it: one task has no answer, the next one has; and closing fails nowhere."""
 
-    async def story(child: MathChild, started: list[Process]) -> None:
+    async def story(child: MathProcess, started: list[Process]) -> None:
         assert await child.form("1") == "1"
         started[0].kill()
         await started[0].wait()

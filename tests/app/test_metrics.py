@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.telemetry.loop_lag import EVERY_S, LoopLag
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 
 from .conftest import ONE, TWO, Gateway, Serve, user
 from .fake_collector import wait
@@ -151,7 +151,7 @@ def test_answers_in_memory_are_measured() -> None:
         await exchange.writer.drain()
 
     async def test() -> None:
-        telemetry = Telemetry()
+        telemetry = Metrics()
 
         def held() -> float:
             return series(telemetry.render().decode())["racer_buffered_bytes[]"]
@@ -170,7 +170,7 @@ def test_circuits_and_retries_are_counted() -> None:
     """Each replica stands in one state; a call that was made again is one more retry."""
 
     async def test() -> None:
-        telemetry = Telemetry()
+        telemetry = Metrics()
         rules = {"failures": 1, "eject_s": 60.0}
         async with (
             replicas(fails("500"), answers) as [bad, good],

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.upstream.http_client import Answer
+from app.upstream.http_client import UpstreamAnswer
 from app.upstream.stream import pieces_of
 from app.wire.chat import Chat
 from app.wire.completions import Completions
-from app.wire.event_template import Mould
-from app.wire.format import Surface
+from app.wire.event_template import EventTemplate
+from app.wire.format import ApiFormat
 from app.wire.responses import Responses
 
 from .test_stream_end import Sent
@@ -47,7 +47,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def mould_of(surface: Surface, data: str) -> Mould | None:
+def mould_of(surface: ApiFormat, data: str) -> EventTemplate | None:
     """What is learnt from one event."""
     return surface.mould(data, surface.piece("adder", data))
 
@@ -56,7 +56,7 @@ def mould_of(surface: Surface, data: str) -> Mould | None:
 @pytest.mark.parametrize("form", FORMS, ids=["compact", "spaced", "odd"])
 @given(first=TEXTS, second=TEXTS)
 def test_an_alike_event_is_read_as_it_would_be(
-    surface: Surface, chunk: Any, form: dict[str, Any], first: str, second: str
+    surface: ApiFormat, chunk: Any, form: dict[str, Any], first: str, second: str
 ) -> None:
     """Whatever the texts are, and however the server writes JSON."""
     mould = mould_of(surface, json.dumps(chunk(first), **form))
@@ -128,7 +128,7 @@ def test_what_is_no_text_is_not_alike(raw: str) -> None:
 
 def test_ends_are_not_cut_out_of_each_other() -> None:
     """An event shorter than what stands around the text."""
-    mould = Mould('{"a":"', '"a":"b"}', lambda text: {"a": text})
+    mould = EventTemplate('{"a":"', '"a":"b"}', lambda text: {"a": text})
     assert mould.piece('{"a":"b"}') is None
 
 
@@ -162,13 +162,13 @@ EVENTS = st.lists(
 )
 
 
-def pieces(surface: Surface, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def pieces(surface: ApiFormat, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is read of a stream."""
     finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     sent = Sent([*map(json.dumps, [*events, finish]), "[DONE]"], None)
 
     async def read() -> list[dict[str, Any]]:
-        return [piece async for piece in pieces_of("adder", surface, cast("Answer", sent))]
+        return [piece async for piece in pieces_of("adder", surface, cast("UpstreamAnswer", sent))]
 
     return asyncio.run(read())
 
@@ -184,7 +184,7 @@ def test_moulds_are_used_in_streams_and_given_up_where_none_fits() -> None:
     learnt: list[str] = []
 
     class Counting(Chat):
-        def mould(self, data: str, piece: Any) -> Mould | None:
+        def mould(self, data: str, piece: Any) -> EventTemplate | None:
             learnt.append(data)
             return Chat.mould(self, data, piece)
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import settings
-from app.http.admission_queue import A_PASS, SAVED, Turnstile
+from app.http.admission_queue import A_PASS, SAVED, AdmissionQueue
 
 from .conftest import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
 
@@ -28,7 +28,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
-        self.turnstile = Turnstile(self.waiting.append)
+        self.turnstile = AdmissionQueue(self.waiting.append)
         self.came: list[asyncio.Task[None]] = []
 
     async def arrive(self, number: int) -> None:

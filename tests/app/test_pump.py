@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from app.concurrency.background_stream import _QUEUE, Pump  # pyright: ignore[reportPrivateUsage]
+from app.concurrency.background_stream import _QUEUE, BackgroundStream  # pyright: ignore[reportPrivateUsage]
 
 
 class Source:
@@ -30,7 +30,7 @@ class Source:
             self.closed = True
 
 
-async def read(pump: Pump) -> list[bytes]:
+async def read(pump: BackgroundStream) -> list[bytes]:
     """To the end; an error is its last item."""
     return [item async for item in pump.items(lambda exc: type(exc).__name__.encode())]
 
@@ -45,7 +45,7 @@ def test_every_item_arrives_in_order(count: int) -> None:
     """Fewer and more than may wait; also when the first was waited for."""
 
     async def story(*, started: bool) -> list[bytes]:
-        pump = Pump(Source(count)())
+        pump = BackgroundStream(Source(count)())
         if started:
             await pump.started()
         return await read(pump)
@@ -59,7 +59,7 @@ def test_a_source_waits_for_its_reader() -> None:
 
     async def story() -> None:
         source = Source(1_000)
-        pump = Pump(source())
+        pump = BackgroundStream(source())
         await asyncio.sleep(0.05)
         assert source.made == _QUEUE
         items = pump.items(lambda _: b"")
@@ -75,7 +75,7 @@ def test_waiting_in_vain_for_the_first_item_loses_nothing() -> None:
     """``started`` returns after its time, and the item comes later."""
 
     async def story() -> list[bytes]:
-        pump = Pump(Source(3, pause=lambda number: 0.0 if number else 0.1)())
+        pump = BackgroundStream(Source(3, pause=lambda number: 0.0 if number else 0.1)())
         await pump.started(0.001)
         return await read(pump)
 
@@ -88,7 +88,7 @@ def test_leaving_ends_a_source_that_waits_for_room(read_first: int) -> None:
 
     async def story() -> bool:
         source = Source(1_000)
-        pump = Pump(source())
+        pump = BackgroundStream(source())
         items = pump.items(lambda _: b"")
         for _ in range(read_first):
             await anext(items)
@@ -108,10 +108,10 @@ def test_an_error_before_the_first_item_is_raised_and_after_it_is_the_last() -> 
         raise LookupError
 
     async def first() -> None:
-        await Pump(failing(0)).started()
+        await BackgroundStream(failing(0)).started()
 
     async def later() -> list[bytes]:
-        pump = Pump(failing(2))
+        pump = BackgroundStream(failing(2))
         await pump.started()
         return await read(pump)
 

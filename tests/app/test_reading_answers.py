@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from app import lifespan
 from app.answering import answer_forms
 from app.answering.answer_forms import VOTE_CHARS, AnswerReader
-from app.answering.fan_out import Collected
-from app.answering.vote import Ballot
+from app.answering.fan_out import FanOutResult
+from app.answering.vote import Vote
 from app.concurrency.threads import SMALL_BYTES
 from app.settings import Aggregation
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
-from app.wire.format import Said
+from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
@@ -77,16 +77,16 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return on_the_loop
 
 
-def form(kind: Equality, said: Said) -> str | None:
+def form(kind: Equality, said: Choice) -> str | None:
     """What one answer counts as."""
     return asyncio.run(reader().form(kind, [said]))
 
 
 def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
     """Short ones at once; tool calls and clusters, whose size nobody knows yet, never."""
-    assert form(Equality.NUMBER, Said(text="1 " * (SMALL_BYTES // 2))) == "1"
-    assert form(Equality.NUMBER, Said(text="1 " * SMALL_BYTES)) == "1"
-    assert form(Equality.NUMBER, Said(tool_calls=({"name": "add"},))) == '[["add",{}]]'
+    assert form(Equality.NUMBER, Choice(text="1 " * (SMALL_BYTES // 2))) == "1"
+    assert form(Equality.NUMBER, Choice(text="1 " * SMALL_BYTES)) == "1"
+    assert form(Equality.NUMBER, Choice(tool_calls=({"name": "add"},))) == '[["add",{}]]'
     asyncio.run(reader().semantic({"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}))
     assert threads == [True, False, False, False]
 
@@ -97,14 +97,14 @@ def test_an_answer_over_a_mebibyte_is_no_vote(
 ) -> None:
     """Whatever its kind; it is not even looked at."""
     text = "1".rjust(VOTE_CHARS + spare)
-    assert form(Equality.NUMBER, Said(text=text)) == expected
+    assert form(Equality.NUMBER, Choice(text=text)) == expected
     assert len(threads) == (expected is not None)
 
 
 def test_calls_over_a_mebibyte_are_no_vote() -> None:
     """As texts are."""
     calls = ({"name": "add", "arguments": '{"a": "' + "x" * VOTE_CHARS + '"}'},)
-    assert form(Equality.NUMBER, Said(tool_calls=calls)) is None
+    assert form(Equality.NUMBER, Choice(tool_calls=calls)) is None
 
 
 def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
@@ -120,9 +120,9 @@ def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
     assert len(encoding.given) == 2
 
 
-def ballot(kind: Equality, deadline: float) -> Ballot:
+def ballot(kind: Equality, deadline: float) -> Vote:
     """A vote whose formulas and meanings nobody ever reads."""
-    return Ballot(
+    return Vote(
         rule=Aggregation(),
         kind=kind,
         reader=AnswerReader(never, never, similarity=0.75, embed_chars=10),  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
     async def story() -> tuple[str | None, frozenset[str]]:
         async with asyncio.timeout(60):
             late = await ballot(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
-            got = Collected(replies={"adder": replied("1")}, forms={"adder": None})
+            got = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
             meaning = ballot(Equality.SEMANTIC, time.monotonic() + 0.05)
             medoids = await meaning.cluster(got, ["adder"])
             assert got.forms == {"adder": None}

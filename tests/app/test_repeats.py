@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from app.monitoring.seen_queries import Repeats
+from app.monitoring.seen_queries import SeenQueries
 from racer_core.calibration.monitoring import ExchangeabilityMartingale
 from tests.core.laws import assert_at_most
 
@@ -24,7 +24,7 @@ Habit = Callable[[Sequence[float], np.random.Generator], int | None]
 
 def test_a_query_is_a_repeat_after_its_first_time() -> None:
     """The rows came before everybody."""
-    repeats = Repeats([b"row"])
+    repeats = SeenQueries([b"row"])
     assert repeats.saw(b"row")
     assert not repeats.saw(b"new")
     assert repeats.saw(b"new")
@@ -32,7 +32,7 @@ def test_a_query_is_a_repeat_after_its_first_time() -> None:
 
 def test_who_came_least_recently_is_forgotten_first() -> None:
     """Memory is bounded; a health check that goes on is remembered whatever comes between."""
-    repeats = Repeats([b"row 1", b"row 2", b"row 3"], limit=2)
+    repeats = SeenQueries([b"row 1", b"row 2", b"row 3"], limit=2)
     assert not repeats.saw(b"row 1")  # forgotten at once, and row 2 for it
     assert not repeats.saw(b"row 2")
     for number in range(1_000):
@@ -61,7 +61,7 @@ HABITS = [_loudest, _an_easy_check, _echo]
 def _alarms(habit: Habit, rng: np.random.Generator, *, repeats_count: bool) -> bool:
     """One run: rows, then arrivals of which those that are new are drawn like the rows."""
     values = rng.standard_normal(ROWS).tolist()
-    repeats = Repeats([b"%d" % number for number in range(ROWS)])
+    repeats = SeenQueries([b"%d" % number for number in range(ROWS)])
     stream = ExchangeabilityMartingale(np.array(values), level=LEVEL, rng=rng, cap=50)
     for _ in range(ARRIVALS):
         which = habit(values, rng)

@@ -16,14 +16,14 @@ import psycopg
 import pytest
 
 from app.monitoring import drift as drift_module
-from app.monitoring.decision_store import Archive
-from app.monitoring.drift import Drift
-from app.monitoring.drift_store import Watches
-from app.monitoring.metrics import WatchingMetrics
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.drift import DriftMonitor
+from app.monitoring.drift_store import DriftStore
+from app.monitoring.metrics import MonitoringMetrics
 from app.routing.calibration_sync import PATIENCE_S
 from app.store import Store, notifications
-from app.store.notifications import Bell
-from app.telemetry.metrics import Telemetry
+from app.store.notifications import NotificationListener
+from app.telemetry.metrics import Metrics
 
 from .conftest import (
     ADMIN_KEY,
@@ -101,13 +101,13 @@ def test_an_activation_on_one_is_used_by_all(
 ) -> None:
     """Uploaded, rolled back, by either of three; told, without asking, or found by asking alone."""
 
-    async def deaf(self: Bell) -> None:
+    async def deaf(self: NotificationListener) -> None:
         pass
 
     if notified:
         monkeypatch.setattr(notifications, "POLL_S", 600.0)
     else:
-        monkeypatch.setattr(Bell, "_listen", deaf)
+        monkeypatch.setattr(NotificationListener, "_listen", deaf)
     gateways = [start() for _ in range(3)]
     first = active(gateways[0])
     second = calibrated(gateways[1], 1)["id"]
@@ -238,10 +238,10 @@ def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -
     def add(url: str, seed: int) -> dict[str, Any]:
         with Store(url) as store:
             rng = np.random.default_rng(seed)
-            drift = Drift(
-                Watches(store),
-                Archive(store),
-                WatchingMetrics(Telemetry().registry),
+            drift = DriftMonitor(
+                DriftStore(store),
+                DecisionStore(store),
+                MonitoringMetrics(Metrics().registry),
                 false_alarm=1e-6,
                 rng=rng,
             )

@@ -12,7 +12,7 @@ import pytest
 from app.errors import Overloaded
 from app.routing import active_calibration
 from app.routing.active_calibration import ActiveCalibration
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 
 from .conftest import ONE, POOL, Serve
@@ -52,7 +52,7 @@ def play(story: Callable[[Part], Awaitable[None]]) -> None:
     made = record(rows=40)
 
     async def run() -> None:
-        calibrations = ActiveCalibration(Telemetry())
+        calibrations = ActiveCalibration(Metrics())
         await calibrations.swap(made)
         async with asyncio.timeout(60):
             await story(lambda names: calibrations.sub_pool(made, names))

@@ -15,7 +15,7 @@ import pytest
 
 from app.errors import Conflict, NotFound, SettingsError, StoreError
 from app.store import Store, now
-from app.store.calibration_record import Record
+from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -28,11 +28,11 @@ from .fake_pool import FakePool
 
 def record(
     name: str, seed: int = 0, parts: dict[str, Any] | None = None, **options: object
-) -> Record:
+) -> CalibrationRecord:
     """A record of 40 random rows; ``parts`` are neighbours, patterns, prices and groups."""
     rng = np.random.default_rng(seed)
     scores = rng.random((40, 3))
-    return Record(
+    return CalibrationRecord(
         id=name,
         created_at=now(),
         artifact="a" * 64,
@@ -62,13 +62,13 @@ def sqlite_store(file: Path) -> Iterator[Store]:
         yield opened
 
 
-def active(store: Store, artifact: str = "a" * 64) -> Record | None:
+def active(store: Store, artifact: str = "a" * 64) -> CalibrationRecord | None:
     """The record that decides for an artifact."""
     found = store.pulse(artifact).active_id
     return None if found is None else store.record(found)
 
 
-def same(one: Record, other: Record) -> None:
+def same(one: CalibrationRecord, other: CalibrationRecord) -> None:
     """Every field, and every bit of every array."""
     for field in ("id", "created_at", "artifact", "evidence", "void_reasons"):
         assert getattr(one, field) == getattr(other, field)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.monitoring.decision_store import Archive
+from app.monitoring.decision_store import DecisionStore
 from app.store import Store, now
 from app.telemetry import logs
 
@@ -225,7 +225,7 @@ def test_shadow_rows_with_queries_calibrate_as_any_rows_do(serve: Serve, pool: F
 def test_a_query_is_one_shadow_row(store: Store) -> None:
     """An upload in which one query had two labels would be refused as a whole: the first counts."""
     world = Watched(store, RECORD)
-    archive = Archive(store)
+    archive = DecisionStore(store)
     one = replace(noted(RECORD, SCORES), shadow_rate=0.5, query=ONE)
     again = replace(one, decision_id="chatcmpl-again", created_at=now())
     before = replace(noted(RECORD, SCORES), shadow_rate=0.5)

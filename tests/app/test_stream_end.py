@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UpstreamError
-from app.upstream.http_client import Answer
+from app.upstream.http_client import UpstreamAnswer
 from app.upstream.stream import pieces_of
 from app.wire.chat import Chat
 from app.wire.completions import Completions
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 from app.wire.responses import Responses
 
 BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
@@ -46,13 +46,13 @@ class Sent:
         self.is_whole = True
 
 
-def is_whole(surface: Surface, events: Sequence[str], failure: str | None = None) -> bool:
+def is_whole(surface: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
     """Whether these events are an answer; all of them are handed on either way."""
     sent = Sent(events, failure)
     pieces: list[dict[str, Any]] = []
 
     async def read() -> None:
-        async for piece in pieces_of("adder", surface, cast("Answer", sent)):
+        async for piece in pieces_of("adder", surface, cast("UpstreamAnswer", sent)):
             pieces.append(piece)
 
     try:
@@ -66,14 +66,14 @@ def is_whole(surface: Surface, events: Sequence[str], failure: str | None = None
     return True
 
 
-def event(surface: Surface, index: int, finish: str | None) -> str:
+def event(surface: ApiFormat, index: int, finish: str | None) -> str:
     """A chunk of one choice."""
     said = {"delta": {"content": "7"}} if isinstance(surface, Chat) else {"text": "7"}
     return json.dumps({"choices": [{"index": index, "finish_reason": finish, **said}]})
 
 
 @st.composite
-def cut_streams(draw: st.DrawFn) -> tuple[Surface, list[str], bool]:
+def cut_streams(draw: st.DrawFn) -> tuple[ApiFormat, list[str], bool]:
     """The choices of an honest stream in any order, cut anywhere; whether all had finished."""
     n = draw(st.integers(1, 3))
     surface = draw(st.sampled_from([Chat, Completions]))(n=n)
@@ -89,7 +89,7 @@ def cut_streams(draw: st.DrawFn) -> tuple[Surface, list[str], bool]:
 
 @given(stream=cut_streams(), failure=st.sampled_from([None, *BROKEN_OFF]))
 def test_a_cut_stream_is_whole_once_every_choice_asked_for_has_finished(
-    stream: tuple[Surface, list[str], bool], failure: str | None
+    stream: tuple[ApiFormat, list[str], bool], failure: str | None
 ) -> None:
     """Wherever it is cut, and however the choices are mixed: no choice is ever missing a part."""
     surface, events, finished = stream
@@ -98,7 +98,7 @@ def test_a_cut_stream_is_whole_once_every_choice_asked_for_has_finished(
 
 @given(stream=cut_streams())
 def test_done_is_believed_only_of_choices_that_have_finished(
-    stream: tuple[Surface, list[str], bool],
+    stream: tuple[ApiFormat, list[str], bool],
 ) -> None:
     """A server that knows no ``n`` sends one choice and says so; a choice in the air is cut."""
     surface, events, _ = stream
@@ -118,7 +118,7 @@ def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
 
 @pytest.mark.parametrize("surface", [Chat(), Completions(), Responses()], ids=lambda s: s.path)
 @pytest.mark.parametrize(("error", "fails"), [(None, False), ({"message": "no"}, True)])
-def test_an_error_that_is_null_is_none(surface: Surface, error: Any, fails: bool) -> None:
+def test_an_error_that_is_null_is_none(surface: ApiFormat, error: Any, fails: bool) -> None:
     """Some servers send the field with every event."""
     piece: dict[str, Any] = {"type": "response.in_progress", "choices": [], "error": error}
     with pytest.raises(UpstreamError) if fails else nullcontext():

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 from app import settings
 from app.errors import SettingsError
 from app.routing.service import RoutingService
-from app.telemetry.span_exporter import MOST_SPANS, Outbox
+from app.telemetry.span_exporter import MOST_SPANS, SpanExportQueue
 
 from .conftest import (
     DATA_KEY,
@@ -327,7 +327,7 @@ def test_the_queue_is_bounded() -> None:
     """What finds no room is dropped and counted; what found some is sent in the end."""
     exporter = Stuck()
     dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    outbox = Outbox(exporter, dropped)
+    outbox = SpanExportQueue(exporter, dropped)
     outbox.open()
     span = ReadableSpan("one")
     outbox.on_end(span)
@@ -346,12 +346,12 @@ def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
 import asyncio, sys
 from prometheus_client import CollectorRegistry, Counter
 import app.cli.main, app.server
-from app.settings.watching import Telemetry
+from app.settings.watching import TelemetrySettings
 from app.telemetry.tracing import open_tracer
 
 async def main():
     dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    async with open_tracer(Telemetry(), dropped) as tracer:
+    async with open_tracer(TelemetrySettings(), dropped) as tracer:
         assert tracer is None
 
 asyncio.run(main())

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.calibrations.columns import load
-from app.calibrations.parsing import MAX_LINE_BYTES, Order, parse
+from app.calibrations.parsing import MAX_LINE_BYTES, ReadInstructions, parse
 from app.calibrations.progress import JobCancelled, Progress
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload, spool_folder
@@ -47,13 +47,13 @@ def lines(count: int, start: int = 0) -> bytes:
     )
 
 
-def order(name: str, **changes: Any) -> Order:
+def order(name: str, **changes: Any) -> ReadInstructions:
     """What is to be read, as the gateway would ask for it."""
     asked: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
         "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
     }  # fmt: skip
-    return Order(**asked | changes)
+    return ReadInstructions(**asked | changes)
 
 
 def upload(data: bytes, folder: Path) -> Upload:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.monitoring.decision_record import DecisionNote
+from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
@@ -217,7 +217,7 @@ def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | 
 )  # fmt: skip
 def test_what_made_the_set_decides_what_is_compared(changes: dict[str, Any], matches: bool) -> None:
     """Everyone, whatever the scores; another set than the threshold's, its threshold alone."""
-    note: DecisionNote = replace(noted(RECORD, [0.9, 0.5, 0.1]), **changes)
+    note: DecisionRecord = replace(noted(RECORD, [0.9, 0.5, 0.1]), **changes)
     assert verify(note, RECORD).matches is matches
 
 

@@ -21,10 +21,10 @@ from app import lifespan
 from app.calibrations import row_reader, service
 from app.errors import Overloaded
 from app.routing import active_calibration
-from app.routing.encoder_worker import RoutingWorker
+from app.routing.encoder_worker import EncoderWorker
 from app.routing.scorer import ScoredQuery
 from app.store import Store
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from racer_core import strict_json
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
@@ -58,7 +58,7 @@ class StubRacer:
         return Scored(scores, np.zeros(count, bool))
 
 
-Scenario = Callable[[RoutingWorker, StubRacer], Coroutine[Any, Any, None]]
+Scenario = Callable[[EncoderWorker, StubRacer], Coroutine[Any, Any, None]]
 
 
 def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: int = 4) -> None:
@@ -66,12 +66,12 @@ def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: 
     racer = StubRacer()
 
     async def run() -> None:
-        worker = RoutingWorker(
+        worker = EncoderWorker(
             cast("Racer", racer),
             queue=places,
             queue_s=wait_s,
             batch=batch,
-            telemetry=Telemetry(),
+            telemetry=Metrics(),
         )
         async with worker:
             async with asyncio.timeout(10):
@@ -88,7 +88,7 @@ async def begun(racer: StubRacer) -> None:
     await asyncio.to_thread(racer.begun.get, timeout=10)
 
 
-def ask(worker: RoutingWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]:
+def ask(worker: EncoderWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]:
     """Queries that wait."""
     return [asyncio.create_task(worker.score(str(number))) for number in numbers]
 
@@ -96,7 +96,7 @@ def ask(worker: RoutingWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]
 def test_everyone_gets_their_own_scores() -> None:
     """Batching mixes up nobody."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.free.set()
         answers = await asyncio.gather(*ask(worker, *range(50)))
         assert [answer.scores for answer in answers] == [[float(n)] for n in range(50)]
@@ -107,7 +107,7 @@ def test_everyone_gets_their_own_scores() -> None:
 def test_what_waits_is_scored_together() -> None:
     """While one batch runs the next forms, up to the limit, in order of arrival."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         waiting = ask(worker, *range(1, 7))
@@ -122,7 +122,7 @@ def test_what_waits_is_scored_together() -> None:
 def test_one_more_than_the_queue_holds_is_refused() -> None:
     """At once, and those who wait are still served."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         waiting = ask(worker, 1, 2, 3)
@@ -140,7 +140,7 @@ def test_one_more_than_the_queue_holds_is_refused() -> None:
 def test_a_failed_batch_is_heard_by_everyone_who_waited() -> None:
     """The error reaches each of them, and the worker goes on."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.error = RuntimeError("the device is gone")
         racer.free.set()
         answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
@@ -155,7 +155,7 @@ def test_a_failed_batch_is_heard_by_everyone_who_waited() -> None:
 def test_a_batch_of_the_wrong_size_is_heard_too(rows: int) -> None:
     """A router that answers with another number of rows fails its batch, not the worker."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.free.set()
         racer.rows = rows
         answers = await asyncio.gather(*ask(worker, 1, 2, 3), return_exceptions=True)
@@ -170,7 +170,7 @@ def test_a_batch_of_the_wrong_size_is_heard_too(rows: int) -> None:
 def test_who_leaves_is_not_scored() -> None:
     """A cancelled query takes no part in a batch, and the others are not disturbed."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         gone, stays = ask(worker, 1, 2)
@@ -186,7 +186,7 @@ def test_who_leaves_is_not_scored() -> None:
 def test_who_leaves_frees_a_place() -> None:
     """Cancelled queries do not fill the queue while the encoder is busy."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         gone = ask(worker, 1, 2, 3)
@@ -220,7 +220,7 @@ def test_who_waited_too_long_is_refused_when_its_turn_comes(
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         late = ask(worker, 1, 2)
@@ -251,7 +251,7 @@ def test_who_waited_too_long_is_served_where_there_is_room(
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
         late = ask(worker, 1, 2, 3)
@@ -276,8 +276,8 @@ def test_closing_leaves_nobody_waiting() -> None:
 
     async def run() -> None:
         racer = StubRacer()
-        worker = RoutingWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, telemetry=Telemetry()
+        worker = EncoderWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, telemetry=Metrics()
         )
         async with worker:
             tasks = ask(worker, 0, 1, 2)
@@ -294,7 +294,7 @@ def test_closing_leaves_nobody_waiting() -> None:
 def test_rows_of_a_calibration_let_queries_go_between() -> None:
     """A long calibration is scored in slices; a query does not wait for all of them."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.free.set()
         rows = [str(number) for number in range(4_000)]
         scoring = asyncio.create_task(asyncio.to_thread(worker.score_rows, rows))
@@ -311,7 +311,7 @@ def test_rows_of_a_calibration_let_queries_go_between() -> None:
 def test_rows_of_like_length_are_scored_together() -> None:
     """Else an encoder pads them, or computes them one by one; each row gets its own scores."""
 
-    async def scenario(worker: RoutingWorker, racer: StubRacer) -> None:
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.free.set()
         rows = [str(number * 10 ** (number % 4)) for number in range(100, 250)]
         scored = await asyncio.to_thread(worker.score_rows, rows)
@@ -348,7 +348,7 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
 
     racer = Scoring()
 
-    async def scenario(worker: RoutingWorker) -> None:
+    async def scenario(worker: EncoderWorker) -> None:
         async def rests_of(rows: int) -> list[float]:
             clock.rests.clear()
             texts = [str(number) for number in range(rows)]
@@ -365,8 +365,8 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
         assert await rests_of(12) == []
 
     async def run() -> None:
-        worker = RoutingWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, telemetry=Telemetry()
+        worker = EncoderWorker(
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, telemetry=Metrics()
         )
         async with worker, asyncio.timeout(10):
             await scenario(worker)
@@ -547,10 +547,10 @@ def test_a_blocked_loop_would_be_noticed(
     gateway = serve(limits={"decisions_kept": 0})  # every query is scored
     stub.sleep_s = 0.5
 
-    async def on_the_loop(self: RoutingWorker, texts: Sequence[str]) -> Scored:
+    async def on_the_loop(self: EncoderWorker, texts: Sequence[str]) -> Scored:
         return self._racer.score(texts)
 
-    monkeypatch.setattr(RoutingWorker, "_on_thread", on_the_loop)
+    monkeypatch.setattr(EncoderWorker, "_on_thread", on_the_loop)
     assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) > GAP_S
 
 

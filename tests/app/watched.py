@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_record import DecisionNote
-from app.monitoring.monitor import Watcher
+from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
-from app.settings.watching import Watching
+from app.settings.watching import MonitoringSettings
 from app.store import Store, now
-from app.store.calibration_record import Record
-from app.telemetry.metrics import Telemetry
+from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.types import FloatArray
 
@@ -27,11 +27,13 @@ def draw(rng: np.random.Generator, count: int, *, harder: float = 1.0) -> FloatA
     return np.round(rng.beta(2.0, 2.0, (count, len(POOL))) * harder, 6)
 
 
-def record(seed: int = 1, rows: int = 600, *, name: str | None = None, **options: Any) -> Record:
+def record(
+    seed: int = 1, rows: int = 600, *, name: str | None = None, **options: Any
+) -> CalibrationRecord:
     """A calibration whose router is right: f is the chance that a candidate is."""
     rng = np.random.default_rng(seed)
     scores = draw(rng, rows)
-    return Record(
+    return CalibrationRecord(
         id=name or f"cal-{secrets.token_hex(8)}",
         created_at=now(),
         artifact="a" * 64,
@@ -46,7 +48,7 @@ def record(seed: int = 1, rows: int = 600, *, name: str | None = None, **options
     )
 
 
-def noted(record: Record, scores: Sequence[float], **changes: Any) -> DecisionNote:
+def noted(record: CalibrationRecord, scores: Sequence[float], **changes: Any) -> DecisionRecord:
     """What is remembered of a query with these scores, decided by the record."""
     calibration = record.calibration
     print_ = secrets.token_bytes(16)
@@ -70,10 +72,10 @@ def noted(record: Record, scores: Sequence[float], **changes: Any) -> DecisionNo
         "chosen_by": ChosenBy.THRESHOLD,
         "holds": True,
     }
-    return DecisionNote(**usual | changes)
+    return DecisionRecord(**usual | changes)
 
 
-def notes(record: Record, scores: FloatArray, **changes: Any) -> list[DecisionNote]:
+def notes(record: CalibrationRecord, scores: FloatArray, **changes: Any) -> list[DecisionRecord]:
     """One note a row of scores."""
     return [noted(record, row, **changes) for row in scores.tolist()]
 
@@ -81,19 +83,19 @@ def notes(record: Record, scores: FloatArray, **changes: Any) -> list[DecisionNo
 class Watched:
     """A store and an active calibration; ``watcher()`` begins as the process would."""
 
-    def __init__(self, store: Store, record: Record) -> None:
+    def __init__(self, store: Store, record: CalibrationRecord) -> None:
         self.store = store
         self.store.add(record, activate=True)
         self.record = record
 
-    async def watcher(self, *, seed: int = 7, **settings: Any) -> Watcher:
+    async def watcher(self, *, seed: int = 7, **settings: Any) -> Monitor:
         """A watcher of the record; use it as a context."""
-        telemetry = Telemetry()
+        telemetry = Metrics()
         self.active = ActiveCalibration(telemetry)
         await self.active.swap(self.record)
         self.telemetry = telemetry
-        return Watcher(
-            Watching(**settings),
+        return Monitor(
+            MonitoringSettings(**settings),
             self.store,
             self.active,
             telemetry,

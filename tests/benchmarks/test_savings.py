@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.answering.answer_forms import AnswerReader
-from app.answering.fan_out import Collected, collect
-from app.answering.vote import Ballot
+from app.answering.fan_out import FanOutResult, fan_out
+from app.answering.vote import Vote
 from app.settings.aggregation import Aggregation
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
@@ -176,7 +176,7 @@ def test_the_simulation_asks_and_cancels_as_the_gateway_does(
 
 async def served(
     calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]
-) -> tuple[Collected, float]:
+) -> tuple[FanOutResult, float]:
     """What the gateway collects, and when: a clock that moves when nobody has anything to do."""
     of = {each.answer.candidate: each for each in calls}
     made: dict[str, float] = {}
@@ -188,7 +188,7 @@ async def served(
         out[name] = asyncio.get_running_loop().create_future()
         return await out[name]
 
-    task = asyncio.create_task(collect(list(of), call=ask, ballot=ballot(calls, mode, rule)))
+    task = asyncio.create_task(fan_out(list(of), call=ask, ballot=ballot(calls, mode, rule)))
     while True:
         for _ in range(100):
             await asyncio.sleep(0)
@@ -208,14 +208,14 @@ def reply(answer: CandidateAnswer) -> Reply:
     return Reply.of(answer.candidate, body, Chat())
 
 
-def ballot(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Ballot:
+def ballot(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Vote:
     """The gateway's, of these calls."""
 
     async def nobody(*_: Any) -> Any:
         raise AssertionError("letters need no library and no encoder")
 
     scores = {each.answer.candidate: each.answer.score for each in calls}
-    return Ballot(
+    return Vote(
         rule=Aggregation(
             method=rule["method"],
             temperature=rule.get("temperature", 1.0),

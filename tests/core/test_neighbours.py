@@ -20,7 +20,7 @@ from racer_core.errors import InputError
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import EXACT_BELOW, KnnRouter
 from racer_core.routers.lists import enough, sorted_into_lists
-from racer_core.routers.neighbours import Lists, Scan
+from racer_core.routers.neighbours import InvertedFile, Scan
 from tests.synthetic import POOL, synthetic_rows
 
 COUNTS = (10, 50)
@@ -202,7 +202,7 @@ def test_below_the_limit_search_and_artifact_are_those_of_exact_search():
     assert set(exact.tensors()) == {"embeddings", "labels"}
     assert exact.settings() == {"k": 5, "reach": 20}
     listed = router_of(rows, exact_below=80)
-    assert isinstance(listed.index, Lists)
+    assert isinstance(listed.index, InvertedFile)
     assert "embeddings" not in listed.tensors()  # who does not know lists takes no rows for others
     assert EXACT_BELOW == 100_000
 

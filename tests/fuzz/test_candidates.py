@@ -18,7 +18,7 @@ from app.upstream.failures import retry_after_s
 from app.upstream.reply import Reply
 from app.wire.chat import Chat
 from app.wire.completions import Completions
-from app.wire.format import Surface
+from app.wire.format import ApiFormat
 from app.wire.responses import Responses
 from app.wire.sse import EventReader
 
@@ -123,7 +123,7 @@ _events = objects(
         "sequence_number": st.integers(),
     }
 )
-SURFACES: dict[str, tuple[list[Surface], Strategy, Strategy]] = {
+SURFACES: dict[str, tuple[list[ApiFormat], Strategy, Strategy]] = {
     "chat": ([Chat(), Chat(n=2, include_usage=True)], _completions, _completions),
     "completions": (
         [Completions(), Completions(n=2, include_usage=True)],
@@ -150,7 +150,7 @@ def test_any_body_is_an_answer_or_an_error(name: str) -> None:
     surfaces, bodies, _ = SURFACES[name]
 
     @given(surface=st.sampled_from(surfaces), data=sent(bodies))
-    def check(surface: Surface, data: bytes) -> None:
+    def check(surface: ApiFormat, data: bytes) -> None:
         try:
             body = surface.body("qwen", data)
         except UpstreamError:
@@ -160,7 +160,7 @@ def test_any_body_is_an_answer_or_an_error(name: str) -> None:
     check()
 
 
-def _check_answer(surface: Surface, body: dict[str, Any]) -> None:
+def _check_answer(surface: ApiFormat, body: dict[str, Any]) -> None:
     reply = Reply.of("qwen", body, surface)
     assert reply.said
     assert all(count >= 0 for count in reply.usage.values())
@@ -180,7 +180,7 @@ def test_any_stream_is_an_answer_or_an_error(name: str) -> None:
     surfaces, _, pieces = SURFACES[name]
 
     @given(surface=st.sampled_from(surfaces), data=st.lists(sent(pieces), max_size=4))
-    def check(surface: Surface, data: list[bytes]) -> None:
+    def check(surface: ApiFormat, data: list[bytes]) -> None:
         read: list[dict[str, Any]] = []
         for each in data:
             try:
@@ -196,7 +196,7 @@ def test_any_stream_is_an_answer_or_an_error(name: str) -> None:
     check()
 
 
-def _check_stream(surface: Surface, pieces: list[dict[str, Any]]) -> None:
+def _check_stream(surface: ApiFormat, pieces: list[dict[str, Any]]) -> None:
     """What the client would get of it."""
     live = surface.live(decision_id="d", model="qwen")
     out = [event for piece in pieces for event in live.feed(piece)]

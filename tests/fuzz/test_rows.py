@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.calibrations.parsing import Order, parse
+from app.calibrations.parsing import ReadInstructions, parse
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records import reader
@@ -177,7 +177,7 @@ def test_any_upload_is_columns_or_an_error(
 ) -> None:
     """The whole way of an upload, up to what the router is given."""
     name, data = file
-    order = Order(
+    order = ReadInstructions(
         name=name,
         source="rows",
         document=name.endswith(".json"),

@@ -36,7 +36,7 @@ _MANIFEST: Final = "manifest.json"
 _UNREADABLE: Final = (BadZipFile, EOFError, KeyError, NotImplementedError, RuntimeError, zlib.error)
 
 
-class Watch(Frozen):
+class WatchMember(Frozen):
     """The drift alarms of a calibration, as they are stored."""
 
     since: str
@@ -53,7 +53,7 @@ class Head(Frozen):
     document: str
     digest: str
     active: bool
-    watch: Watch | None
+    watch: WatchMember | None
 
 
 class Member(Frozen):
@@ -68,7 +68,7 @@ class Member(Frozen):
         return f"calibrations/{self.id}"
 
 
-class Counts(Frozen):
+class MemberCounts(Frozen):
     """What is in the file, for people."""
 
     calibrations: int
@@ -83,7 +83,7 @@ class Manifest(Frozen):
     format: Literal[1]
     program: str
     created_at: str
-    counts: Counts
+    counts: MemberCounts
     calibrations: tuple[Member, ...]
     keys: tuple[Key, ...]
 
@@ -119,7 +119,7 @@ class Writer:
             document=row.document,
             digest=row.digest,
             active=kept.active,
-            watch=watch and Watch(since=watch.since, state=watch.state, raised=watch.raised),
+            watch=watch and WatchMember(since=watch.since, state=watch.state, raised=watch.raised),
         )
         line = head.model_dump_json().encode() + b"\n"
         member = Member(id=row.id, sha256=_sha256(line, row.arrays))
@@ -136,7 +136,7 @@ class Writer:
             format=FORMAT,
             program=__version__,
             created_at=now(),
-            counts=Counts(
+            counts=MemberCounts(
                 calibrations=len(self._members),
                 active=self._active,
                 watches=self._watches,

@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from app.calibrations.evidence import min_n
-from app.store.inspection import Look
+from app.store.inspection import StoreInspection
 from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "calibration"
 UPLOAD: Final = "`racer calibrate ROWS` once the gateway serves"
 
 
-def check(found: Look, alpha: float, now: datetime) -> Finding:
+def check(found: StoreInspection, alpha: float, now: datetime) -> Finding:
     """The finding.
 
     Args:

@@ -9,8 +9,8 @@ from typing import Final
 from app.settings import Secrets, Settings
 from app.tools.doctor.finding import Finding, State, failed, ok, warning
 from app.upstream.model_list import KeyRefused, Listing, Unlisted, Unreachable, list_models
-from app.upstream.replicas import Callee
-from app.upstream.targets import open_callees
+from app.upstream.replicas import Target
+from app.upstream.targets import open_targets
 
 _AT_ONCE: Final = 8
 
@@ -21,7 +21,7 @@ def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Lis
     keys = {each.name: each.api_key_env for each in settings.candidates}
     for name, rater in settings.aggregation.raters.items():
         models[name], keys[name] = rater.model or "", rater.api_key_env
-    callees = open_callees(settings, secrets)
+    callees = open_targets(settings, secrets)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:
         asked = list(threads.map(_ask_all, callees.values()))
     findings = [
@@ -55,7 +55,7 @@ def judge(
     )
 
 
-def _ask_all(callee: Callee) -> list[Listing | KeyRefused | Unlisted]:
+def _ask_all(callee: Target) -> list[Listing | KeyRefused | Unlisted]:
     answers: list[Listing | KeyRefused | Unlisted] = []
     for replica in callee.replicas.all:
         try:

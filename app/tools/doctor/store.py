@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from app.errors import SettingsError, StoreError
 from app.store import engine, schema
-from app.store.inspection import CutShort, Look, look
+from app.store.inspection import CutShort, StoreInspection, look
 from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "store"
@@ -21,7 +21,7 @@ _LITTLE: Final = 2**30
 _TOO_LITTLE: Final = 64 * 2**20
 
 
-def check(url: str, setup: str | None) -> tuple[list[Finding], Look | None]:
+def check(url: str, setup: str | None) -> tuple[list[Finding], StoreInspection | None]:
     """The findings, and what is in it.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Final, Protocol, Self
 
 from app.errors import UpstreamError
 from app.settings import Candidate, Secrets, Settings
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.tools.labelling.graders import Grader
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
@@ -85,7 +85,7 @@ class Asker:
     def __init__(self, settings: Settings, secrets: Secrets, grader: Grader) -> None:
         self._candidates = settings.candidates
         self._attempts = settings.fleet.attempts
-        self._fleet = Fleet(settings, secrets, Telemetry())
+        self._fleet = Fleet(settings, secrets, Metrics())
         self._surface = Chat()
         self._grader = grader
         self._in_a_row: Counter[str] = Counter()

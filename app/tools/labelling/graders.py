@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, Protocol, Self
 
-from app.answering.math_process import MathChild
+from app.answering.math_process import MathProcess
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.errors import InputError
 from racer_core.records.questions import Question
@@ -69,7 +69,7 @@ class MathGrader:
     paid = False
 
     def __init__(self, deadline_s: int = MATH_DEADLINE_S) -> None:
-        self._child = MathChild(deadline_s)
+        self._child = MathProcess(deadline_s)
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from app.errors import SettingsError, UpstreamError
 from app.settings import Aggregation, Candidate, Secrets, Settings
 from app.settings.validation import problems
-from app.telemetry.metrics import Telemetry
+from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
 from app.wire.chat import Chat
@@ -41,7 +41,7 @@ class Judge:
         self._attempts = settings.fleet.attempts
         # A fleet of its own, so that its failures are not those of a candidate.
         alone = {"candidates": (model,), "aggregation": Aggregation()}
-        self._fleet = Fleet(settings.model_copy(update=alone), secrets, Telemetry())
+        self._fleet = Fleet(settings.model_copy(update=alone), secrets, Metrics())
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:

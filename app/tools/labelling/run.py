@@ -19,7 +19,12 @@ from app.tools.labelling.asker import Asker, Tally
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.graders import Grader
 from app.tools.labelling.grading import Grading, grader_of
-from app.tools.labelling.spread import Asked, Labelled, Notebook, Spread
+from app.tools.labelling.spread import (
+    LabelledQuestion,
+    PartialLabels,
+    PendingQuestion,
+    RemoteLabeller,
+)
 from racer_core.errors import InputError, RacerError, RowsError
 from racer_core.records.questions import Question
 
@@ -54,7 +59,7 @@ def run(
     secrets: Secrets,
     concurrency: int,
     progress: Progress,
-    spread: Spread | None = None,
+    spread: RemoteLabeller | None = None,
 ) -> Report:
     """Label every question that has no row yet.
 
@@ -82,7 +87,7 @@ def run(
     conditions = conditions_of(settings, grading, judge)
     asyncio.run(_check(checker, questions, source))
     with LabelFiles(out, settings.pool, conditions, settings.limits.query_chars) as files:
-        labelling = _Labelling(questions, files, progress)
+        labelling = _LabellingRun(questions, files, progress)
         if spread is None:
             grader, _ = grader_of(grading, settings, secrets)  # one belongs to one event loop
             asyncio.run(labelling.here(settings, secrets, grader, concurrency))
@@ -114,7 +119,7 @@ def conditions_of(settings: Settings, grading: Grading, judge: Candidate | None)
     }
 
 
-class _Labelling:
+class _LabellingRun:
     """One run: what happened, and what is left."""
 
     def __init__(self, questions: Sequence[Question], files: LabelFiles, show: Progress) -> None:
@@ -148,7 +153,7 @@ class _Labelling:
                     await _all_or_first_error(workers)
             self.tally.add(asker.take())
 
-    def elsewhere(self, spread: Spread, conditions: dict[str, Any]) -> None:
+    def elsewhere(self, spread: RemoteLabeller, conditions: dict[str, Any]) -> None:
         """Ask from other processes, and write what comes back."""
         if not self._pending:
             return
@@ -158,15 +163,15 @@ class _Labelling:
         except KeyboardInterrupt:
             self.interrupted = True
 
-    def _known(self, question: Question) -> Asked:
+    def _known(self, question: Question) -> PendingQuestion:
         said = dict(self._files.answers(question))
         judged = {
             text: self._files.verdict(question, text) for text in said.values() if text is not None
         }
         verdicts = {text: verdict for text, verdict in judged.items() if verdict is not None}
-        return Asked(question=question, notes=Notebook(said, verdicts))
+        return PendingQuestion(question=question, notes=PartialLabels(said, verdicts))
 
-    def _keep(self, found: Labelled) -> None:
+    def _keep(self, found: LabelledQuestion) -> None:
         question = found.question
         for name, text in found.notes.said.items():
             if name not in self._files.answers(question):

@@ -11,7 +11,7 @@ from racer_core.records.questions import Question
 
 
 @dataclass(slots=True)
-class Notebook:
+class PartialLabels:
     """What is known of one unfinished question, in memory: its ``Notes``."""
 
     said: dict[str, str | None] = field(default_factory=dict[str, str | None])
@@ -35,22 +35,24 @@ class Notebook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PendingQuestion:
     """A question, and what is known of it."""
 
     question: Question
-    notes: Notebook
+    notes: PartialLabels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
+class LabelledQuestion:
     """What a question came to."""
 
     question: Question
-    notes: Notebook
+    notes: PartialLabels
     correct: tuple[str, ...] | None  # None: an answer or a verdict is missing
     tally: Tally  # of the worker since it last said so
 
 
 # Labels questions somewhere else, under these conditions, and gives each as soon as it is done.
-Spread = Callable[[Sequence[Asked], Mapping[str, Any]], Iterator[Labelled]]
+RemoteLabeller = Callable[
+    [Sequence[PendingQuestion], Mapping[str, Any]], Iterator[LabelledQuestion]
+]

@@ -20,16 +20,16 @@ from app.errors import SettingsError
 from app.tools.labelling.asker import Asker
 from app.tools.labelling.grading import Grading, grader_of
 from app.tools.labelling.run import conditions_of
-from app.tools.labelling.spread import Asked, Labelled, Spread
+from app.tools.labelling.spread import LabelledQuestion, PendingQuestion, RemoteLabeller
 from app.tools.ray_batch.connection import joined, rows_of
 from racer_core.errors import RacerError
 
 JUDGE_KEY: Final = "RACER_JUDGE_KEY"
-_ASKED: Final = TypeAdapter(Asked)
-_LABELLED: Final[TypeAdapter[Labelled | str]] = TypeAdapter(Labelled | str)
+_ASKED: Final = TypeAdapter(PendingQuestion)
+_LABELLED: Final[TypeAdapter[LabelledQuestion | str]] = TypeAdapter(LabelledQuestion | str)
 
 
-def over_cluster(address: str, config: Path, grading: Grading, concurrency: int) -> Spread:
+def over_cluster(address: str, config: Path, grading: Grading, concurrency: int) -> RemoteLabeller:
     """Questions are labelled by a process on each node, which shares the concurrency with the rest.
 
     Args:
@@ -41,7 +41,9 @@ def over_cluster(address: str, config: Path, grading: Grading, concurrency: int)
     """
     given = replace(grading, judge_key=None)
 
-    def spread(asked: Sequence[Asked], conditions: Mapping[str, Any]) -> Iterator[Labelled]:
+    def spread(
+        asked: Sequence[PendingQuestion], conditions: Mapping[str, Any]
+    ) -> Iterator[LabelledQuestion]:
         with joined(address):
             nodes = cast("list[dict[str, Any]]", ray.nodes())
             workers = max(1, min(sum(node["Alive"] for node in nodes), concurrency))
@@ -49,7 +51,7 @@ def over_cluster(address: str, config: Path, grading: Grading, concurrency: int)
             found = ray.data.from_items(
                 [{"asked": _ASKED.dump_json(one)} for one in asked], override_num_blocks=len(asked)
             ).map(
-                cast("Any", _Labelling),  # a class is made once for each process
+                cast("Any", _RayLabeller),  # a class is made once for each process
                 fn_constructor_args=(config.resolve(), given, conditions),
                 compute=ray.data.ActorPoolStrategy(
                     size=workers,
@@ -70,7 +72,7 @@ def over_cluster(address: str, config: Path, grading: Grading, concurrency: int)
     return spread
 
 
-class _Labelling:
+class _RayLabeller:
     """The local asker, in one process of the cluster.
 
     An error of it is a value, for what is raised comes with its stack.
@@ -88,13 +90,13 @@ class _Labelling:
             "labelled": _LABELLED.dump_json(await self._label(_ASKED.validate_json(row["asked"])))
         }
 
-    async def _label(self, asked: Asked) -> Labelled | str:
+    async def _label(self, asked: PendingQuestion) -> LabelledQuestion | str:
         try:
             asker = await self._opened()
         except RacerError as exc:
             return str(exc)
         correct = await asker.label(asked.question, asked.notes)
-        return Labelled(
+        return LabelledQuestion(
             question=asked.question, notes=asked.notes, correct=correct, tally=asker.take()
         )
 

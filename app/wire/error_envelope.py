@@ -1,0 +1,59 @@
+"""The OpenAI error envelope: an exception as status, body and retry headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import Response
+
+from app.errors import MAX_RETRY_AFTER_S, RETRY_AFTER_S, STATUS, UpstreamRejected
+from app.wire.bodies import json_response
+from racer_core.errors import RacerError
+
+
+def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
+    """The OpenAI error envelope and its status, found along the exception's MRO."""
+    kind = next(each for each in type(exc).__mro__ if each in STATUS)
+    status, error_type, code = STATUS[kind]
+    if isinstance(exc, UpstreamRejected):  # a fault of the request, by the candidates' own word
+        status = exc.status or status
+    return status, error_body(
+        str(exc),
+        error_type,
+        code=getattr(exc, "code", code),
+        param=getattr(exc, "param", None),
+    )
+
+
+def error_of(exc: Exception) -> dict[str, Any]:
+    """The envelope of any error; of an unknown one nothing is said: it may hold a prompt."""
+    if isinstance(exc, RacerError):
+        return envelope(exc)[1]
+    return error_body("internal error; see the gateway's log", "api_error", code="internal_error")
+
+
+def error_body(
+    message: str, error_type: str, *, code: str, param: str | None = None
+) -> dict[str, Any]:
+    """``{"error": {...}}`` as OpenAI clients read it."""
+    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+
+
+def error_response(
+    status: int,
+    body: Mapping[str, Any],
+    *,
+    lasting: bool = False,
+    retry_after_s: float | None = None,
+) -> Response:
+    """Render an error, with what the client's own retries should know."""
+    if status in RETRY_AFTER_S and not lasting:
+        wait_s = RETRY_AFTER_S[status] if retry_after_s is None else retry_after_s
+        headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}
+    else:
+        headers = {"x-should-retry": "false"}
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return json_response(body, status=status, headers=headers)
