@@ -135,7 +135,7 @@ async def _open_routing(
         scoring = await stack.enter_async_context(router.scoring)
         active = ActiveCalibration(telemetry)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
-        follower = CalibrationSync(
+        calibration_sync = CalibrationSync(
             store,
             active,
             setup=setup_digest(trained.artifact.digest, settings.candidates),
@@ -143,14 +143,16 @@ async def _open_routing(
             telemetry=telemetry,
         )
         # Before all that writes, and so closed after it: it cuts who waits for a silent server.
-        await stack.enter_async_context(follower)
+        await stack.enter_async_context(calibration_sync)
         calibrations = await stack.enter_async_context(
-            CalibrationService(settings, trained, scoring, store, active, follower, grouping)
+            CalibrationService(
+                settings, trained, scoring, store, active, calibration_sync, grouping
+            )
         )
-        watcher = await stack.enter_async_context(
+        monitor = await stack.enter_async_context(
             Monitor(settings.watching, store, active, telemetry, key=trained.artifact.salt.encode())
         )
-        follower.tell(watcher.hear)
+        calibration_sync.tell(monitor.hear)
         mathematics = MathProcess(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
@@ -168,7 +170,7 @@ async def _open_routing(
             routing,
             fleet,
             reader,
-            watcher,
+            monitor,
             trained.artifact.stacked,
             telemetry,
             tracer,
@@ -176,9 +178,9 @@ async def _open_routing(
         await chat.check()
         yield RouterServices(
             store=store,
-            follower=follower,
+            calibration_sync=calibration_sync,
             active=active,
             chat=chat,
             calibrations=calibrations,
-            watcher=watcher,
+            monitor=monitor,
         )

@@ -54,11 +54,11 @@ class RouterServices:
     """What there is only where an artifact is configured."""
 
     store: Store
-    follower: CalibrationSync
+    calibration_sync: CalibrationSync
     active: ActiveCalibration
     chat: ChatService
     calibrations: CalibrationService
-    watcher: Monitor
+    monitor: Monitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +93,9 @@ class Services:
         return self._routing.calibrations
 
     @property
-    def watcher(self) -> Monitor:
+    def monitor(self) -> Monitor:
         """Decisions as they are remembered, and the alarms."""
-        return self._routing.watcher
+        return self._routing.monitor
 
     @property
     def _routing(self) -> RouterServices:

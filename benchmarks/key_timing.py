@@ -113,9 +113,9 @@ def _serving(access: Access, ring: KeyRing) -> Generator[Attempt]:
         drain=drain,
     )
     front = RequestLog(gate, telemetry=telemetry, drain=drain, log_prompts=False)
-    refusals = RefusedConnections(telemetry.connection_refusals)
+    refused = RefusedConnections(telemetry.connection_refusals)
     server = uvicorn.Server(
-        ConnectionConfig(front, Limits(), UnauthenticatedConnections(None), refusals)
+        ConnectionConfig(front, Limits(), UnauthenticatedConnections(None), refused)
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serve = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])))

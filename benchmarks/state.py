@@ -151,7 +151,7 @@ def write(
     store: Store, record: CalibrationRecord, writers: int, seconds: float
 ) -> dict[str, float]:
     """So many gateways write as fast as the store takes it."""
-    archive, counts = DecisionStore(store), [0] * writers
+    decision_store, counts = DecisionStore(store), [0] * writers
     ready = [[notes(record, BATCH) for _ in range(4)] for _ in range(writers)]
     start = threading.Barrier(writers + 1)
 
@@ -161,7 +161,7 @@ def write(
         while time.monotonic() < end:
             if not ready[number]:
                 ready[number].append(notes(record, BATCH))
-            archive.add(ready[number].pop(), [True] * BATCH)
+            decision_store.add(ready[number].pop(), [True] * BATCH)
             counts[number] += BATCH
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(writers)]

@@ -197,12 +197,12 @@ class Evaluator:
 def _rater(name: str, spec: EvaluatorModel, settings: Settings) -> _Rater:
     """Where a rater is: at one of the candidates' servers, or at its own."""
     if spec.candidate is None:
-        callee, model = name, spec.model or name
+        target, model = name, spec.model or name
     else:
         candidate = next(each for each in settings.candidates if each.name == spec.candidate)
-        callee, model = candidate.name, candidate.served_as
+        target, model = candidate.name, candidate.served_as
     return _Rater(
-        endpoint=Endpoint(name=name, callee=callee, timeout_s=spec.timeout_s),
+        endpoint=Endpoint(name=name, target=target, timeout_s=spec.timeout_s),
         model=model,
         prompt_chars=spec.prompt_chars,
     )

@@ -27,11 +27,11 @@ class StopRule(Protocol):
         """What a reply counts as."""
         ...
 
-    def decided(self, got: FanOutResult, out: Sequence[str]) -> bool:
+    def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
         """Whether no answer of those still out can change the winning class."""
         ...
 
-    def wave(self, got: FanOutResult, left: Sequence[str]) -> int:
+    def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
         """How many of those not yet called to call now; at least one."""
         ...
 
@@ -51,7 +51,7 @@ async def fan_out(
     names: Sequence[str],
     *,
     call: Call,
-    ballot: StopRule,
+    vote: StopRule,
     into: FanOutResult | None = None,
 ) -> FanOutResult:
     """Ask these candidates, all at once or in waves, until the vote is decided.
@@ -62,54 +62,54 @@ async def fan_out(
     Args:
         names: The candidates in the order in which waves take them.
         call: Asks one candidate.
-        ballot: Reads answers, and says when the vote is decided.
+        vote: Reads answers, and says when the vote is decided.
         into: Answers that are there already; new ones are added.
     """
-    got = FanOutResult() if into is None else into
+    results = FanOutResult() if into is None else into
     left = list(names)
     out: dict[asyncio.Task[Reply], str] = {}
     try:
         while out or left:
             if not out:
-                wave = left[: ballot.wave(got, left)]
+                wave = left[: vote.wave(results, left)]
                 left = left[len(wave) :]
                 if len(wave) > 1:
                     out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
                 else:  # a call with nothing beside it needs no task
-                    await _note(got, wave[0], call(wave[0]), ballot)
+                    await _note(results, wave[0], call(wave[0]), vote)
             if out:
                 done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    await _note(got, out.pop(task), task, ballot)
+                    await _note(results, out.pop(task), task, vote)
             if any(task.done() for task in out):  # paid for and here: it votes too
                 continue
-            if ballot.decided(got, [*out.values(), *left]):
-                got.unasked += left
+            if vote.decided(results, [*out.values(), *left]):
+                results.unasked += left
                 break
     finally:
         if out:
-            got.cancelled += out.values()
+            results.cancelled += out.values()
             for task in out:
                 task.cancel()
             await asyncio.gather(*out, return_exceptions=True)
-    return got
+    return results
 
 
 async def _awaited(call: Awaitable[Reply]) -> Reply:
     return await call
 
 
-async def _note(got: FanOutResult, name: str, call: Awaitable[Reply], ballot: StopRule) -> None:
+async def _note(results: FanOutResult, name: str, call: Awaitable[Reply], vote: StopRule) -> None:
     try:
         reply = await call
     except asyncio.CancelledError:
-        got.cancelled.append(name)
+        results.cancelled.append(name)
         raise
     except UpstreamError as exc:
-        got.failures[name] = exc
+        results.failures[name] = exc
     except Exception:  # ours, but no reason to fail the others
         log.exception("a call to %s failed unexpectedly", name)
-        got.failures[name] = UpstreamError(f"{name} could not be asked")
+        results.failures[name] = UpstreamError(f"{name} could not be asked")
     else:
-        got.replies[name] = reply
-        got.forms[name] = await ballot.read(reply)
+        results.replies[name] = reply
+        results.forms[name] = await vote.read(reply)

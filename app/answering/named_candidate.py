@@ -23,7 +23,7 @@ class NamedCandidateRequest:
     """One candidate asked by its name."""
 
     name: str
-    surface: ApiFormat
+    api_format: ApiFormat
     fields: Mapping[str, Any]
     timeout_s: float | None = None
     spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
@@ -39,14 +39,14 @@ class NamedCandidateService:
 
     async def answer(self, asked: NamedCandidateRequest) -> dict[str, Any]:
         """One candidate's whole answer. Raises UpstreamError."""
-        name, surface = asked.name, asked.surface
-        payload = candidate_payload(asked.fields, self._candidates[name], surface.path)
+        name, api_format = asked.name, asked.api_format
+        payload = candidate_payload(asked.fields, self._candidates[name], api_format.path)
         with _charged_if_left(asked.fields, asked.spend):
             reply = await self._fleet.ask(
-                name, surface, payload, deadline=self._deadline(asked.timeout_s)
+                name, api_format, payload, deadline=self._deadline(asked.timeout_s)
             )
         asked.spend(answer_tokens(asked.fields, reply))
-        return surface.named(reply.body, name)
+        return api_format.named(reply.body, name)
 
     async def stream(self, asked: NamedCandidateRequest) -> BackgroundStream:
         """One candidate's stream. Raises UpstreamError where it fails before its first piece."""
@@ -68,21 +68,21 @@ class NamedCandidateService:
         return {**answer, "model": name}
 
     async def _events(self, asked: NamedCandidateRequest, deadline: float) -> AsyncGenerator[bytes]:
-        name, surface = asked.name, asked.surface
-        payload = surface.streamed(
-            candidate_payload(asked.fields, self._candidates[name], surface.path)
+        name, api_format = asked.name, asked.api_format
+        payload = api_format.streamed(
+            candidate_payload(asked.fields, self._candidates[name], api_format.path)
         )
-        meter = TokenMeter(surface, asked.fields)
+        meter = TokenMeter(api_format, asked.fields)
         with meter.charging(asked.spend):
             async with (
-                self._fleet.stream(name, surface, payload, deadline=deadline) as pieces,
+                self._fleet.stream(name, api_format, payload, deadline=deadline) as pieces,
                 contextlib.aclosing(pieces) as closing,
             ):
                 async for piece in closing:
                     meter.saw(piece)
-                    if surface.is_wanted(piece):
-                        yield surface.event(surface.named(piece, name))
-        yield surface.end
+                    if api_format.is_wanted(piece):
+                        yield api_format.event(api_format.named(piece, name))
+        yield api_format.end
 
     def _deadline(self, timeout_s: float | None) -> float:
         most = self._longest_s

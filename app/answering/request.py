@@ -16,7 +16,7 @@ from app.wire.format import ApiFormat
 class InferenceRequest(RoutingRequest):
     """One request, translated."""
 
-    surface: ApiFormat
+    api_format: ApiFormat
     fields: Mapping[str, Any]  # what candidates are sent
     leader: bool = False  # stream the best candidate at once
     session: str | None = None  # keeps its set for a time
@@ -30,7 +30,7 @@ class RequestState:
     request: InferenceRequest
     decision_id: str
     routed: CertifiedDecision
-    ballot: Vote
+    vote: Vote
     started: float  # monotonic
     deadline: float  # monotonic
     shadow_rate: float | None  # everyone is called, for a sample that is judged in full

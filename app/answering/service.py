@@ -55,7 +55,7 @@ class ChatService:
         routing: RoutingService,
         fleet: Fleet,
         reader: AnswerReader,
-        watcher: Monitor,
+        monitor: Monitor,
         stacked: StackedVote | None,
         telemetry: Metrics,
         tracer: Tracer | None = None,
@@ -67,7 +67,7 @@ class ChatService:
         self._routing = routing
         self._fleet = fleet
         self._reader = reader
-        self._watcher = watcher
+        self._monitor = monitor
         self._evaluator = Evaluator(settings, fleet)
         self._overrides = Overrides(settings)
         self._ids = Ids()
@@ -102,59 +102,59 @@ class ChatService:
     async def levels(self, ask: RoutingRequest) -> RiskLevels:
         """What every alpha would select; nobody is called, nothing is remembered or counted."""
         levels = await self._routing.levels(ask, self._deadline(ask.options.timeout))
-        return replace(levels, routed=levels.routed.because(*self._watcher.stale))
+        return replace(levels, routed=levels.routed.because(*self._monitor.stale))
 
     async def stream(self, request: InferenceRequest) -> tuple[BackgroundStream, dict[str, str]]:
         """Events and headers. One selected candidate streams live; several are merged first."""
-        turn = await self._turn(request)
-        if request.leader and len(turn.selected) > 1:
-            led = turn.routed.calling(turn.selected[:1], Reason.LEADER)
-            turn = replace(turn, routed=led)
-        match turn.selected:
-            case () if turn.shadow_rate is None:
-                outcome = await self._told(turn, FanOutResult())
-                return BackgroundStream(_whole(outcome, request.surface)), outcome.headers
-            case (only,) if turn.shadow_rate is None:
-                pump = BackgroundStream(self._live(turn, only))
+        state = await self._turn(request)
+        if request.leader and len(state.selected) > 1:
+            led = state.routed.calling(state.selected[:1], Reason.LEADER)
+            state = replace(state, routed=led)
+        match state.selected:
+            case () if state.shadow_rate is None:
+                outcome = await self._told(state, FanOutResult())
+                return BackgroundStream(_whole(outcome, request.api_format)), outcome.headers
+            case (only,) if state.shadow_rate is None:
+                pump = BackgroundStream(self._live(state, only))
                 try:
                     await pump.started()
                 except UpstreamError as exc:
-                    return await self._instead(turn, only, exc)
+                    return await self._instead(state, only, exc)
                 headers = routing_headers(
-                    turn.decision_id, turn.routed, turn.routed.certificate.header
+                    state.decision_id, state.routed, state.routed.certificate.header
                 )
                 return pump, {**headers, "x-racer-served-by": only}
             case _:
-                return await self._merged_pump(turn, FanOutResult())
+                return await self._merged_pump(state, FanOutResult())
 
     async def _instead(
-        self, turn: RequestState, failed: str, exc: UpstreamError
+        self, state: RequestState, failed: str, exc: UpstreamError
     ) -> tuple[BackgroundStream, dict[str, str]]:
         """What the surviving pool selects, where the only selected candidate failed at once."""
-        got = FanOutResult(failures={failed: exc})
+        results = FanOutResult(failures={failed: exc})
         try:
-            names = await self._instead_of(turn, got)
+            names = await self._instead_of(state, results)
         except asyncio.CancelledError:
-            self._left_off(turn, got, Ended.CANCELLED)
+            self._left_off(state, results, Ended.CANCELLED)
             raise
         if not names:
-            self._left_off(turn, got, Ended.FAILED)
+            self._left_off(state, results, Ended.FAILED)
             raise exc
-        return await self._merged_pump(replace(turn, instead=tuple(names)), got)
+        return await self._merged_pump(replace(state, instead=tuple(names)), results)
 
     async def _merged_pump(
-        self, turn: RequestState, got: FanOutResult
+        self, state: RequestState, results: FanOutResult
     ) -> tuple[BackgroundStream, dict[str, str]]:
-        pump = BackgroundStream(self._merged(turn, got))
+        pump = BackgroundStream(self._merged(state, results))
         await pump.started(FIRST_BYTE_WAIT_S)
-        return pump, routing_headers(turn.decision_id, turn.routed, "pending")
+        return pump, routing_headers(state.decision_id, state.routed, "pending")
 
     async def _turn(self, request: InferenceRequest) -> RequestState:
         """Route a request, and apply what may override the threshold's set."""
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._routed(request, deadline)
-        decision_id = request.surface.id_prefix + self._ids.fresh()
+        decision_id = request.api_format.id_prefix + self._ids.fresh()
         kind = answer_forms.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -170,12 +170,12 @@ class ChatService:
             self._note(failed, request)
             raise
         self._trace(decision_id, routed, routed.certificate)
-        shadow = self._watcher.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
+        shadow = self._monitor.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
         return RequestState(
             request=request,
             decision_id=decision_id,
             routed=routed,
-            ballot=Vote(
+            vote=Vote(
                 rule=self._settings.aggregation,
                 kind=kind,
                 reader=self._reader,
@@ -192,8 +192,8 @@ class ChatService:
 
     async def _routed(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
         """Route, and see what the watcher knows: of the calibration, and of this query."""
-        routed = (await self._routing.route(ask, deadline)).because(*self._watcher.stale)
-        repeated = self._watcher.repeated(routed.fingerprint, routed.certificate.reasons)
+        routed = (await self._routing.route(ask, deadline)).because(*self._monitor.stale)
+        repeated = self._monitor.repeated(routed.fingerprint, routed.certificate.reasons)
         return replace(routed, repeated=True) if repeated else routed
 
     def _deadline(self, timeout_s: float | None, started: float | None = None) -> float:
@@ -201,144 +201,150 @@ class ChatService:
         begun = time.monotonic() if started is None else started
         return begun + (most if timeout_s is None else min(timeout_s, most))
 
-    async def _told(self, turn: RequestState, got: FanOutResult) -> Outcome:
+    async def _told(self, state: RequestState, results: FanOutResult) -> Outcome:
         """The answer, remembered once, however it ends; ``got`` takes what candidates gave."""
         try:
-            outcome = await self._answered(turn, got)
+            outcome = await self._answered(state, results)
         except UpstreamError:
-            self._left_off(turn, got, Ended.FAILED)
+            self._left_off(state, results, Ended.FAILED)
             raise
         except asyncio.CancelledError:
-            turn.request.spend(len(got.cancelled) * prompt_tokens(turn.request.fields))
-            self._left_off(turn, got, Ended.CANCELLED)
+            state.request.spend(len(results.cancelled) * prompt_tokens(state.request.fields))
+            self._left_off(state, results, Ended.CANCELLED)
             raise
-        _charge(turn, got, outcome)
-        return self._remembered(outcome, turn.request)
+        _charge(state, results, outcome)
+        return self._remembered(outcome, state.request)
 
-    def _left_off(self, turn: RequestState, got: FanOutResult, ended: Ended) -> None:
+    def _left_off(self, state: RequestState, results: FanOutResult, ended: Ended) -> None:
         """Remember a decision that came to no answer, and charge the answers that were there."""
-        outcome = self._outcome(turn, got, ended=ended)
-        _charge(turn, got, outcome)
-        self._note(outcome, turn.request)
+        outcome = self._outcome(state, results, ended=ended)
+        _charge(state, results, outcome)
+        self._note(outcome, state.request)
 
     def _outcome(
         self,
-        turn: RequestState,
-        got: FanOutResult,
+        state: RequestState,
+        results: FanOutResult,
         answer: Mapping[str, Any] | None = None,
         ratings: Ratings | None = None,
         **more: Any,
     ) -> Outcome:
         """What the candidates came to; ``answer`` is what is returned, before it is stamped."""
-        surface, options = turn.request.surface, turn.request.options
+        api_format, options = state.request.api_format, state.request.options
         answers = tuple(
-            got.replies[name]
-            for name in dict.fromkeys((*turn.selected, *got.replies))  # best first
-            if name in got.replies
+            results.replies[name]
+            for name in dict.fromkeys((*state.selected, *results.replies))  # best first
+            if name in results.replies
         )
         ratings = ratings or Ratings()
         body: dict[str, Any] = {}
         if answer is not None:
             merged: Aggregate | None = more.get("merged")
-            body = surface.stamped(
+            body = api_format.stamped(
                 answer,
-                decision_id=turn.decision_id,
+                decision_id=state.decision_id,
                 model=answer["model"] if merged is None else merged.winner,
                 usage=None if options.usage == "winner" else used(answers, ratings),
             )
         return Outcome(
-            decision_id=turn.decision_id,
-            routed=turn.routed,
-            certificate=turn.routed.certificate.because(*_failed(turn, got)),
+            decision_id=state.decision_id,
+            routed=state.routed,
+            certificate=state.routed.certificate.because(*_failed(state, results)),
             body=body,
             answers=answers,
             ratings=ratings,
-            failures={name: exc.kind for name, exc in got.failures.items()},
-            cancelled=tuple(got.cancelled),
-            unasked=tuple(got.unasked),
-            shadow_rate=turn.shadow_rate,
+            failures={name: exc.kind for name, exc in results.failures.items()},
+            cancelled=tuple(results.cancelled),
+            unasked=tuple(results.unasked),
+            shadow_rate=state.shadow_rate,
             explain=options.explain,
             **more,
         )
 
-    async def _answered(self, turn: RequestState, got: FanOutResult) -> Outcome:
+    async def _answered(self, state: RequestState, results: FanOutResult) -> Outcome:
         called = time.monotonic()
-        if turn.called:
-            await self._collect_all(turn, got)
+        if state.called:
+            await self._collect_all(state, results)
         waited = time.monotonic() - called
-        if not turn.selected:
-            return self._refusal(turn, got, waited)
-        if not got.replies:
-            raise _nobody_answered(got.failures)
-        with self._aggregating(len(got.replies)):
-            return await self._merge(turn, got, waited)
+        if not state.selected:
+            return self._refusal(state, results, waited)
+        if not results.replies:
+            raise _nobody_answered(results.failures)
+        with self._aggregating(len(results.replies)):
+            return await self._merge(state, results, waited)
 
-    async def _collect_all(self, turn: RequestState, got: FanOutResult) -> None:
+    async def _collect_all(self, state: RequestState, results: FanOutResult) -> None:
         """The set's answers; where one failed that could matter, those of the surviving pool's."""
-        await self._collect(turn, turn.called, got)
-        failed = [name for name in got.failures if name in turn.selected]
-        if failed and turn.instead is None and not turn.ballot.settled(got):
-            await self._collect(turn, await self._instead_of(turn, got), got)
+        await self._collect(state, state.called, results)
+        failed = [name for name in results.failures if name in state.selected]
+        if failed and state.instead is None and not state.vote.settled(results):
+            await self._collect(state, await self._instead_of(state, results), results)
 
-    def _refusal(self, turn: RequestState, got: FanOutResult, waited: float) -> Outcome:
+    def _refusal(self, state: RequestState, results: FanOutResult, waited: float) -> Outcome:
         """Nobody was selected. Whoever was called for a sample is counted, and says nothing."""
-        refusal = turn.request.surface.refusal(turn.decision_id, REFUSAL)
-        overhead_ms = (time.monotonic() - turn.started - waited) * 1e3
-        return self._outcome(turn, got, refusal, overhead_ms=overhead_ms)
+        refusal = state.request.api_format.refusal(state.decision_id, REFUSAL)
+        overhead_ms = (time.monotonic() - state.started - waited) * 1e3
+        return self._outcome(state, results, refusal, overhead_ms=overhead_ms)
 
-    async def _instead_of(self, turn: RequestState, got: FanOutResult) -> list[str]:
+    async def _instead_of(self, state: RequestState, results: FanOutResult) -> list[str]:
         """Whom the surviving pool's set adds, as far as the limit on calls goes."""
         if self._settings.routing.observe is not None:  # no other traffic than without the router
             return []
-        surviving = await self._routing.without(turn.routed, turn.request, got.failures)
-        known = {*got.replies, *got.failures}
+        surviving = await self._routing.without(state.routed, state.request, results.failures)
+        known = {*results.replies, *results.failures}
         left = max(0, self._settings.limits.fan_out - len(known))
         return [name for name in surviving if name not in known][:left]
 
-    async def _collect(self, turn: RequestState, names: Sequence[str], got: FanOutResult) -> None:
-        surface = turn.request.surface
+    async def _collect(
+        self, state: RequestState, names: Sequence[str], results: FanOutResult
+    ) -> None:
+        api_format = state.request.api_format
 
         async def call(name: str) -> Reply:
-            payload = candidate_payload(turn.request.fields, self._candidates[name], surface.path)
-            return await self._fleet.ask(name, surface, payload, deadline=turn.deadline)
+            payload = candidate_payload(
+                state.request.fields, self._candidates[name], api_format.path
+            )
+            return await self._fleet.ask(name, api_format, payload, deadline=state.deadline)
 
-        await fan_out.fan_out(names, call=call, ballot=turn.ballot, into=got)
+        await fan_out.fan_out(names, call=call, vote=state.vote, into=results)
 
-    async def _merge(self, turn: RequestState, got: FanOutResult, waited: float) -> Outcome:
-        request, ballot = turn.request, turn.ballot
-        voters = _voters(turn, got)
-        medoids = await ballot.cluster(got, voters)
+    async def _merge(self, state: RequestState, results: FanOutResult, waited: float) -> Outcome:
+        request, vote = state.request, state.vote
+        voters = _voters(state, results)
+        medoids = await vote.cluster(results, voters)
         ratings = await self._evaluator.rate(
             request.query.text,
-            {name: got.replies[name].text for name in voters},
-            turn.routed.group,
-            got.forms,
-            deadline=turn.deadline,
+            {name: results.replies[name].text for name in voters},
+            state.routed.group,
+            results.forms,
+            deadline=state.deadline,
         )
-        merged = ballot.elect(got, voters, ratings, medoids)
+        merged = vote.elect(results, voters, ratings, medoids)
         return self._outcome(
-            turn,
-            got,
-            got.replies[merged.winner].body,
+            state,
+            results,
+            results.replies[merged.winner].body,
             ratings,
             merged=merged,
-            overhead_ms=(time.monotonic() - turn.started - waited - ratings.seconds) * 1e3,
+            overhead_ms=(time.monotonic() - state.started - waited - ratings.seconds) * 1e3,
         )
 
-    async def _live(self, turn: RequestState, name: str) -> AsyncGenerator[bytes]:
+    async def _live(self, state: RequestState, name: str) -> AsyncGenerator[bytes]:
         """One candidate's events as they come; the ``racer`` object rides on the last one."""
-        surface = turn.request.surface
-        payload = surface.streamed(
-            candidate_payload(turn.request.fields, self._candidates[name], surface.path)
+        api_format = state.request.api_format
+        payload = api_format.streamed(
+            candidate_payload(state.request.fields, self._candidates[name], api_format.path)
         )
-        overhead_ms = (time.monotonic() - turn.started) * 1e3
-        live = surface.live(decision_id=turn.decision_id, model=name)
-        meter = TokenMeter(surface, turn.request.fields)
+        overhead_ms = (time.monotonic() - state.started) * 1e3
+        live = api_format.live(decision_id=state.decision_id, model=name)
+        meter = TokenMeter(api_format, state.request.fields)
         spoke = False
         try:
-            with meter.charging(turn.request.spend):
+            with meter.charging(state.request.spend):
                 async with (
-                    self._fleet.stream(name, surface, payload, deadline=turn.deadline) as pieces,
+                    self._fleet.stream(
+                        name, api_format, payload, deadline=state.deadline
+                    ) as pieces,
                     contextlib.aclosing(pieces) as closing,
                 ):
                     async for piece in closing:
@@ -346,36 +352,36 @@ class ChatService:
                         for event in live.feed(piece):
                             spoke = True
                             yield event
-            outcome = self._of_live(turn, name, live.usage, overhead_ms)
+            outcome = self._of_live(state, name, live.usage, overhead_ms)
             ending = live.close(outcome.as_json())
         except UpstreamError as exc:
             if spoke:  # else somebody may be asked instead
-                self._left_off(turn, FanOutResult(failures={name: exc}), Ended.FAILED)
+                self._left_off(state, FanOutResult(failures={name: exc}), Ended.FAILED)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._left_off(turn, FanOutResult(cancelled=[name]), Ended.CANCELLED)
+            self._left_off(state, FanOutResult(cancelled=[name]), Ended.CANCELLED)
             raise
-        self._remembered(outcome, turn.request)
+        self._remembered(outcome, state.request)
         for event in ending:
             yield event
 
     def _of_live(
-        self, turn: RequestState, name: str, usage: Mapping[str, int], overhead_ms: float
+        self, state: RequestState, name: str, usage: Mapping[str, int], overhead_ms: float
     ) -> Outcome:
-        seconds = time.monotonic() - turn.started
+        seconds = time.monotonic() - state.started
         return Outcome(
-            decision_id=turn.decision_id,
-            routed=turn.routed,
-            certificate=turn.routed.certificate,
+            decision_id=state.decision_id,
+            routed=state.routed,
+            certificate=state.routed.certificate,
             answers=(Reply(candidate=name, body={}, said=(), usage=usage, seconds=seconds),),
             merged=Aggregate(winner=name, text="", votes={}),
             overhead_ms=overhead_ms,
         )
 
-    async def _merged(self, turn: RequestState, got: FanOutResult) -> AsyncGenerator[bytes]:
+    async def _merged(self, state: RequestState, results: FanOutResult) -> AsyncGenerator[bytes]:
         """Comments while the set answers, then the winner's answer as events."""
-        task = asyncio.create_task(self._told(turn, got))
-        waiting = f"{len(turn.called)} candidates are answering"
+        task = asyncio.create_task(self._told(state, results))
+        waiting = f"{len(state.called)} candidates are answering"
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._settings.limits.comment_every_s)
@@ -385,7 +391,7 @@ class ChatService:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        async for event in _whole(outcome, turn.request.surface):
+        async for event in _whole(outcome, state.request.api_format):
             yield event
 
     def _remembered(self, outcome: Outcome, ask: RoutingRequest) -> Outcome:
@@ -396,7 +402,7 @@ class ChatService:
 
     def _note(self, outcome: Outcome, ask: RoutingRequest) -> None:
         query = ask.query.text if self._settings.watching.store_queries else None
-        self._watcher.note(outcome.note(ask.caller.name, query))
+        self._monitor.note(outcome.note(ask.caller.name, query))
 
     def _trace(self, decision_id: str, routed: CertifiedDecision, certificate: Certificate) -> None:
         if self._tracer is not None:
@@ -414,32 +420,32 @@ class ChatService:
         return self._tracer.aggregate(answers)
 
 
-def _charge(turn: RequestState, got: FanOutResult, outcome: Outcome) -> None:
+def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> None:
     """Tell the tokens of the answers that are there, and of who weighed them."""
-    fields = turn.request.fields
-    answers = [answer_tokens(fields, reply) for reply in got.replies.values()]
-    turn.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
+    fields = state.request.fields
+    answers = [answer_tokens(fields, reply) for reply in results.replies.values()]
+    state.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
 
 
-async def _whole(outcome: Outcome, surface: ApiFormat) -> AsyncGenerator[bytes]:
+async def _whole(outcome: Outcome, api_format: ApiFormat) -> AsyncGenerator[bytes]:
     """A finished answer as a stream."""
-    for event in surface.whole_stream(outcome.body, outcome.as_json()):
+    for event in api_format.whole_stream(outcome.body, outcome.as_json()):
         yield event
 
 
-def _voters(turn: RequestState, got: FanOutResult) -> list[str]:
+def _voters(state: RequestState, results: FanOutResult) -> list[str]:
     """Who votes: all who answered, but for those whom only a shadow sample called."""
-    if turn.shadow_rate is None:
-        return list(got.replies)
-    return [name for name in got.replies if name in turn.selected] or list(got.replies)
+    if state.shadow_rate is None:
+        return list(results.replies)
+    return [name for name in results.replies if name in state.selected] or list(results.replies)
 
 
-def _failed(turn: RequestState, got: FanOutResult) -> list[str]:
+def _failed(state: RequestState, results: FanOutResult) -> list[str]:
     """A reason for every candidate of the set that gave nothing."""
-    failed = [name for name in got.failures if name in turn.selected]
+    failed = [name for name in results.failures if name in state.selected]
     if not failed:
         return []
-    reason = Reason.OUTVOTED_FAILED if turn.ballot.settled(got) else Reason.CANDIDATE_FAILED
+    reason = Reason.OUTVOTED_FAILED if state.vote.settled(results) else Reason.CANDIDATE_FAILED
     return [reason.of(name) for name in failed]
 
 

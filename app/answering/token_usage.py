@@ -40,8 +40,8 @@ def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
 class TokenMeter:
     """Counts one stream while it passes."""
 
-    def __init__(self, surface: ApiFormat, fields: Mapping[str, Any]) -> None:
-        self._surface = surface
+    def __init__(self, api_format: ApiFormat, fields: Mapping[str, Any]) -> None:
+        self._api_format = api_format
         self._fields = fields
         self._began = False
         self._counted: int | None = None
@@ -51,8 +51,8 @@ class TokenMeter:
     def saw(self, piece: Mapping[str, Any]) -> None:
         """Take one piece."""
         self._began = True
-        self._counted = self._surface.usage(piece).get("total_tokens", self._counted)
-        chars = self._surface.chars(piece)
+        self._counted = self._api_format.usage(piece).get("total_tokens", self._counted)
+        chars = self._api_format.chars(piece)
         self._events += chars > 0
         self._chars += chars
 

@@ -60,34 +60,36 @@ class Vote:
             return self.reader.form_at_once(self.kind, reply.said)
         return await self._in_time(self.reader.form(self.kind, reply.said))
 
-    def decided(self, got: FanOutResult, out: Sequence[str]) -> bool:
+    def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
         """Whether the calls still out can be spared.
 
         Those of the set who failed count as if they could still answer: together with those who
         are out they might have changed the result, and then it is worth while to wait.
         """
-        failed = [name for name in got.failures if name in self.members]
-        return not self.everyone and bool(out) and self._decided(self.votes(got), [*out, *failed])
+        failed = [name for name in results.failures if name in self.members]
+        return (
+            not self.everyone and bool(out) and self._decided(self.votes(results), [*out, *failed])
+        )
 
-    def settled(self, got: FanOutResult) -> bool:
+    def settled(self, results: FanOutResult) -> bool:
         """Whether the set's answers decide its vote, whatever its others would have said."""
-        silent = [name for name in self.members if name not in got.replies]
-        return not silent or self._decided(self.votes(got, self.members), silent)
+        silent = [name for name in self.members if name not in results.replies]
+        return not silent or self._decided(self.votes(results, self.members), silent)
 
     def _decided(self, votes: Sequence[CandidateAnswer], out: Collection[str]) -> bool:
         if not self.stops_early:
             return False
         return early.decided(votes, self._scores_of(out), **self._how())
 
-    def wave(self, got: FanOutResult, left: Sequence[str]) -> int:
+    def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
         """How many of those not yet called to call now."""
         if self.everyone or not self.stops_early or self.rule.waves == "all":
             return len(left)
-        return early.first_wave(self.votes(got), self._scores_of(left), **self._how())
+        return early.first_wave(self.votes(results), self._scores_of(left), **self._how())
 
     def votes(
         self,
-        got: FanOutResult,
+        results: FanOutResult,
         among: Collection[str] | None = None,
         weights: Mapping[str, float | None] | None = None,
     ) -> list[CandidateAnswer]:
@@ -96,22 +98,22 @@ class Vote:
             CandidateAnswer(
                 candidate=name,
                 text=reply.text,
-                form=got.forms.get(name),
+                form=results.forms.get(name),
                 score=self.scores.get(name, 0.0),
                 weight=(weights or {}).get(name),
             )
-            for name, reply in got.replies.items()
+            for name, reply in results.replies.items()
             if among is None or name in among
         ]
 
-    async def cluster(self, got: FanOutResult, among: Collection[str]) -> frozenset[str]:
+    async def cluster(self, results: FanOutResult, among: Collection[str]) -> frozenset[str]:
         """Give open texts the clusters that they belong to; who speaks for each is returned."""
         if self.kind is not Equality.SEMANTIC:
             return frozenset()
         texts = {
-            name: got.replies[name].text
+            name: results.replies[name].text
             for name in among
-            if got.forms.get(name) is None and _says_something(got.replies[name])
+            if results.forms.get(name) is None and _says_something(results.replies[name])
         }
         if not texts:
             return frozenset()
@@ -119,14 +121,18 @@ class Vote:
         if clusters is None:
             return frozenset()
         forms, medoids = clusters
-        got.forms.update(forms)
+        results.forms.update(forms)
         return medoids
 
     def elect(
-        self, got: FanOutResult, among: Collection[str], ratings: Ratings, medoids: frozenset[str]
+        self,
+        results: FanOutResult,
+        among: Collection[str],
+        ratings: Ratings,
+        medoids: frozenset[str],
     ) -> Aggregate:
         """The winner among these candidates' answers."""
-        answers = self.votes(got, among, ratings.weights)
+        answers = self.votes(results, among, ratings.weights)
         return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
 
     async def _in_time(self, reading: Awaitable[T]) -> T | None:

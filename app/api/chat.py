@@ -31,7 +31,7 @@ async def chat_completions(request: Request, services: OpenServices) -> Response
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
     asked = ParsedRequest(
-        surface=Chat(
+        api_format=Chat(
             n=fields.get("n") or 1,
             include_usage=bool((body.stream_options or {}).get("include_usage")),
         ),

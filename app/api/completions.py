@@ -34,7 +34,7 @@ async def completions(request: Request, services: OpenServices) -> Response:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
     asked = ParsedRequest(
-        surface=Completions(
+        api_format=Completions(
             n=texts(body.prompt) * (fields.get("n") or 1),
             include_usage=bool((body.stream_options or {}).get("include_usage")),
         ),

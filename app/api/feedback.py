@@ -47,7 +47,7 @@ class AcceptRequest(BaseModel):
 async def feedback(request: Request, services: OpenServices) -> Response:
     """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
     body, _ = await bodies.read(request, FeedbackRequest, MAX_BYTES)
-    said = await services.watcher.feedback.say(body.decision_id, body.correct, caller_of(request))
+    said = await services.monitor.feedback.say(body.decision_id, body.correct, caller_of(request))
     return bodies.json_response(said.as_json())
 
 
@@ -60,6 +60,6 @@ async def feedback(request: Request, services: OpenServices) -> Response:
 async def accept(request: Request, services: OpenServices) -> Response:
     """Of all these decisions or of none."""
     body, _ = await bodies.read(request, AcceptRequest, MAX_BYTES)
-    accepted = await services.watcher.feedback.accept(body.decision_ids)
+    accepted = await services.monitor.feedback.accept(body.decision_ids)
     data: list[dict[str, Any]] = [verdicts_as_json(known) for known in accepted]
     return bodies.json_response({"object": "list", "data": data})

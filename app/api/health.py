@@ -40,7 +40,7 @@ async def readyz(services: OpenServices) -> Response:
     if active.ready:
         ready = {"status": "ready", "calibration": active.record().id}
         # What decides is in memory: not to be asked would help nobody.
-        lost = {"degraded": ["store"]} if services.router.follower.lost else {}
+        lost = {"degraded": ["store"]} if services.router.calibration_sync.lost else {}
         return bodies.json_response(ready | lost)
     return bodies.json_response({"status": "not ready", "reason": active.why_not}, status=503)
 

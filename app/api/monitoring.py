@@ -22,7 +22,7 @@ router = APIRouter(tags=["watching"])
 )
 async def get_decision(decision_id: str, request: Request, services: OpenServices) -> Response:
     """Its own key's, or an admin's to see."""
-    known = await services.watcher.feedback.known(decision_id, caller_of(request))
+    known = await services.monitor.feedback.known(decision_id, caller_of(request))
     verdicts = {name: asdict(each) for name, each in known.verdicts.items()}
     return bodies.json_response(
         known.note.as_json()
@@ -41,7 +41,7 @@ async def get_decision(decision_id: str, request: Request, services: OpenService
 )
 async def verify(decision_id: str, services: OpenServices) -> Response:
     """Threshold and set recomputed from the stored scores, beside what was said then."""
-    verification = await services.watcher.verification(decision_id)
+    verification = await services.monitor.verification(decision_id)
     return bodies.json_response(verification.as_json())
 
 
@@ -52,14 +52,14 @@ async def verify(decision_id: str, services: OpenServices) -> Response:
 )
 async def drift(services: OpenServices) -> Response:
     """Of the active calibration."""
-    return bodies.json_response(await services.watcher.drift())
+    return bodies.json_response(await services.monitor.drift())
 
 
 @router.post("/drift/reset", summary="Begin the drift alarms again", responses=errors(*KEYED, 507))
 async def reset(services: OpenServices) -> Response:
     """With a new false-alarm probability: say so where you report the old one."""
-    await services.watcher.reset()
-    return bodies.json_response(await services.watcher.drift())
+    await services.monitor.reset()
+    return bodies.json_response(await services.monitor.drift())
 
 
 @router.get(
@@ -70,5 +70,5 @@ async def reset(services: OpenServices) -> Response:
 )
 async def shadow_rows(services: OpenServices) -> Response:
     """JSON lines with router scores instead of queries, for `POST /calibrate`."""
-    rows = await services.watcher.shadow_rows()
+    rows = await services.monitor.shadow_rows()
     return Response(rows, media_type="application/x-ndjson")

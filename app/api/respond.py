@@ -36,7 +36,7 @@ GONE = 499  # nobody reads it: the client closed the connection
 class ParsedRequest:
     """A body, read: what is asked of whom."""
 
-    surface: ApiFormat
+    api_format: ApiFormat
     model: str
     fields: Mapping[str, Any]  # what candidates are sent
     options: RacerOptions
@@ -54,7 +54,7 @@ async def respond(http: HttpRequest, services: Services, asked: ParsedRequest) -
     check_allowed(http, asked.model)
     named = NamedCandidateRequest(
         name=asked.model,
-        surface=asked.surface,
+        api_format=asked.api_format,
         fields=asked.fields,
         timeout_s=asked.options.timeout,
         spend=http.state.quota.spend,
@@ -63,9 +63,9 @@ async def respond(http: HttpRequest, services: Services, asked: ParsedRequest) -
     note_prompt(http, services, asked.query)
     if asked.stream:
         pump = await unless_left(http, services.direct.stream(named))
-        return _EventStream(pump, asked.surface, served_by, services.telemetry)
+        return _EventStream(pump, asked.api_format, served_by, services.telemetry)
     answer = await unless_left(http, services.direct.answer(named))
-    note_answer(http, services, asked.surface, answer)
+    note_answer(http, services, asked.api_format, answer)
     return bodies.json_response(answer, headers=served_by)
 
 
@@ -84,7 +84,7 @@ async def _routed(
         options=asked.options,
         caller=caller_of(http),
         pool=pool,
-        surface=asked.surface,
+        api_format=asked.api_format,
         fields=asked.fields,
         leader=asked.options.stream == "leader",
         session=http.headers.get("x-session-id"),
@@ -93,9 +93,9 @@ async def _routed(
     note_prompt(http, services, lambda: request.query)
     if asked.stream:
         pump, headers = await unless_left(http, services.chat.stream(request))
-        return _EventStream(pump, asked.surface, headers, services.telemetry)
+        return _EventStream(pump, asked.api_format, headers, services.telemetry)
     outcome = await unless_left(http, services.chat.answer(request))
-    note_answer(http, services, asked.surface, outcome.body)
+    note_answer(http, services, asked.api_format, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
     return bodies.json_response(body, headers=outcome.headers)
 
@@ -108,11 +108,11 @@ def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query
 
 
 def note_answer(
-    http: HttpRequest, services: Services, surface: ApiFormat, body: Mapping[str, Any]
+    http: HttpRequest, services: Services, api_format: ApiFormat, body: Mapping[str, Any]
 ) -> None:
     """Leave an answer's text likewise, cut as prompts are; streams leave none."""
     if services.settings.telemetry.log_prompts:
-        text = surface.choices(body)[0].text or ""
+        text = api_format.choices(body)[0].text or ""
         http.state.answer = text[: services.settings.limits.query_chars]
 
 
@@ -158,14 +158,14 @@ class _EventStream(StreamingResponse):
     def __init__(
         self,
         pump: BackgroundStream,
-        surface: ApiFormat,
+        api_format: ApiFormat,
         headers: Mapping[str, str],
         telemetry: Metrics,
     ) -> None:
         self._pump = pump
         self._telemetry = telemetry
         super().__init__(
-            pump.items(on_error=lambda exc: surface.error_event(error_envelope.error_of(exc))),
+            pump.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache"},
         )

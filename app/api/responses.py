@@ -50,7 +50,7 @@ async def responses(request: Request, services: OpenServices) -> Response:
     check_fields(fields, settings.limits)
     messages = _messages(body)
     asked = ParsedRequest(
-        surface=Responses(),
+        api_format=Responses(),
         model=body.model,
         fields=fields,
         options=body.racer or RacerOptions(),

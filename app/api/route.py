@@ -52,7 +52,7 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
             RoutingRequest(query=asked, options=options, caller=caller)
         )
         return bodies.json_response(outcome.as_json(), headers=outcome.headers)
-    surface = Chat(n=fields.get("n") or 1)
+    api_format = Chat(n=fields.get("n") or 1)
     outcome = await unless_left(
         request,
         services.chat.answer(
@@ -60,14 +60,14 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
                 query=asked,
                 options=options.model_copy(update={"explain": True}),
                 caller=caller,
-                surface=surface,
+                api_format=api_format,
                 fields=fields if body.query is None else fields | _as_messages(body.query),
                 spend=request.state.quota.spend,
             )
         ),
     )
-    note_answer(request, services, surface, outcome.body)
-    answer = surface.choices(outcome.body)[0].text
+    note_answer(request, services, api_format, outcome.body)
+    answer = api_format.choices(outcome.body)[0].text
     told: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
     return bodies.json_response(told, headers=outcome.headers)
 

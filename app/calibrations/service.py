@@ -52,7 +52,7 @@ class CalibrationService:
         scoring: RouterBackend,
         store: Store,
         active: ActiveCalibration,
-        follower: CalibrationSync,
+        calibration_sync: CalibrationSync,
         grouping: Grouping,
     ) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class CalibrationService:
         self._scoring = scoring
         self._store = store
         self._active = active
-        self._follower = follower
+        self._calibration_sync = calibration_sync
         self._one_at_a_time = asyncio.Lock()
         self.jobs = Jobs()
 
@@ -107,9 +107,9 @@ class CalibrationService:
                 self._store.activate,
                 calibration_id,
                 expected_active_id,
-                self._follower.setup,
+                self._calibration_sync.setup,
             )
-            await self._follower.catch_up(record)
+            await self._calibration_sync.catch_up(record)
         return record
 
     async def _calibrate(
@@ -131,7 +131,7 @@ class CalibrationService:
                     expected_active_id=options.expected_active_id,
                 )
                 if activate:
-                    await self._follower.catch_up(record)
+                    await self._calibration_sync.catch_up(record)
         return {
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
@@ -206,7 +206,7 @@ class CalibrationService:
         return CalibrationRecord(
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
-            artifact=self._follower.setup,
+            artifact=self._calibration_sync.setup,
             calibration=built.calibration,
             evidence=found,
             void_reasons=tuple(

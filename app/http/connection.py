@@ -51,8 +51,8 @@ class ConnectionConfig(uvicorn.Config):
         self,
         app: ASGIApp,
         limits: Limits,
-        strangers: UnauthenticatedConnections,
-        refusals: RefusedConnections,
+        unauthenticated: UnauthenticatedConnections,
+        refused: RefusedConnections,
     ) -> None:
         super().__init__(
             app,
@@ -67,8 +67,8 @@ class ConnectionConfig(uvicorn.Config):
             timeout_graceful_shutdown=math.ceil(limits.drain_s),
         )
         self.limits = limits
-        self.strangers = strangers
-        self.refusals = refusals
+        self.unauthenticated = unauthenticated
+        self.refused = refused
 
 
 class _Part(enum.Enum):
@@ -97,8 +97,8 @@ class Connection(HttpToolsProtocol):
         assert isinstance(config, ConnectionConfig)
         self.access_log = False  # the base class has one as soon as anybody handles log lines
         self._limits = config.limits
-        self._strangers = config.strangers
-        self._refusals = config.refusals
+        self._unauthenticated = config.unauthenticated
+        self._refused = config.refused
         self._has_place = True  # among the connections of its address
         self._was_known = False
         self._part = _Part.NOTHING
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return
-        self._has_place = self._strangers.enter(self, self._address)
+        self._has_place = self._unauthenticated.enter(self, self._address)
         wait_s = self._limits.header_s if self._has_place else HURRY_S
         self._receiving = self.loop.call_later(wait_s, self._head_is_late)
 
@@ -125,7 +125,7 @@ class Connection(HttpToolsProtocol):
         """Stop every clock."""
         self._stop_receiving()
         self._stop_writing()
-        self._strangers.leave(self, self._address)
+        self._unauthenticated.leave(self, self._address)
         super().connection_lost(exc)
 
     @property
@@ -311,7 +311,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, refusal: Response) -> None:
         """Answer if it is this message's turn, and close; an answer under way is finished first."""
-        self._refusals.note(refusal.status_code)
+        self._refused.note(refusal.status_code)
         cycle, is_next = self._answering, self._part is _Part.HEAD
         if cycle is not None and not cycle.response_complete:
             if is_next or cycle is not self.cycle:

@@ -56,7 +56,7 @@ class DriftMonitor:
 
     Args:
         watches: Where they are kept.
-        archive: Where it is kept which losses were counted.
+        decision_store: Where it is kept which losses were counted.
         metrics: Where alarms are shown.
         false_alarm: The probability of any alarm, ever, while nothing changes.
         rng: Two uniforms for each query and stream; another one in every process.
@@ -65,14 +65,14 @@ class DriftMonitor:
     def __init__(
         self,
         watches: DriftStore,
-        archive: DecisionStore,
+        decision_store: DecisionStore,
         metrics: MonitoringMetrics,
         *,
         false_alarm: float,
         rng: np.random.Generator,
     ) -> None:
         self._watches = watches
-        self._archive = archive
+        self._decision_store = decision_store
         self._metrics = metrics
         self._false_alarm = false_alarm
         self._rng = rng
@@ -161,10 +161,10 @@ class DriftMonitor:
         with self._turn:
             followed = self._followed
             if followed is None or followed.record.id != note.calibration_id or loss is None:
-                self._archive.judge(note, None)
+                self._decision_store.judge(note, None)
                 return
             with self._changing(followed.record) as kept:
-                counted = self._archive.judge_in(kept.session, note, loss)
+                counted = self._decision_store.judge_in(kept.session, note, loss)
                 stream = kept.watch.streams.get(drift_statistics.RISK)
                 if counted and isinstance(stream, RiskEProcess):
                     stream.update(loss)

@@ -36,8 +36,8 @@ class Feedback:
     """Verdicts, one after the other.
 
     Args:
-        archive: Where they are kept.
-        journal: Where a decision may still wait.
+        decision_store: Where they are kept.
+        decision_writer: Where a decision may still wait.
         counting: Whose verdicts count at once.
         complete: Told, on a thread, of a decision after verdicts that count.
         metrics: Where verdicts are counted.
@@ -45,15 +45,15 @@ class Feedback:
 
     def __init__(
         self,
-        archive: DecisionStore,
-        journal: DecisionWriter,
+        decision_store: DecisionStore,
+        decision_writer: DecisionWriter,
         *,
         counting: Literal["admin", "all"],
         complete: Callable[[StoredDecision], None],
         metrics: MonitoringMetrics,
     ) -> None:
-        self._archive = archive
-        self._journal = journal
+        self._decision_store = decision_store
+        self._decision_writer = decision_writer
         self._counting = counting
         self._complete = complete
         self._metrics = metrics
@@ -65,7 +65,7 @@ class Feedback:
             NotFound: It is not kept, or is another key's: a stranger cannot tell which.
             StoreError: The store cannot be used.
         """
-        await self._journal.written(decision_id)
+        await self._decision_writer.written(decision_id)
         known = await self._found(decision_id)
         if caller.role != "admin" and known.note.key != caller.name:
             raise unknown_decision(decision_id)
@@ -73,12 +73,12 @@ class Feedback:
 
     async def _found(self, decision_id: str) -> StoredDecision:
         """A decision of this gateway, or of another one that is about to write it."""
-        for pause_s in PAUSES_S if self._archive.is_shared else ():
+        for pause_s in PAUSES_S if self._decision_store.is_shared else ():
             try:
-                return await self._archive.run(self._archive.known, decision_id)
+                return await self._decision_store.run(self._decision_store.known, decision_id)
             except NotFound:
                 await asyncio.sleep(pause_s)
-        return await self._archive.run(self._archive.known, decision_id)
+        return await self._decision_store.run(self._decision_store.known, decision_id)
 
     async def say(
         self, decision_id: str, correct: Mapping[str, bool], caller: Caller
@@ -98,11 +98,13 @@ class Feedback:
             return _fresh(known, correct, caller, counts=counts)
 
         def take() -> tuple[StoredDecision, int]:
-            known, new = self._archive.say(decision_id, fresh, key=caller.name, counts=counts)
+            known, new = self._decision_store.say(
+                decision_id, fresh, key=caller.name, counts=counts
+            )
             self._complete(known)
             return known, new
 
-        known, new = await self._archive.run(take)
+        known, new = await self._decision_store.run(take)
         if new:
             self._metrics.verdicts.labels(str(counts).lower()).inc(new)
         return FeedbackResult(known=known, repeated=not new)
@@ -115,11 +117,11 @@ class Feedback:
             StoreError: The store cannot be used.
         """
         for decision_id in decision_ids:
-            await self._journal.written(decision_id)
-        return await self._archive.run(self._accept, decision_ids)
+            await self._decision_writer.written(decision_id)
+        return await self._decision_store.run(self._accept, decision_ids)
 
     def _accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
-        accepted = self._archive.accept(decision_ids)
+        accepted = self._decision_store.accept(decision_ids)
         for known in accepted:
             self._complete(known)
         return accepted
@@ -140,9 +142,9 @@ def _fresh(
     known: StoredDecision, correct: Mapping[str, bool], caller: Caller, *, counts: bool
 ) -> dict[str, bool]:
     """The verdicts that change something."""
-    if strangers := [name for name in correct if name not in known.note.pool]:
+    if unknown := [name for name in correct if name not in known.note.pool]:
         raise InputError(
-            f"{strangers[0][:128]!r} is not in the decision's pool {list(known.note.pool)}",
+            f"{unknown[0][:128]!r} is not in the decision's pool {list(known.note.pool)}",
             param="correct",
         )
     fresh: dict[str, bool] = {}

@@ -65,23 +65,23 @@ class Monitor:
         self._active = active
         self._key = key
         self._metrics = MonitoringMetrics(telemetry.registry)
-        self._archive = DecisionStore(store)
+        self._decision_store = DecisionStore(store)
         self._repeats = SeenQueries()
         self._drawn = SeenQueries()
         self._dropped = 0
-        self._journal = DecisionWriter(self._write, self._drop)
+        self._decision_writer = DecisionWriter(self._write, self._drop)
         self._drift = None
         if settings.false_alarm is not None:
             self._drift = DriftMonitor(
                 DriftStore(store),
-                self._archive,
+                self._decision_store,
                 self._metrics,
                 false_alarm=settings.false_alarm,
                 rng=np.random.default_rng() if rng is None else rng,
             )
         self.feedback = Feedback(
-            self._archive,
-            self._journal,
+            self._decision_store,
+            self._decision_writer,
             counting=settings.feedback,
             complete=self._complete,
             metrics=self._metrics,
@@ -91,7 +91,7 @@ class Monitor:
 
     async def __aenter__(self) -> Self:
         await self._active.tell(self._follow)
-        await self._stack.enter_async_context(self._journal)
+        await self._stack.enter_async_context(self._decision_writer)
         housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping of decisions")
         self._stack.push_async_callback(asyncio.wait, [housekeeping])
         self._stack.callback(self._closing.set)
@@ -128,7 +128,7 @@ class Monitor:
 
     def note(self, note: DecisionRecord) -> None:
         """Remember a routed decision, in the background."""
-        self._journal.add(note)
+        self._decision_writer.add(note)
 
     # The endpoints ----------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class Monitor:
             NotFound: The decision or its calibration is not kept.
             StoreError: The store cannot be used.
         """
-        await self._journal.written(decision_id)
+        await self._decision_writer.written(decision_id)
         return await self._store.run(self._verified, decision_id)
 
     async def drift(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Monitor:
         record = self._active.record()
         alarms = None if self._drift is None else await self._store.run(self._drift.as_json)
         risk = await self._store.run(
-            risk_report.risk_as_json, self._archive, record.id, record.calibration
+            risk_report.risk_as_json, self._decision_store, record.id, record.calibration
         )
         risk["decisions"]["dropped"] = self._dropped
         risk["shadow"]["rate"] = self._settings.shadow_rate
@@ -177,7 +177,7 @@ class Monitor:
     def _write(self, notes: Sequence[DecisionRecord]) -> None:
         if self._settings.decisions:
             record = self._active.record()
-            before = self._archive.add(notes, [_ordinary(note, record) for note in notes])
+            before = self._decision_store.add(notes, [_ordinary(note, record) for note in notes])
             notes = [
                 replace(note, repeated=True) if note.fingerprint in before else note
                 for note in notes
@@ -207,12 +207,12 @@ class Monitor:
         )
         loss = drift_statistics.loss_of(record.calibration, note, known.counted) if counts else None
         if self._drift is None:
-            self._archive.judge(note, loss)
+            self._decision_store.judge(note, loss)
         else:
             self._drift.judge(note, loss)
 
     def _verified(self, decision_id: str) -> Verification:
-        note = self._archive.known(decision_id).note
+        note = self._decision_store.known(decision_id).note
         active = self._active.record()
         mine = note.calibration_id == active.id
         return verify(note, active if mine else self._store.record(note.calibration_id))
@@ -221,7 +221,7 @@ class Monitor:
         """A query is one row, as in an upload: what was judged of it first."""
         pool = record.calibration.pool
         rows: dict[str, dict[str, Any]] = {}
-        for note, correct in self._archive.shadow(self._store.ids(record.artifact)):
+        for note, correct in self._decision_store.shadow(self._store.ids(record.artifact)):
             if note.answered_like_rows and note.pool == pool and note.scores and note.shadow_rate:
                 row = {
                     "scores": dict(zip(pool, note.scores, strict=True)),
@@ -255,10 +255,10 @@ class Monitor:
         self._settle()
         try:
             if self._active.ready:
-                self._show_risk(self._archive.losses(self._active.record().id))
+                self._show_risk(self._decision_store.losses(self._active.record().id))
             while not self._closing.is_set():
                 keep = self._settings
-                if not self._archive.prune(keep.keep_days, keep.keep_rows):
+                if not self._decision_store.prune(keep.keep_days, keep.keep_rows):
                     return
         except StoreError as exc:
             log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)

@@ -52,13 +52,13 @@ def estimate(losses: Sequence[float]) -> RiskEstimate:
 
 
 def risk_as_json(
-    archive: DecisionStore, calibration_id: str, calibration: Calibration
+    decision_store: DecisionStore, calibration_id: str, calibration: Calibration
 ) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
-    unjudged, judged = archive.served(calibration_id)
+    unjudged, judged = decision_store.served(calibration_id)
     bounds = feedback_range(calibration, unjudged, judged)
-    shadow = estimate(archive.losses(calibration_id))
-    counts = archive.counts(calibration_id)
+    shadow = estimate(decision_store.losses(calibration_id))
+    counts = decision_store.counts(calibration_id)
     options = calibration.options
     return {
         "risk_target": options.risk_target,

@@ -57,19 +57,19 @@ class ActiveCalibration:
             raise NotReady(self._why_not)
         return self._record
 
-    async def tell(self, follower: Callable[[CalibrationRecord], None]) -> None:
+    async def tell(self, calibration_sync: Callable[[CalibrationRecord], None]) -> None:
         """Call this on a thread with the active record, and every later one before it decides."""
-        self._followers.append(follower)
+        self._followers.append(calibration_sync)
         if self._record is not None:
-            await self._prepare(follower, self._record)
+            await self._prepare(calibration_sync, self._record)
 
     async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
         await self._prepare(_warm, record.calibration)
         if record.later is not None:
             await self._prepare(_warm, record.later.calibration)
-        for follower in self._followers:
-            await self._prepare(follower, record)
+        for calibration_sync in self._followers:
+            await self._prepare(calibration_sync, record)
         self._record = record
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()

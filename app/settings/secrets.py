@@ -54,11 +54,11 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
                     f"host {host} is reachable from outside, so a data key is required: "
                     f"set ${access.data_key_env}, or bind to 127.0.0.1"
                 )
-    callees = {candidate.name: candidate for candidate in settings.candidates}
+    targets = {candidate.name: candidate for candidate in settings.candidates}
     wanted = {
-        name: callee.api_key_env
-        for name, callee in (callees | settings.aggregation.raters).items()
-        if callee.api_key_env is not None
+        name: target.api_key_env
+        for name, target in (targets | settings.aggregation.raters).items()
+        if target.api_key_env is not None
     }
     for name, variable in wanted.items():
         if not environment.get(variable):

@@ -15,7 +15,7 @@ class Endpoint:
     """Which model is asked, on whose behalf, and for how long."""
 
     name: str  # in errors and metrics
-    callee: str  # a candidate, or an evaluator with a server of its own
+    target: str  # a candidate, or an evaluator with a server of its own
     timeout_s: float  # for a whole answer
 
 

@@ -57,7 +57,7 @@ class _Call:
     """One thing to be asked, over all its attempts."""
 
     name: str  # in errors and metrics
-    callee: Target
+    target: Target
     path: str
     model: object  # as it is asked for
     data: bytes
@@ -77,7 +77,7 @@ class Fleet:
         telemetry: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
-        self._callees = open_targets(settings, secrets)
+        self._targets = open_targets(settings, secrets)
         self._candidates = settings.pool
         self._longest_s = settings.limits.deadline_s
         self._calls = UpstreamClient(settings.fleet, settings.limits)
@@ -101,13 +101,13 @@ class Fleet:
         await self._calls.__aexit__(*error)
 
     async def ask(
-        self, candidate: str, surface: ApiFormat, payload: Mapping[str, Any], *, deadline: float
+        self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> Reply:
         """Ask one candidate for a whole answer.
 
         Args:
             candidate: Its name.
-            surface: How it is asked, and how its answer is read.
+            api_format: How it is asked, and how its answer is read.
             payload: What it is sent.
             deadline: A ``time.monotonic()``; one call has the candidate's own limit, too.
 
@@ -115,40 +115,40 @@ class Fleet:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
-        callee = self._callees[candidate]
-        with self._errand(callee, surface.path, payload, deadline) as errand:
+        target = self._targets[candidate]
+        with self._errand(target, api_format.path, payload, deadline) as errand:
             body = await self._whole(
                 errand,
-                partial(surface.body, candidate),
-                told=lambda body: (body.get("model"), surface.usage(body)),
+                partial(api_format.body, candidate),
+                told=lambda body: (body.get("model"), api_format.usage(body)),
             )
         return Reply.of(
             candidate,
             body,
-            surface,
+            api_format,
             seconds=time.monotonic() - started,
             attempts=len(errand.tried),
         )
 
     @asynccontextmanager
     async def stream(
-        self, candidate: str, surface: ApiFormat, payload: Mapping[str, Any], *, deadline: float
+        self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
         """Ask one candidate for a stream. The context opens with the first piece.
 
         Until then the call is made again as :meth:`ask` does. Iterating raises UpstreamError when
         the stream ends before the answer: a cut is not an end. Arguments and errors as above.
         """
-        callee = self._callees[candidate]
-        with self._errand(callee, surface.path, payload, deadline) as errand:
+        target = self._targets[candidate]
+        with self._errand(target, api_format.path, payload, deadline) as errand:
 
             async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
                 async with AsyncExitStack() as call:
                     answer = await call.enter_async_context(self._call(errand))
-                    rest = pieces_of(candidate, surface, answer)
+                    rest = pieces_of(candidate, api_format, answer)
                     pieces = _with_first(await anext(rest), rest)
                     if errand.span is not None:
-                        pieces = _overheard(pieces, errand.span, surface)
+                        pieces = _overheard(pieces, errand.span, api_format)
                     return call.pop_all(), pieces
 
             call, pieces = await self._persistently(errand, once)
@@ -159,8 +159,8 @@ class Fleet:
         self, endpoint: Endpoint, payload: Mapping[str, Any], *, deadline: float
     ) -> Completion:
         """Have a prompt continued. Raises as :meth:`ask`."""
-        callee = self._callees[endpoint.callee]
-        with self._errand(callee, "completions", payload, deadline, endpoint) as errand:
+        target = self._targets[endpoint.target]
+        with self._errand(target, "completions", payload, deadline, endpoint) as errand:
             return await self._whole(
                 errand, partial(completion, endpoint.name), told=lambda done: (None, done.usage)
             )
@@ -169,7 +169,7 @@ class Fleet:
         self, candidate: str, path: str, payload: Mapping[str, Any], *, deadline: float
     ) -> dict[str, Any]:
         """Send a document and return the object that is answered. Raises as :meth:`ask`."""
-        with self._errand(self._callees[candidate], path, payload, deadline) as errand:
+        with self._errand(self._targets[candidate], path, payload, deadline) as errand:
             return await self._whole(
                 errand, partial(parsing.json_object, candidate), told=_told_of_document
             )
@@ -179,7 +179,7 @@ class Fleet:
 
         Empty when that is everybody: then it is better to try.
         """
-        down = frozenset(name for name in self._candidates if self._callees[name].replicas.are_out)
+        down = frozenset(name for name in self._candidates if self._targets[name].replicas.are_out)
         return down if len(down) < len(self._candidates) else frozenset()
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
@@ -187,21 +187,21 @@ class Fleet:
         return {
             name: [
                 ReplicaHealth(place=place, state=each.circuit.state, outstanding=each.outstanding)
-                for place, each in enumerate(self._callees[name].replicas.all)
+                for place, each in enumerate(self._targets[name].replicas.all)
             ]
             for name in self._candidates
         }
 
     def _is_up(self, name: str) -> float:
-        return float(not self._callees[name].replicas.are_out)
+        return float(not self._targets[name].replicas.are_out)
 
     def _count(self, name: str, state: str) -> float:
-        return sum(each.circuit.state == state for each in self._callees[name].replicas.all)
+        return sum(each.circuit.state == state for each in self._targets[name].replicas.all)
 
     @contextlib.contextmanager
     def _errand(
         self,
-        callee: Target,
+        target: Target,
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
@@ -211,12 +211,12 @@ class Fleet:
         data = dumped(payload)
         with self._calls.holding(data):
             yield _Call(
-                name=endpoint.name if endpoint else callee.name,
-                callee=callee,
+                name=endpoint.name if endpoint else target.name,
+                target=target,
                 path=path,
                 model=payload.get("model"),
                 data=data,
-                timeout_s=endpoint.timeout_s if endpoint else callee.timeout_s,
+                timeout_s=endpoint.timeout_s if endpoint else target.timeout_s,
                 deadline=deadline,
                 tried=[],
             )
@@ -249,27 +249,27 @@ class Fleet:
             await asyncio.sleep(pause)
 
     def _pause_s(self, errand: _Call, exc: UpstreamError) -> float | None:
-        if not errand.tried or self._is_given_up(errand.callee):
+        if not errand.tried or self._is_given_up(errand.target):
             return None
         return self._retries.pause_s(
             exc,
             attempt=len(errand.tried),
             left_s=errand.deadline - time.monotonic(),
-            elsewhere=errand.callee.replicas.have_other_than(errand.tried),
+            elsewhere=errand.target.replicas.have_other_than(errand.tried),
         )
 
-    def _is_given_up(self, callee: Target) -> bool:
+    def _is_given_up(self, target: Target) -> bool:
         """Whether it is down, and there is somebody else to ask."""
-        if not callee.replicas.are_out:
+        if not target.replicas.are_out:
             return False
-        return callee.name not in self._candidates or callee.name in self.down()
+        return target.name not in self._candidates or target.name in self.down()
 
     @asynccontextmanager
     async def _call(self, errand: _Call) -> AsyncGenerator[UpstreamAnswer]:
         """One call, counted: in metrics, and for or against the replica."""
-        callee = errand.callee
-        replica = await callee.replicas.take(
-            errand.tried, deadline=errand.deadline, even_if_out=not self._is_given_up(callee)
+        target = errand.target
+        replica = await target.replicas.take(
+            errand.tried, deadline=errand.deadline, even_if_out=not self._is_given_up(target)
         )
         errand.tried.append(replica)
         errand.span = span = self._begun(errand, replica)
@@ -280,7 +280,7 @@ class Fleet:
             if limit_s <= 0:
                 raise UpstreamTimeout(f"{errand.name} could not be asked in time")
             answer = await self._calls.post(
-                callee,
+                target,
                 replica,
                 errand.path,
                 errand.data,
@@ -298,7 +298,7 @@ class Fleet:
             self._blame(errand, replica, exc, limit_s)
             raise
         finally:
-            callee.replicas.give_back(replica)
+            target.replicas.give_back(replica)
             self._telemetry.call_seconds.labels(errand.name).observe(time.monotonic() - started)
             self._telemetry.calls.labels(errand.name, outcome).inc()
             if span is not None:
@@ -316,24 +316,24 @@ class Fleet:
         )
 
     def _blame(self, errand: _Call, replica: Replica, exc: UpstreamError, limit_s: float) -> None:
-        patient = limit_s >= min(errand.callee.timeout_s, self._longest_s) / 2
+        patient = limit_s >= min(errand.target.timeout_s, self._longest_s) / 2
         if not is_fault(exc, patient=patient):
             replica.circuit.answered()
             return
         if replica.circuit.failed(
             time.monotonic(), payload=hash(errand.data), unreachable=is_unreachable(exc)
         ):
-            self._note_out(errand.callee, replica, exc)
+            self._note_out(errand.target, replica, exc)
 
-    def _note_out(self, callee: Target, replica: Replica, exc: UpstreamError) -> None:
-        self._telemetry.ejections.labels(callee.name).inc()
-        self._probes.watch(callee, replica)
-        if callee.name in self._candidates:  # whoever asked an evaluator says so
+    def _note_out(self, target: Target, replica: Replica, exc: UpstreamError) -> None:
+        self._telemetry.ejections.labels(target.name).inc()
+        self._probes.watch(target, replica)
+        if target.name in self._candidates:  # whoever asked an evaluator says so
             log.warning(
                 "a replica of %s is out after a failure (%s)%s",
-                callee.name,
+                target.name,
                 exc.kind,
-                "; it was the last one" if callee.replicas.are_out else "",
+                "; it was the last one" if target.replicas.are_out else "",
             )
 
 
@@ -342,11 +342,11 @@ def _told_of_document(body: Mapping[str, Any]) -> ReportedUsage:
 
 
 async def _overheard(
-    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, surface: ApiFormat
+    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, api_format: ApiFormat
 ) -> AsyncGenerator[dict[str, Any]]:
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
-            span.answered(piece.get("model"), surface.usage(piece))
+            span.answered(piece.get("model"), api_format.usage(piece))
             yield piece
 
 

@@ -16,10 +16,10 @@ class HealthChecks:
         self._calls = calls
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
-    def watch(self, callee: Target, replica: Replica) -> None:
+    def watch(self, target: Target, replica: Replica) -> None:
         """Probe a replica when its time is over, and again until it is in."""
         if replica not in self._tasks:
-            self._tasks[replica] = asyncio.create_task(self._probe(callee, replica))
+            self._tasks[replica] = asyncio.create_task(self._probe(target, replica))
 
     async def close(self) -> None:
         """Stop."""
@@ -28,12 +28,12 @@ class HealthChecks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _probe(self, callee: Target, replica: Replica) -> None:
+    async def _probe(self, target: Target, replica: Replica) -> None:
         try:
             while (until := replica.circuit.out_until) is not None:
                 if (left := until - time.monotonic()) > 0:
                     await asyncio.sleep(left)
-                elif await self._calls.is_alive(callee, replica):
+                elif await self._calls.is_alive(target, replica):
                     replica.circuit.let_in()
                 else:
                     replica.circuit.wait_on(time.monotonic())

@@ -95,7 +95,7 @@ class UpstreamClient:
 
     async def post(
         self,
-        callee: Target,
+        target: Target,
         replica: Replica,
         path: str,
         data: bytes,
@@ -107,7 +107,7 @@ class UpstreamClient:
         """Send a JSON document and wait for the head of a good answer. Close the answer.
 
         Args:
-            callee: Who is asked.
+            target: Who is asked.
             replica: Where.
             path: Below the base URL.
             data: The document.
@@ -120,21 +120,21 @@ class UpstreamClient:
             UpstreamError: No usable answer.
         """
         until = time.monotonic() + limit_s
-        headers = callee.headers if trace is None else {**callee.headers, **trace}
+        headers = target.headers if trace is None else {**target.headers, **trace}
         try:
             async with asyncio.timeout(limit_s):
                 response = await self._sent(
-                    callee, f"{replica.base_url}/{path}", data, headers, may_reconnect
+                    target, f"{replica.base_url}/{path}", data, headers, may_reconnect
                 )
         except RAISED as exc:
-            raise translated(callee.name, exc) from exc
+            raise translated(target.name, exc) from exc
         try:
-            check_head(callee.name, response)
+            check_head(target.name, response)
         except UpstreamError:
             response.close()
             raise
         return UpstreamAnswer(
-            callee.name,
+            target.name,
             response,
             until=until,
             idle_s=self._rules.idle_timeout_s,
@@ -142,16 +142,16 @@ class UpstreamClient:
             buffers=self._buffers,
         )
 
-    async def is_alive(self, callee: Target, replica: Replica) -> bool:
+    async def is_alive(self, target: Target, replica: Replica) -> bool:
         """Whether a replica answers at all; which answer does not matter, below 500."""
         try:
             async with (
                 asyncio.timeout(PROBE_S),
                 self._session.get(
                     f"{replica.base_url}/models",
-                    headers=callee.headers,
+                    headers=target.headers,
                     allow_redirects=False,
-                    ssl=callee.verify_tls,
+                    ssl=target.verify_tls,
                 ) as response,
             ):
                 return response.status < 500
@@ -160,7 +160,7 @@ class UpstreamClient:
 
     async def _sent(
         self,
-        callee: Target,
+        target: Target,
         url: str,
         data: bytes,
         headers: Mapping[str, str],
@@ -175,7 +175,7 @@ class UpstreamClient:
                     data=io.BytesIO(data) if len(data) > LARGE_BYTES else data,
                     headers=headers,
                     allow_redirects=False,
-                    ssl=callee.verify_tls,
+                    ssl=target.verify_tls,
                     trace_request_ctx=wire,
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:

@@ -34,7 +34,7 @@ class Reply:
         cls,
         candidate: str,
         body: Mapping[str, Any],
-        surface: ApiFormat,
+        api_format: ApiFormat,
         *,
         seconds: float = 0.0,
         attempts: int = 1,
@@ -43,8 +43,8 @@ class Reply:
         return cls(
             candidate=candidate,
             body=body,
-            said=surface.choices(body),
-            usage=surface.usage(body),
+            said=api_format.choices(body),
+            usage=api_format.usage(body),
             seconds=seconds,
             attempts=attempts,
         )

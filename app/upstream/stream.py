@@ -22,7 +22,7 @@ _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_pro
 
 
 async def pieces_of(
-    name: str, surface: ApiFormat, answer: UpstreamAnswer
+    name: str, api_format: ApiFormat, answer: UpstreamAnswer
 ) -> AsyncGenerator[dict[str, Any]]:
     """The pieces of an answer. Some servers do not stream: their document is cut into pieces.
 
@@ -30,13 +30,13 @@ async def pieces_of(
         UpstreamError: It ended before the answer did.
     """
     if not answer.streams:
-        body = await off_loop(partial(surface.body, name), await answer.whole())
-        for piece in surface.pieces(body):
+        body = await off_loop(partial(api_format.body, name), await answer.whole())
+        for piece in api_format.pieces(body):
             yield piece
         return
     seen, finished = set[int](), set[int]()
     said_so = False
-    mould: EventTemplate | None = None
+    event_template: EventTemplate | None = None
     unlike = 0
     events = _events(name, answer)
     try:
@@ -44,24 +44,26 @@ async def pieces_of(
             async for data in events:
                 if said_so := data.strip() == _DONE:
                     break
-                piece = None if mould is None else mould.piece(data)
+                piece = None if event_template is None else event_template.piece(data)
                 if piece is not None:
                     unlike = 0
                 else:
-                    piece = surface.piece(name, data)
+                    piece = api_format.piece(name, data)
                     unlike += 1
-                    mould = surface.mould(data, piece) if unlike < _UNLIKE else None
-                for choice, ends in surface.ends(piece).items():
+                    event_template = (
+                        api_format.event_template(data, piece) if unlike < _UNLIKE else None
+                    )
+                for choice, ends in api_format.ends(piece).items():
                     seen.add(choice)
                     if ends:
                         finished.add(choice)
                 yield piece
     except UpstreamError as exc:
-        if len(finished) < surface.n or exc.kind not in _BROKEN_OFF:
+        if len(finished) < api_format.n or exc.kind not in _BROKEN_OFF:
             raise
     # Some servers know no `n`, and some send no [DONE]. Without it a choice of which nothing came
     # may have been cut off, so all that were asked for must have finished.
-    if not finished or finished != seen or not (said_so or len(finished) == surface.n):
+    if not finished or finished != seen or not (said_so or len(finished) == api_format.n):
         raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
     await answer.ended()
 

@@ -49,7 +49,7 @@ class ChunkedFormat(ABC):
             "choices": [self._checked_part(name, parsing.sound(choice)) for choice in asked],
         }
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
+    def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """See :class:`app.wire.format.ApiFormat`."""
         if len(piece["choices"]) != 1:
             return None

@@ -59,7 +59,7 @@ class ApiFormat(Protocol):
         """Parse one event of its stream. Raises UpstreamError, also when the event is an error."""
         ...
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
+    def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """What events that say as little as this one look like; None where that is not known."""
         ...
 

@@ -51,7 +51,7 @@ class Responses:
             _checked(name, parsing.as_object(name, piece.get("response")))
         return piece
 
-    def mould(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
+    def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
         """None: every event has a number of its own."""
         return None
 
@@ -176,8 +176,8 @@ class Responses:
 class _LiveEvents:
     """Events under our id and the candidate's name; the last one waits for the ``racer`` object."""
 
-    def __init__(self, surface: Responses, decision_id: str, model: str) -> None:
-        self._surface = surface
+    def __init__(self, api_format: Responses, decision_id: str, model: str) -> None:
+        self._api_format = api_format
         self._decision_id = decision_id
         self._model = model
         self._last: dict[str, Any] | None = None
@@ -185,24 +185,24 @@ class _LiveEvents:
     @property
     def usage(self) -> dict[str, int]:
         """Tokens as the candidate counted them, once it has."""
-        return self._surface.usage(self._last["response"]) if self._last else {}
+        return self._api_format.usage(self._last["response"]) if self._last else {}
 
     def feed(self, piece: Mapping[str, Any]) -> list[bytes]:
         """Events that can go out now."""
         stamped = dict(piece)
         if isinstance(piece.get("response"), dict):
-            stamped["response"] = self._surface.stamped(
+            stamped["response"] = self._api_format.stamped(
                 piece["response"], decision_id=self._decision_id, model=self._model
             )
-        if any(self._surface.ends(piece).values()):
+        if any(self._api_format.ends(piece).values()):
             self._last = stamped
             return []
-        return [self._surface.event(stamped)]
+        return [self._api_format.event(stamped)]
 
     def close(self, racer: Mapping[str, Any]) -> list[bytes]:
         """The last event."""
         assert self._last is not None  # an unfinished stream is an error before this
-        return [self._surface.event(_with_racer(self._last, racer))]
+        return [self._api_format.event(_with_racer(self._last, racer))]
 
 
 def _with_racer(piece: Mapping[str, Any], racer: Mapping[str, Any]) -> dict[str, Any]:

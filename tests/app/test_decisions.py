@@ -122,9 +122,9 @@ def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
     own = gateway.route(ONE)["decision_id"]
     for decision_id in (admins, own):
         assert seen(gateway, decision_id, ADMIN_KEY)["decision_id"] == decision_id
-    refusals = [gateway.get(f"/decisions/{each}") for each in (admins, "chatcmpl-none")]
-    assert [each.status_code for each in refusals] == [404, 404]
-    messages = [each.json()["error"]["message"] for each in refusals]
+    refused = [gateway.get(f"/decisions/{each}") for each in (admins, "chatcmpl-none")]
+    assert [each.status_code for each in refused] == [404, 404]
+    messages = [each.json()["error"]["message"] for each in refused]
     assert messages[0].replace(admins, "x") == messages[1].replace("chatcmpl-none", "x")
 
 
@@ -150,7 +150,7 @@ def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
 
 
 @pytest.fixture
-def archive(store: Store) -> DecisionStore:
+def decision_store(store: Store) -> DecisionStore:
     """An empty archive."""
     return DecisionStore(Watched(store, RECORD).store)
 
@@ -162,11 +162,13 @@ def archive(store: Store) -> DecisionStore:
      {"query": "é😀\0\ud800\n'"}],
     ids=["full", "router failed", "bare", "with its query"],
 )  # fmt: skip
-def test_a_note_comes_back_as_it_was(archive: DecisionStore, changes: dict[str, Any]) -> None:
+def test_a_note_comes_back_as_it_was(
+    decision_store: DecisionStore, changes: dict[str, Any]
+) -> None:
     """Every field, with an infinite threshold and with what is not there."""
     kept = note(**changes)
-    archive.add([kept], [True])
-    known = archive.known(kept.decision_id)
+    decision_store.add([kept], [True])
+    known = decision_store.known(kept.decision_id)
     assert known.note == kept
     assert not known.judged
     assert known.loss is None
@@ -179,38 +181,38 @@ def aged(days: float) -> DecisionRecord:
     return note(created_at=then.isoformat(timespec="microseconds"))
 
 
-def kept_of(archive: DecisionStore, made: Sequence[DecisionRecord]) -> list[bool]:
+def kept_of(decision_store: DecisionStore, made: Sequence[DecisionRecord]) -> list[bool]:
     """Which of these decisions are there."""
     found: list[bool] = []
     for each in made:
         try:
-            found.append(archive.known(each.decision_id).note == each)
+            found.append(decision_store.known(each.decision_id).note == each)
         except NotFound:
             found.append(False)
     return found
 
 
-def test_old_decisions_are_deleted_with_their_verdicts(archive: DecisionStore) -> None:
+def test_old_decisions_are_deleted_with_their_verdicts(decision_store: DecisionStore) -> None:
     """Older than ``keep_days``; younger ones stay, and so do their verdicts."""
     made = [aged(days) for days in (40, 31, 29, 1)]
-    archive.add(made, [True] * 4)
+    decision_store.add(made, [True] * 4)
     for each in made:
-        archive.say(each.decision_id, lambda _: {"adder": True}, key="data", counts=True)
-    assert archive.prune(30.0, 1_000) == 2
-    assert archive.prune(30.0, 1_000) == 0
-    assert kept_of(archive, made) == [False, False, True, True]
-    assert archive.known(made[2].decision_id).counted == {"adder": True}
-    archive.add(made[:1], [True])  # the same id again
-    assert archive.known(made[0].decision_id).verdicts == {}
+        decision_store.say(each.decision_id, lambda _: {"adder": True}, key="data", counts=True)
+    assert decision_store.prune(30.0, 1_000) == 2
+    assert decision_store.prune(30.0, 1_000) == 0
+    assert kept_of(decision_store, made) == [False, False, True, True]
+    assert decision_store.known(made[2].decision_id).counted == {"adder": True}
+    decision_store.add(made[:1], [True])  # the same id again
+    assert decision_store.known(made[0].decision_id).verdicts == {}
 
 
-def test_no_verdict_outlives_its_decision(archive: DecisionStore, store: Store) -> None:
+def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: Store) -> None:
     """By age and by number; on either database, whatever happens to it otherwise."""
     made = [aged(days) for days in (40, 3, 2, 1)]
-    archive.add(made, [True] * 4)
+    decision_store.add(made, [True] * 4)
     for each in made:
-        archive.say(each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA)
-    assert archive.prune(30.0, 2) == 2
+        decision_store.say(each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA)
+    assert decision_store.prune(30.0, 2) == 2
     with store.transaction() as session:
         left = set(session.scalars(select(VerdictRow.decision_id)))
     assert left == {each.decision_id for each in made[2:]}
@@ -225,32 +227,32 @@ def test_what_somebody_judges_just_now_is_passed_over(postgres: Postgres) -> Non
     url = postgres.create()
     made = [aged(40) for _ in range(3)]
     with Store(url) as store, Store(url) as another:
-        archive = DecisionStore(store)
-        archive.add(made, [True] * 3)
+        decision_store = DecisionStore(store)
+        decision_store.add(made, [True] * 3)
         with another.transaction() as judging:
             judging.get_one(DecisionRow, made[1].decision_id, with_for_update=True)
-            assert archive.prune(30.0, 10) == 2
-            assert kept_of(archive, made) == [False, True, False]
-        assert archive.prune(30.0, 10) == 1
+            assert decision_store.prune(30.0, 10) == 2
+            assert kept_of(decision_store, made) == [False, True, False]
+        assert decision_store.prune(30.0, 10) == 1
 
 
 def test_gateways_that_delete_at_once_do_not_disturb_each_other(
-    archive: DecisionStore, database: str
+    decision_store: DecisionStore, database: str
 ) -> None:
     """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
 
     Nobody is refused, for nobody waits in a circle.
     """
     old, young = [aged(40) for _ in range(6_000)], [aged(1) for _ in range(50)]
-    archive.add([*old, *young], [True] * 6_050)
+    decision_store.add([*old, *young], [True] * 6_050)
     ids = [each.decision_id for each in young]
     for each in ids:
-        archive.say(each, lambda _: {"adder": True}, key="data", counts=False)
+        decision_store.say(each, lambda _: {"adder": True}, key="data", counts=False)
     with Store(database) as another:
         pruning = 4 if another.is_shared else 1
 
         def delete(_: int) -> int:
-            return sum(iter(lambda: archive.prune(30.0, 10_000), 0))
+            return sum(iter(lambda: decision_store.prune(30.0, 10_000), 0))
 
         with ThreadPoolExecutor(pruning + 1) as threads:
             accepting = threads.submit(
@@ -259,19 +261,19 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
             deleted = sum(threads.map(delete, range(pruning)))
             accepting.result()
     assert deleted == 6_000
-    assert not any(kept_of(archive, old[::100]))
-    assert all(archive.known(each).counted == {"adder": True} for each in ids)
+    assert not any(kept_of(decision_store, old[::100]))
+    assert all(decision_store.known(each).counted == {"adder": True} for each in ids)
 
 
 def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
-    archive: DecisionStore, store: Store, database: str
+    decision_store: DecisionStore, store: Store, database: str
 ) -> None:
     """Between the look at decisions and that at verdicts, by another gateway."""
     made = [aged(days) for days in (40, 1)]
-    archive.add(made, [True] * 2)
+    decision_store.add(made, [True] * 2)
     for each in made:
-        known, _ = archive.say(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
-        archive.judge(known.note, None)
+        known, _ = decision_store.say(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
+        decision_store.judge(known.note, None)
     with Store(database) as another:
 
         def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -279,32 +281,32 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
                 assert DecisionStore(another).prune(30.0, 10) == 1
 
         event.listen(store._engine, "before_cursor_execute", meanwhile)
-        found = archive.shadow([RECORD.id])
+        found = decision_store.shadow([RECORD.id])
         event.remove(store._engine, "before_cursor_execute", meanwhile)
     assert [each.decision_id for each, _ in found] == [made[1].decision_id]
 
 
-def test_the_newest_decisions_are_kept(archive: DecisionStore) -> None:
+def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
     """At most ``keep_rows``, whatever their order in the table."""
     made = [aged(days) for days in (3, 1, 4, 2)]
-    archive.add(made, [True] * 4)
-    assert archive.prune(30.0, 2) == 2
-    assert kept_of(archive, made) == [False, True, False, True]
+    decision_store.add(made, [True] * 4)
+    assert decision_store.prune(30.0, 2) == 2
+    assert kept_of(decision_store, made) == [False, True, False, True]
 
 
-def test_many_are_deleted_a_part_at_a_time(archive: DecisionStore) -> None:
+def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> None:
     """So that nobody else waits long for the store; in the end all are gone."""
-    archive.add([aged(40) for _ in range(2_500)], [True] * 2_500)
-    parts = [archive.prune(30.0, 10_000) for _ in range(4)]
+    decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
+    parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
     assert parts == [1_000, 1_000, 500, 0]
 
 
-def test_decisions_are_counted_by_calibration(archive: DecisionStore) -> None:
+def test_decisions_are_counted_by_calibration(decision_store: DecisionStore) -> None:
     """Those of another one do not mix in."""
-    archive.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
-    archive.add([note(calibration_id="another")], [True])
-    assert archive.counts(RECORD.id).decisions == 5
-    unjudged, judged = archive.served(RECORD.id)
+    decision_store.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
+    decision_store.add([note(calibration_id="another")], [True])
+    assert decision_store.counts(RECORD.id).decisions == 5
+    unjudged, judged = decision_store.served(RECORD.id)
     assert sum(each.count for each in unjudged) == 5
     assert judged == []
 
@@ -344,8 +346,10 @@ def with_journal(story: Callable[[DecisionWriter, Desk], Awaitable[None]], **opt
 
     async def run() -> Desk:
         desk = Desk()
-        async with DecisionWriter(desk.write, desk.drop, **{"limit": 100, **options}) as journal:
-            await story(journal, desk)
+        async with DecisionWriter(
+            desk.write, desk.drop, **{"limit": 100, **options}
+        ) as decision_writer:
+            await story(decision_writer, desk)
         return desk
 
     return asyncio.run(run())
@@ -361,9 +365,9 @@ def test_notes_are_written_together_and_in_order() -> None:
     """One transaction for many, in batches of a bounded size; at the end nothing waits."""
     made = several(1_200)
 
-    async def story(journal: DecisionWriter, _: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, _: Desk) -> None:
         for each in made:
-            journal.add(each)
+            decision_writer.add(each)
 
     desk = with_journal(story, limit=2_000)
     assert desk.written == made
@@ -375,15 +379,15 @@ def test_notes_that_come_while_others_are_written_gather_too() -> None:
     """Under load a transaction for every few notes would cost more than the requests do."""
     made = several(60)
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         loop = asyncio.get_running_loop()
-        desk.meanwhile = lambda: loop.call_soon_threadsafe(journal.add, made[1])
-        journal.add(made[0])
+        desk.meanwhile = lambda: loop.call_soon_threadsafe(decision_writer.add, made[1])
+        decision_writer.add(made[0])
         async with asyncio.timeout(60):
-            await journal.written(made[0].decision_id)
+            await decision_writer.written(made[0].decision_id)
         desk.meanwhile = lambda: None
         for each in made[2:]:
-            journal.add(each)
+            decision_writer.add(each)
             await asyncio.sleep(0.001)
 
     desk = with_journal(story, gather_s=3_600.0)
@@ -395,9 +399,9 @@ def test_closing_waits_for_no_gathering() -> None:
     """Whatever is left after a full batch is written at once."""
     made = several(501)
 
-    async def story(journal: DecisionWriter, _: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, _: Desk) -> None:
         for each in made:
-            journal.add(each)
+            decision_writer.add(each)
 
     assert with_journal(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
 
@@ -405,7 +409,7 @@ def test_closing_waits_for_no_gathering() -> None:
 def test_a_journal_that_nobody_used_writes_nothing() -> None:
     """Not even an empty batch."""
 
-    async def story(_journal: DecisionWriter, _desk: Desk) -> None:
+    async def story(_decision_writer: DecisionWriter, _desk: Desk) -> None:
         await asyncio.sleep(0)
 
     assert with_journal(story).batches == []
@@ -414,13 +418,13 @@ def test_a_journal_that_nobody_used_writes_nothing() -> None:
 def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
     """``written`` returns once it is there, and at once for one that never waited."""
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         (made,) = several(1)
-        journal.add(made)
+        decision_writer.add(made)
         async with asyncio.timeout(60):
-            await journal.written(made.decision_id)
+            await decision_writer.written(made.decision_id)
         assert desk.written == [made]
-        await journal.written("chatcmpl-never")
+        await decision_writer.written("chatcmpl-never")
 
     with_journal(story, gather_s=3_600.0)
 
@@ -428,11 +432,11 @@ def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
 def test_a_slow_store_blocks_nobody_and_a_full_journal_drops() -> None:
     """``add`` returns at once while the store hangs; what does not fit is counted."""
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         desk.open.clear()
         started = time.monotonic()
         for each in several(130):
-            journal.add(each)
+            decision_writer.add(each)
             await asyncio.sleep(0)
         assert time.monotonic() - started < 5.0
         assert desk.dropped == 30
@@ -446,12 +450,12 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
     """They are tried again, in order; who asks for one meanwhile hears of it."""
     made = several(3)
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         desk.fault = StoreError("locked")
         for each in made:
-            journal.add(each)
+            decision_writer.add(each)
         with pytest.raises(StoreError):
-            await journal.written(made[0].decision_id)
+            await decision_writer.written(made[0].decision_id)
         desk.fault = None
 
     desk = with_journal(story)
@@ -461,10 +465,10 @@ def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
 def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
     """The process ends; what is lost is counted."""
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         desk.fault = StoreError("disk full")
         for each in several(7):
-            journal.add(each)
+            decision_writer.add(each)
 
     desk = with_journal(story)
     assert (desk.written, desk.dropped) == ([], 7)
@@ -473,14 +477,14 @@ def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
 def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
     """The journal goes on."""
 
-    async def story(journal: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
         first, second = several(2)
         desk.fault = ValueError("a bug")
-        journal.add(first)
-        await journal.written(first.decision_id)
+        decision_writer.add(first)
+        await decision_writer.written(first.decision_id)
         desk.fault = None
-        journal.add(second)
-        await journal.written(second.decision_id)
+        decision_writer.add(second)
+        await decision_writer.written(second.decision_id)
 
     desk = with_journal(story)
     assert [each.decision_id for each in desk.written] == ["chatcmpl-1"]

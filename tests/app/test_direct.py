@@ -24,7 +24,7 @@ Work = Callable[[NamedCandidateService, Spend], Coroutine[Any, Any, Any]]
 
 def _answer(direct: NamedCandidateService, spend: Spend) -> Coroutine[Any, Any, Any]:
     return direct.answer(
-        NamedCandidateRequest(name="m", surface=CHAT, fields={"prompt": FORTY}, spend=spend)
+        NamedCandidateRequest(name="m", api_format=CHAT, fields={"prompt": FORTY}, spend=spend)
     )
 
 

@@ -44,30 +44,30 @@ def watched(
     world = Watched(store, settings.pop("record", None) or record())
 
     async def run() -> None:
-        async with await world.watcher(**settings) as watcher:
-            await story(watcher, world)
+        async with await world.monitor(**settings) as monitor:
+            await story(monitor, world)
 
     asyncio.run(run())
     return world
 
 
-async def feed(watcher: Monitor, made: list[DecisionRecord]) -> None:
+async def feed(monitor: Monitor, made: list[DecisionRecord]) -> None:
     """Let queries come, and wait until they were seen."""
     for note in made:
-        watcher.note(note)
-    await watcher.feedback.known(made[-1].decision_id, ADMIN)
-    await watcher.settle()
+        monitor.note(note)
+    await monitor.feedback.known(made[-1].decision_id, ADMIN)
+    await monitor.settle()
 
 
 async def until_alarm(
-    watcher: Monitor, queries: Callable[[int], list[DecisionRecord]], *, at_most: int
+    monitor: Monitor, queries: Callable[[int], list[DecisionRecord]], *, at_most: int
 ) -> int:
     """How many queries it took, fifty at a time."""
     for count in range(50, at_most + 1, 50):
-        await feed(watcher, queries(50))
-        if watcher.stale:
+        await feed(monitor, queries(50))
+        if monitor.stale:
             return count
-    raise AssertionError(f"no alarm after {at_most} queries: {await watcher.drift()}")
+    raise AssertionError(f"no alarm after {at_most} queries: {await monitor.drift()}")
 
 
 def capital(told: dict[str, Any], stream: str) -> float:
@@ -83,11 +83,11 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
     """False alarm one in a million, all streams together, at every moment of the run."""
     rng = np.random.default_rng(5)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         for _ in range(40):
-            await feed(watcher, notes(world.record, draw(rng, 50)))
-            assert watcher.stale == ()
-        told = await watcher.drift()
+            await feed(monitor, notes(world.record, draw(rng, 50)))
+            assert monitor.stale == ()
+        told = await monitor.drift()
         rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
         assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
 
@@ -98,17 +98,17 @@ def test_harder_queries_raise_an_alarm(store: Store) -> None:
     """After a thousand like the rows, queries whose scores are a fifth smaller are seen."""
     rng = np.random.default_rng(6)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 1_000)))
-        assert watcher.stale == ()
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 1_000)))
+        assert monitor.stale == ()
 
         def harder(count: int) -> list[DecisionRecord]:
             return notes(world.record, draw(rng, count, harder=0.8))
 
-        assert await until_alarm(watcher, harder, at_most=600) <= 600
-        assert set(watcher.stale) <= {"stale:largest_score", "stale:mean_score"}
-        raised = (await watcher.drift())["alarms"]["raised"]
-        assert [f"stale:{name}" for name in raised] == list(watcher.stale)
+        assert await until_alarm(monitor, harder, at_most=600) <= 600
+        assert set(monitor.stale) <= {"stale:largest_score", "stale:mean_score"}
+        raised = (await monitor.drift())["alarms"]["raised"]
+        assert [f"stale:{name}" for name in raised] == list(monitor.stale)
 
     watched(store, story, false_alarm=RARE)
 
@@ -121,11 +121,11 @@ def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
         scores = draw(rng, count)
         return np.repeat(scores.mean(axis=1, keepdims=True), 3, axis=1).round(6)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 1_000)))
-        await until_alarm(watcher, lambda n: notes(world.record, alike(n)), at_most=600)
-        await feed(watcher, notes(world.record, alike(300)))
-        assert "stale:set_size" in watcher.stale
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 1_000)))
+        await until_alarm(monitor, lambda n: notes(world.record, alike(n)), at_most=600)
+        await feed(monitor, notes(world.record, alike(300)))
+        assert "stale:set_size" in monitor.stale
 
     watched(store, story, false_alarm=RARE)
 
@@ -143,12 +143,12 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
         {"chosen_by": ChosenBy.OVERRIDDEN, "selected": ("poet",)},
     ]
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 500)))
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 500)))
         for choice in choices:
-            await feed(watcher, notes(world.record, draw(rng, 300), **choice))
-        assert watcher.stale == ()
-        assert (await watcher.drift())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
+            await feed(monitor, notes(world.record, draw(rng, 300), **choice))
+        assert monitor.stale == ()
+        assert (await monitor.drift())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
 
     watched(store, story, false_alarm=RARE)
 
@@ -171,11 +171,11 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     """Their certificates are void as it is, and they must not void the others'."""
     rng = np.random.default_rng(9)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         made = notes(world.record, draw(rng, 20, harder=0.1))
-        await feed(watcher, [replace(note, **changes) for note in made])
-        assert watcher.stale == ()
-        assert (await watcher.drift())["alarms"]["streams"]["mean_score"]["rounds"] == 0
+        await feed(monitor, [replace(note, **changes) for note in made])
+        assert monitor.stale == ()
+        assert (await monitor.drift())["alarms"]["streams"]["mean_score"]["rounds"] == 0
 
     watched(store, story)
 
@@ -199,13 +199,13 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     """Nor is a query under a new calibration that has it among its rows; others are new there."""
     row, query = record().calibration.fingerprints[0], b"a query"
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        assert watcher.repeated(row, ())
-        assert not watcher.repeated(query, ())
-        assert watcher.repeated(query, ())
+    async def story(monitor: Monitor, world: Watched) -> None:
+        assert monitor.repeated(row, ())
+        assert not monitor.repeated(query, ())
+        assert monitor.repeated(query, ())
         await world.active.swap(record(seed=2))
-        assert not watcher.repeated(query, ())
-        assert not watcher.repeated(row, ())
+        assert not monitor.repeated(query, ())
+        assert not monitor.repeated(row, ())
 
     watched(store, story, false_alarm=None)
 
@@ -213,12 +213,12 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
 def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
-    async def story(watcher: Monitor, _: Watched) -> None:
+    async def story(monitor: Monitor, _: Watched) -> None:
         for reason in ("multi_turn_uncalibrated", "later_turn"):
-            assert not watcher.repeated(b"yes", (reason,))
-        assert not watcher.repeated(b"yes", ())
+            assert not monitor.repeated(b"yes", (reason,))
+        assert not monitor.repeated(b"yes", ())
         for reason in ("multi_turn_uncalibrated", "later_turn"):
-            assert not watcher.repeated(b"yes", (reason,))
+            assert not monitor.repeated(b"yes", (reason,))
 
     watched(store, story)
 
@@ -227,11 +227,11 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
     """`watching.false_alarm: null`."""
     rng = np.random.default_rng(10)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 500, harder=0.1)))
-        await watcher.reset()
-        assert watcher.stale == ()
-        assert (await watcher.drift())["alarms"] is None
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 500, harder=0.1)))
+        await monitor.reset()
+        assert monitor.stale == ()
+        assert (await monitor.drift())["alarms"] is None
 
     watched(store, story, false_alarm=None)
 
@@ -240,7 +240,7 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
 
 
 async def judge(
-    watcher: Monitor,
+    monitor: Monitor,
     world: Watched,
     rng: np.random.Generator,
     count: int,
@@ -255,10 +255,10 @@ async def judge(
     labels = rng.random(scores.shape) < chances(scores)
     made = notes(world.record, scores, shadow_rate=0.5)
     for note in made:
-        watcher.note(note)
+        monitor.note(note)
     losses: list[float] = []
     for note, right in zip(made, labels, strict=True):
-        await watcher.feedback.say(note.decision_id, everyone(right), ADMIN)
+        await monitor.feedback.say(note.decision_id, everyone(right), ADMIN)
         inside = [name in note.selected for name in POOL]
         if options.risk_target is RiskTarget.PAPER:
             inside, right = [*inside, note.null_selected], augment_truth(right[None, :])[0]
@@ -272,9 +272,9 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
     """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
     rng = np.random.default_rng(11)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        losses = await judge(watcher, world, rng, 150)
-        told = await watcher.drift()
+    async def story(monitor: Monitor, world: Watched) -> None:
+        losses = await judge(monitor, world, rng, 150)
+        told = await monitor.drift()
         shadow = told["shadow"]
         assert shadow["sampled"] == shadow["judged"] == 150
         assert shadow["counted"] == len(losses)
@@ -282,7 +282,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
         assert shadow["lower"] < 0.1 < shadow["upper"]
         assert told["alarms"]["streams"]["risk"]["rounds"] == len(losses)
         assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
-        assert watcher.stale == ()
+        assert monitor.stale == ()
 
     watched(store, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
 
@@ -291,11 +291,11 @@ def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
     """The queries are as before; now those candidates are right that used to be wrong."""
     rng = np.random.default_rng(12)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await judge(watcher, world, rng, 50)
-        assert watcher.stale == ()
-        await judge(watcher, world, rng, 100, lambda scores: 1.0 - scores)
-        assert watcher.stale == ("stale:risk",)
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await judge(monitor, world, rng, 50)
+        assert monitor.stale == ()
+        await judge(monitor, world, rng, 100, lambda scores: 1.0 - scores)
+        assert monitor.stale == ("stale:risk",)
 
     watched(store, story, shadow_rate=0.5, false_alarm=RARE)
 
@@ -304,13 +304,13 @@ def test_a_judged_decision_counts_once(store: Store) -> None:
     """However often its verdicts are sent, and after a restart."""
     rng = np.random.default_rng(13)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         note = noted(world.record, draw(rng, 1)[0].tolist(), shadow_rate=0.5)
-        watcher.note(note)
+        monitor.note(note)
         for _ in range(3):
-            await watcher.feedback.say(note.decision_id, everyone([True, False, False]), ADMIN)
-            await watcher.feedback.accept([note.decision_id])
-        told = await watcher.drift()
+            await monitor.feedback.say(note.decision_id, everyone([True, False, False]), ADMIN)
+            await monitor.feedback.accept([note.decision_id])
+        told = await monitor.drift()
         assert told["alarms"]["streams"]["risk"]["rounds"] == 1
         assert told["shadow"]["counted"] == 1
 
@@ -329,13 +329,13 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
 ) -> None:
     """The loss is that of the calibration's own set, so another alpha does no harm."""
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         note = replace(noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
-        watcher.note(note)
+        monitor.note(note)
         correct = dict.fromkeys(note.pool, True)
-        await watcher.feedback.say(note.decision_id, correct, ADMIN)
-        assert (await watcher.feedback.known(note.decision_id, ADMIN)).judged
-        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
+        await monitor.feedback.say(note.decision_id, correct, ADMIN)
+        assert (await monitor.feedback.known(note.decision_id, ADMIN)).judged
+        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
 
     watched(store, story, shadow_rate=0.5)
 
@@ -344,19 +344,19 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
     """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
     rng = np.random.default_rng(16)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         cut = notes(world.record, draw(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",))
         usual = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         for note in [*cut, usual]:
-            watcher.note(note)
+            monitor.note(note)
             right = [note is usual, note is usual, note is not usual]
-            await watcher.feedback.say(note.decision_id, everyone(right), ADMIN)
-        told = await watcher.drift()
-        assert watcher.stale == ()
+            await monitor.feedback.say(note.decision_id, everyone(right), ADMIN)
+        told = await monitor.drift()
+        assert monitor.stale == ()
         assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
         assert told["feedback"]["identified"] == 1
         assert told["alarms"]["streams"]["largest_score"]["rounds"] == 61
-        rows = [json.loads(line) for line in (await watcher.shadow_rows()).splitlines()]
+        rows = [json.loads(line) for line in (await monitor.shadow_rows()).splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
     watched(store, story, shadow_rate=0.5)
@@ -367,12 +367,12 @@ def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
 ) -> None:
     """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        assert not watcher.repeated(b"query", ())  # `POST /route`
-        assert not watcher.sampled("other", b"query", ("conditions_differ",))
-        assert watcher.sampled("first", b"query", ())
-        assert not watcher.sampled("second", b"query", ())
-        assert not watcher.sampled("row", world.record.calibration.fingerprints[0], ())
+    async def story(monitor: Monitor, world: Watched) -> None:
+        assert not monitor.repeated(b"query", ())  # `POST /route`
+        assert not monitor.sampled("other", b"query", ("conditions_differ",))
+        assert monitor.sampled("first", b"query", ())
+        assert not monitor.sampled("second", b"query", ())
+        assert not monitor.sampled("row", world.record.calibration.fingerprints[0], ())
 
     watched(store, story, shadow_rate=1.0)
 
@@ -381,15 +381,15 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
     """A data key cannot raise an alarm, nor hush one, before an admin accepts."""
     data = Caller(name="data")
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         note = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
-        watcher.note(note)
-        await watcher.feedback.say(note.decision_id, everyone([False, False, True]), data)
-        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
-        assert (await watcher.drift())["feedback"]["identified"] == 0
-        await watcher.feedback.accept([note.decision_id])
-        assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 1
-        assert (await watcher.drift())["feedback"]["identified"] == 1
+        monitor.note(note)
+        await monitor.feedback.say(note.decision_id, everyone([False, False, True]), data)
+        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
+        assert (await monitor.drift())["feedback"]["identified"] == 0
+        await monitor.feedback.accept([note.decision_id])
+        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 1
+        assert (await monitor.drift())["feedback"]["identified"] == 1
 
     watched(store, story, shadow_rate=0.5)
 
@@ -397,9 +397,9 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
 def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> None:
     """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(np.random.default_rng(14), 3)))
-        told = await watcher.drift()
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(np.random.default_rng(14), 3)))
+        told = await monitor.drift()
         assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
         levels = [each["level"] for each in told["alarms"]["streams"].values()]
         assert sum(levels) == pytest.approx(0.01)
@@ -416,7 +416,7 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
     The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
     """
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         made = [noted(world.record, [0.9, 0.2, 0.1]) for _ in range(10)]
         assert {note.selected for note in made} == {("adder",)}
         verdicts: list[dict[str, bool]] = [
@@ -425,10 +425,10 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
             {"adder": False, "poet": True},
             {"adder": False},
         ]
-        await feed(watcher, made)
+        await feed(monitor, made)
         for note, correct in zip(made, verdicts, strict=False):
-            await watcher.feedback.say(note.decision_id, correct, ADMIN)
-        told = await watcher.drift()
+            await monitor.feedback.say(note.decision_id, correct, ADMIN)
+        told = await monitor.drift()
         # Least: the wrong one counts for nothing, the six are hits: 1 of 9.
         # Most: the wrong one and the six are misses: 8 of 10.
         assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
@@ -440,7 +440,7 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
 def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) -> None:
     """Other decisions are counted as kept, and not in the range."""
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         others: list[dict[str, Any]] = [
             {"alpha": 0.5},
             {"pool": POOL[:2]},
@@ -450,10 +450,10 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
             {"score": "prob"},
         ]
         made = [replace(noted(world.record, [0.9, 0.2, 0.1]), **each) for each in ({}, *others)]
-        await feed(watcher, made)
+        await feed(monitor, made)
         for note in made:
-            await watcher.feedback.say(note.decision_id, {"adder": True}, ADMIN)
-        told = await watcher.drift()
+            await monitor.feedback.say(note.decision_id, {"adder": True}, ADMIN)
+        told = await monitor.drift()
         assert told["decisions"]["kept"] == 7
         assert told["decisions"]["at_own_alpha_and_pool"] == 1
         assert told["decisions"]["of_these_with_feedback"] == 1
@@ -470,17 +470,17 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
     rng = np.random.default_rng(15)
     told: list[dict[str, Any]] = []
 
-    async def before(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
-        told.append(await watcher.drift())
-        assert watcher.stale
+    async def before(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+        told.append(await monitor.drift())
+        assert monitor.stale
 
     world = watched(store, before)
 
     async def after() -> None:
-        async with await world.watcher() as watcher:
-            assert watcher.stale == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
-            assert (await watcher.drift())["alarms"] == told[0]["alarms"]
+        async with await world.monitor() as monitor:
+            assert monitor.stale == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
+            assert (await monitor.drift())["alarms"] == told[0]["alarms"]
 
     asyncio.run(after())
 
@@ -490,27 +490,27 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
     rng = np.random.default_rng(16)
     fresh = record(seed=2)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
-        raised = watcher.stale
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+        raised = monitor.stale
         assert raised
         world.store.add(fresh, activate=True)
 
         def meanwhile(
             new: CalibrationRecord,
         ) -> None:  # which is followed, while the old one decides
-            assert new is not fresh or watcher.stale == raised
+            assert new is not fresh or monitor.stale == raised
 
         await world.active.tell(meanwhile)
         await world.active.swap(fresh)
-        assert watcher.stale == ()
-        await feed(watcher, notes(fresh, draw(rng, 10)))
-        told = await watcher.drift()
+        assert monitor.stale == ()
+        await feed(monitor, notes(fresh, draw(rng, 10)))
+        told = await monitor.drift()
         assert told["calibration_id"] == fresh.id
         assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
         assert told["decisions"]["kept"] == 10
         await world.active.swap(world.record)
-        assert watcher.stale == raised
+        assert monitor.stale == raised
 
     watched(store, story)
 
@@ -519,26 +519,26 @@ def test_a_reset_begins_again(store: Store) -> None:
     """The alarm is gone, after a restart too, and the next change is seen again."""
     rng = np.random.default_rng(17)
 
-    async def before(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def before(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
 
     world = watched(store, before)
 
     async def reset() -> None:
-        async with await world.watcher() as watcher:
-            assert watcher.stale
-            since = (await watcher.drift())["alarms"]["since"]
-            await watcher.reset()
-            assert watcher.stale == ()
-            told = (await watcher.drift())["alarms"]
+        async with await world.monitor() as monitor:
+            assert monitor.stale
+            since = (await monitor.drift())["alarms"]["since"]
+            await monitor.reset()
+            assert monitor.stale == ()
+            told = (await monitor.drift())["alarms"]
             assert told["since"] > since
             assert told["streams"]["mean_score"]["rounds"] == 0
 
     async def after() -> None:
-        async with await world.watcher() as watcher:
-            assert watcher.stale == ()
-            await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
-            assert watcher.stale
+        async with await world.monitor() as monitor:
+            assert monitor.stale == ()
+            await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+            assert monitor.stale
 
     asyncio.run(reset())
     asyncio.run(after())
@@ -549,8 +549,8 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
     """The gateway starts, and watches."""
     rng = np.random.default_rng(18)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
 
     world = watched(store, story)
     with world.store.transaction() as session:
@@ -559,9 +559,9 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
         row.state = damage
 
     async def after() -> None:
-        async with await world.watcher() as watcher:
-            assert watcher.stale == ()
-            assert (await watcher.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
+        async with await world.monitor() as monitor:
+            assert monitor.stale == ()
+            assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
 
     asyncio.run(after())
 
@@ -570,8 +570,8 @@ def test_the_saved_state_is_small(store: Store) -> None:
     """With full bags: well under a megabyte of JSON."""
     rng = np.random.default_rng(19)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        await feed(watcher, notes(world.record, draw(rng, 10)))
+    async def story(monitor: Monitor, world: Watched) -> None:
+        await feed(monitor, notes(world.record, draw(rng, 10)))
 
     world = watched(store, story, record=record(rows=12_000))
     with world.store.transaction() as session:
@@ -589,11 +589,11 @@ def test_an_alarm_is_one_log_line_and_a_metric(
     """One line a stream, however many queries follow."""
     rng = np.random.default_rng(20)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         with caplog.at_level(logging.WARNING, "app.monitoring"):
             for _ in range(5):
-                await feed(watcher, notes(world.record, draw(rng, 100, harder=0.5)))
-        raised = (await watcher.drift())["alarms"]["raised"]
+                await feed(monitor, notes(world.record, draw(rng, 100, harder=0.5)))
+        raised = (await monitor.drift())["alarms"]["raised"]
         said = [line for line in caplog.messages if "drift alarm" in line]
         assert sorted(said) == sorted(
             f"drift alarm: {name}, calibration {world.record.id}" for name in raised
@@ -620,20 +620,20 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
     """What an operator sees before the alarm; none is there before the first query."""
     rng = np.random.default_rng(23)
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
-        await feed(watcher, notes(world.record, draw(rng, 60, harder=0.8)))
+        await feed(monitor, notes(world.record, draw(rng, 60, harder=0.8)))
         seen = [series(world, "racer_drift_evidence", "stream")]
-        await feed(watcher, notes(world.record, draw(rng, 400, harder=0.5)))
+        await feed(monitor, notes(world.record, draw(rng, 400, harder=0.5)))
         seen.append(series(world, "racer_drift_evidence", "stream"))
-        streams = (await watcher.drift())["alarms"]["streams"]
+        streams = (await monitor.drift())["alarms"]["streams"]
         for name, each in streams.items():
             way = each["largest_log10_capital"] / math.log10(each["alarm_at"])
             assert seen[1][name] == pytest.approx(way)
             assert (seen[1][name] >= 1.0) == each["alarmed"]
         assert 0.0 < seen[0]["largest_score"] < seen[1]["largest_score"]
         assert seen[1]["largest_score"] >= 1.0 > seen[1]["risk"]
-        await watcher.reset()
+        await monitor.reset()
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
 
     watched(store, story)
@@ -644,17 +644,17 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     rng = np.random.default_rng(24)
     told: dict[str, Any] = {}
 
-    async def story(watcher: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: Watched) -> None:
         unknown = series(world, "racer_realised_risk", "bound")
         assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
         assert math.isnan(unknown["mean"])
-        await judge(watcher, world, rng, 60)
-        told.update(await watcher.drift())
+        await judge(monitor, world, rng, 60)
+        told.update(await monitor.drift())
 
     world = watched(store, story, shadow_rate=0.5, false_alarm=RARE)
 
     async def later() -> None:
-        async with await world.watcher(shadow_rate=0.5, false_alarm=RARE):
+        async with await world.monitor(shadow_rate=0.5, false_alarm=RARE):
             async with asyncio.timeout(30):
                 while series(world, "racer_realised_risk", "bound")["upper"] == 1.0:  # noqa: ASYNC110 - housekeeping tells nobody
                     await asyncio.sleep(0.01)
@@ -721,10 +721,10 @@ def test_drift_needs_a_calibration(serve: Serve) -> None:
 def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     """Replicas agree on every decision; about a fifth of 5,000, false alarm 1e-6."""
 
-    async def story(watcher: Monitor, world: Watched) -> None:
-        other = await world.watcher(seed=99, shadow_rate=0.2)
+    async def story(monitor: Monitor, world: Watched) -> None:
+        other = await world.monitor(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
-        drawn = [watcher.sampled(each, each.encode(), ()) for each in ids]
+        drawn = [monitor.sampled(each, each.encode(), ()) for each in ids]
         assert drawn == [other.sampled(each, each.encode(), ()) for each in ids]
         assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
 
@@ -734,8 +734,8 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
 def test_nothing_is_sampled_by_default(store: Store) -> None:
     """Everyone is called only where the operator pays for it."""
 
-    async def story(watcher: Monitor, _: Watched) -> None:
+    async def story(monitor: Monitor, _: Watched) -> None:
         assert MonitoringSettings().shadow_rate == 0.0
-        assert not any(watcher.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
+        assert not any(monitor.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
     watched(store, story)

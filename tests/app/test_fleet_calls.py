@@ -112,7 +112,7 @@ MODES: dict[str, Callable[[Fleet, float], Coroutine[Any, Any, Any]]] = {
     "ask": lambda fleet, deadline: fleet.ask("m", CHAT, asking(), deadline=deadline),
     "stream": lambda fleet, deadline: streamed(fleet, asking(stream=True), deadline),
     "complete": lambda fleet, deadline: fleet.complete(
-        Endpoint(name="e", callee="m", timeout_s=10), {"prompt": ""}, deadline=deadline
+        Endpoint(name="e", target="m", timeout_s=10), {"prompt": ""}, deadline=deadline
     ),
     "forward": lambda fleet, deadline: fleet.forward("m", "x", {}, deadline=deadline),
 }

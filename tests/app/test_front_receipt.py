@@ -104,7 +104,7 @@ class Bare:
         connection.connect(("127.0.0.1", self.port))
         return connection
 
-    def refusals(self) -> dict[int, int]:
+    def refused(self) -> dict[int, int]:
         """How many were counted, by status."""
         [family] = self.told.connection_refusals.collect()
         return {
@@ -481,12 +481,10 @@ def test_refusals_are_counted_and_summed_up(
             assert refused(rest(extra))[0] == 503
             only.sendall(request(method="GET"))
             assert one(only)[0] == 200
-        assert server.refusals() == {status: count for status, (_, count) in sent.items()} | {
-            503: 1
-        }
-        wait(lambda: told(caplog) == server.refusals())
+        assert server.refused() == {status: count for status, (_, count) in sent.items()} | {503: 1}
+        wait(lambda: told(caplog) == server.refused())
         server.say(b"RUBBISH\r\n\r\n")
-        wait(lambda: told(caplog) == server.refusals())
+        wait(lambda: told(caplog) == server.refused())
         lines = list(caplog.records)
         server.say(request("connection: close", method="GET"))
         time.sleep(2 * SUMMARY_S)

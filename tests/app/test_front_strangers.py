@@ -40,24 +40,24 @@ class Someone:
 )
 def test_places_are_those_of_strangers_inside(most: int, steps: list[tuple[int, str]]) -> None:
     """A visitor gets a place exactly when fewer strangers than places are inside."""
-    strangers = UnauthenticatedConnections(most)
+    unauthenticated = UnauthenticatedConnections(most)
     inside: dict[int, list[Someone]] = {address: [] for address in range(3)}
     for address, step in steps:
         here = inside[address]
         if step == "e":
             visitor = Someone()
-            has_place = strangers.enter(visitor, f"10.0.0.{address}")
+            has_place = unauthenticated.enter(visitor, f"10.0.0.{address}")
             assert has_place == (sum(not each.is_known for each in here) < most)
             if has_place:
                 here.append(visitor)
         elif step == "k" and here:
             here[-1].is_known = True
         elif step == "l" and here:
-            strangers.leave(here.pop(0), f"10.0.0.{address}")
+            unauthenticated.leave(here.pop(0), f"10.0.0.{address}")
     for address, here in inside.items():
         for each in here:
-            strangers.leave(each, f"10.0.0.{address}")
-    assert vars(strangers)["_inside"] == {}
+            unauthenticated.leave(each, f"10.0.0.{address}")
+    assert vars(unauthenticated)["_inside"] == {}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -
             time.sleep(1.5 * HURRY_S)
             elsewhere.sendall(UNKNOWN)
             assert one(elsewhere)[0] == 200
-        assert server.refusals() == {503: 1}
+        assert server.refused() == {503: 1}
         first[0].close()
         wait(lambda: open_connections(server) == 2)
         [late] = silent(server, stack, 1)
@@ -117,7 +117,7 @@ def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]
             extra.sendall(KNOWN + UNKNOWN)
             assert one(extra)[0] == 200
             assert rest(extra) == b""
-    assert server.refusals() == {}
+    assert server.refused() == {}
 
 
 def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) -> None:
@@ -194,6 +194,6 @@ def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
         environment=admin_alone, limits={"connections_per_address": 1}, calibrated=False
     )
     with ExitStack() as stack:
-        strangers = [stack.enter_context(connect(gateway)) for _ in range(5)]
+        unauthenticated = [stack.enter_context(connect(gateway)) for _ in range(5)]
         time.sleep(1.5 * HURRY_S)
-        assert [asked(each, None) for each in strangers] == [200] * 5
+        assert [asked(each, None) for each in unauthenticated] == [200] * 5

@@ -275,9 +275,9 @@ def test_a_prompt_is_a_token_for_every_four_letters() -> None:
     assert prompt_tokens({"prompt": None}) == 0
 
 
-def _piece(surface: ApiFormat, text: str) -> dict[str, Any]:
+def _piece(api_format: ApiFormat, text: str) -> dict[str, Any]:
     """An event that says a text."""
-    match surface:
+    match api_format:
         case Chat():
             return {"choices": [{"index": 0, "delta": {"content": text}}]}
         case Completions():
@@ -287,19 +287,19 @@ def _piece(surface: ApiFormat, text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "surface", [Chat(), Completions(), Responses()], ids=lambda each: each.path
+    "api_format", [Chat(), Completions(), Responses()], ids=lambda each: each.path
 )
 def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
-    surface: ApiFormat,
+    api_format: ApiFormat,
 ) -> None:
     """A token an event; four letters a token where events are long; the candidate's count wins."""
     told: list[int] = []
-    meter = TokenMeter(surface, {"prompt": "a" * 40})
+    meter = TokenMeter(api_format, {"prompt": "a" * 40})
     with meter.charging(told.append):
         for text in ("", "a", "b", "c"):
-            meter.saw(_piece(surface, text))
+            meter.saw(_piece(api_format, text))
         assert meter.tokens == 10 + 3
-        meter.saw(_piece(surface, "d" * 397))
+        meter.saw(_piece(api_format, "d" * 397))
         assert meter.tokens == 10 + 100
         usage: dict[str, Any] = {"usage": {"total_tokens": 77}}
         meter.saw({"type": "response.completed", "response": usage, "choices": [], **usage})

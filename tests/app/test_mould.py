@@ -47,22 +47,22 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def mould_of(surface: ApiFormat, data: str) -> EventTemplate | None:
+def mould_of(api_format: ApiFormat, data: str) -> EventTemplate | None:
     """What is learnt from one event."""
-    return surface.mould(data, surface.piece("adder", data))
+    return api_format.event_template(data, api_format.piece("adder", data))
 
 
-@pytest.mark.parametrize(("surface", "chunk"), SHAPES, ids=["chat", "completions"])
+@pytest.mark.parametrize(("api_format", "chunk"), SHAPES, ids=["chat", "completions"])
 @pytest.mark.parametrize("form", FORMS, ids=["compact", "spaced", "odd"])
 @given(first=TEXTS, second=TEXTS)
 def test_an_alike_event_is_read_as_it_would_be(
-    surface: ApiFormat, chunk: Any, form: dict[str, Any], first: str, second: str
+    api_format: ApiFormat, chunk: Any, form: dict[str, Any], first: str, second: str
 ) -> None:
     """Whatever the texts are, and however the server writes JSON."""
-    mould = mould_of(surface, json.dumps(chunk(first), **form))
-    assert mould is not None
+    event_template = mould_of(api_format, json.dumps(chunk(first), **form))
+    assert event_template is not None
     data = json.dumps(chunk(second), **form)
-    assert mould.piece(data) == surface.piece("adder", data)
+    assert event_template.piece(data) == api_format.piece("adder", data)
 
 
 @given(
@@ -92,9 +92,9 @@ def test_a_mould_never_says_what_the_event_does_not(
         data = json.dumps(fields)
         return data.replace('{"content"', '{"c\\u006fntent"') if escaped else data
 
-    mould = mould_of(Chat(), event(learnt))
+    event_template = mould_of(Chat(), event(learnt))
     data = event(read)
-    if mould is not None and (piece := mould.piece(data)) is not None:
+    if event_template is not None and (piece := event_template.piece(data)) is not None:
         assert piece == Chat().piece("adder", data)
 
 
@@ -112,24 +112,24 @@ def test_a_mould_never_says_what_the_event_does_not(
 )
 def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
     """It is read in full."""
-    mould = mould_of(Chat(), json.dumps(chat("a")))
-    assert mould is not None
-    assert mould.piece(json.dumps(changed)) is None
+    event_template = mould_of(Chat(), json.dumps(chat("a")))
+    assert event_template is not None
+    assert event_template.piece(json.dumps(changed)) is None
 
 
 @pytest.mark.parametrize("raw", ['"\\ud800"', '"a" ,"b":"c"', "1", '"a', "", '"\x01"'])
 def test_what_is_no_text_is_not_alike(raw: str) -> None:
     """Half a surrogate pair, more than a text, another kind of value, a text that does not end."""
     data = json.dumps(chat("TEXT"))
-    mould = mould_of(Chat(), data)
-    assert mould is not None
-    assert mould.piece(data.replace('"TEXT"', raw)) is None
+    event_template = mould_of(Chat(), data)
+    assert event_template is not None
+    assert event_template.piece(data.replace('"TEXT"', raw)) is None
 
 
 def test_ends_are_not_cut_out_of_each_other() -> None:
     """An event shorter than what stands around the text."""
-    mould = EventTemplate('{"a":"', '"a":"b"}', lambda text: {"a": text})
-    assert mould.piece('{"a":"b"}') is None
+    event_template = EventTemplate('{"a":"', '"a":"b"}', lambda text: {"a": text})
+    assert event_template.piece('{"a":"b"}') is None
 
 
 def test_events_with_numbers_have_no_mould() -> None:
@@ -145,7 +145,7 @@ def test_events_with_numbers_have_no_mould() -> None:
 class InFull(Chat):
     """Reads every event."""
 
-    def mould(self, data: str, piece: Any) -> None:
+    def event_template(self, data: str, piece: Any) -> None:
         """None."""
 
 
@@ -162,13 +162,15 @@ EVENTS = st.lists(
 )
 
 
-def pieces(surface: ApiFormat, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def pieces(api_format: ApiFormat, events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """What is read of a stream."""
     finish = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
     sent = Sent([*map(json.dumps, [*events, finish]), "[DONE]"], None)
 
     async def read() -> list[dict[str, Any]]:
-        return [piece async for piece in pieces_of("adder", surface, cast("UpstreamAnswer", sent))]
+        return [
+            piece async for piece in pieces_of("adder", api_format, cast("UpstreamAnswer", sent))
+        ]
 
     return asyncio.run(read())
 
@@ -184,9 +186,9 @@ def test_moulds_are_used_in_streams_and_given_up_where_none_fits() -> None:
     learnt: list[str] = []
 
     class Counting(Chat):
-        def mould(self, data: str, piece: Any) -> EventTemplate | None:
+        def event_template(self, data: str, piece: Any) -> EventTemplate | None:
             learnt.append(data)
-            return Chat.mould(self, data, piece)
+            return Chat.event_template(self, data, piece)
 
     pieces(Counting(), [chat(str(number)) for number in range(100)])
     assert len(learnt) <= 2  # the first, and the one that finishes

@@ -120,7 +120,7 @@ def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
     assert len(encoding.given) == 2
 
 
-def ballot(kind: Equality, deadline: float) -> Vote:
+def vote(kind: Equality, deadline: float) -> Vote:
     """A vote whose formulas and meanings nobody ever reads."""
     return Vote(
         rule=Aggregation(),
@@ -144,9 +144,9 @@ def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
 
     async def story() -> tuple[str | None, frozenset[str]]:
         async with asyncio.timeout(60):
-            late = await ballot(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
+            late = await vote(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
             got = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
-            meaning = ballot(Equality.SEMANTIC, time.monotonic() + 0.05)
+            meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
             medoids = await meaning.cluster(got, ["adder"])
             assert got.forms == {"adder": None}
             return late, medoids
@@ -156,7 +156,7 @@ def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
 
 def test_what_needs_no_waiting_is_read_after_the_deadline() -> None:
     """An answer that came in time is a vote, though the time was over when it was looked at."""
-    assert asyncio.run(ballot(Equality.NUMBER, -math.inf).read(replied("It is 7"))) == "7"
+    assert asyncio.run(vote(Equality.NUMBER, -math.inf).read(replied("It is 7"))) == "7"
 
 
 # Through the gateway --------------------------------------------------------------------------

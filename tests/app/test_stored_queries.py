@@ -225,21 +225,21 @@ def test_shadow_rows_with_queries_calibrate_as_any_rows_do(serve: Serve, pool: F
 def test_a_query_is_one_shadow_row(store: Store) -> None:
     """An upload in which one query had two labels would be refused as a whole: the first counts."""
     world = Watched(store, RECORD)
-    archive = DecisionStore(store)
+    decision_store = DecisionStore(store)
     one = replace(noted(RECORD, SCORES), shadow_rate=0.5, query=ONE)
     again = replace(one, decision_id="chatcmpl-again", created_at=now())
     before = replace(noted(RECORD, SCORES), shadow_rate=0.5)
-    archive.add([again, one, before], [True] * 3)
+    decision_store.add([again, one, before], [True] * 3)
     for note, right in ((again, False), (one, True), (before, True)):
         labels = dict.fromkeys(POOL, right)
-        known, _ = archive.say(
+        known, _ = decision_store.say(
             note.decision_id, lambda _, said=labels: said, key="admin", counts=True
         )
-        archive.judge(known.note, None)
+        decision_store.judge(known.note, None)
 
     async def story() -> bytes:
-        async with await world.watcher() as watcher:
-            return await watcher.shadow_rows()
+        async with await world.monitor() as monitor:
+            return await monitor.shadow_rows()
 
     rows = [json.loads(line) for line in asyncio.run(story()).splitlines()]
     assert [row["decision_id"] for row in rows] == [one.decision_id, before.decision_id]

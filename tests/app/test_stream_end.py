@@ -46,13 +46,13 @@ class Sent:
         self.is_whole = True
 
 
-def is_whole(surface: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
+def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
     """Whether these events are an answer; all of them are handed on either way."""
     sent = Sent(events, failure)
     pieces: list[dict[str, Any]] = []
 
     async def read() -> None:
-        async for piece in pieces_of("adder", surface, cast("UpstreamAnswer", sent)):
+        async for piece in pieces_of("adder", api_format, cast("UpstreamAnswer", sent)):
             pieces.append(piece)
 
     try:
@@ -66,9 +66,9 @@ def is_whole(surface: ApiFormat, events: Sequence[str], failure: str | None = No
     return True
 
 
-def event(surface: ApiFormat, index: int, finish: str | None) -> str:
+def event(api_format: ApiFormat, index: int, finish: str | None) -> str:
     """A chunk of one choice."""
-    said = {"delta": {"content": "7"}} if isinstance(surface, Chat) else {"text": "7"}
+    said = {"delta": {"content": "7"}} if isinstance(api_format, Chat) else {"text": "7"}
     return json.dumps({"choices": [{"index": index, "finish_reason": finish, **said}]})
 
 
@@ -76,15 +76,15 @@ def event(surface: ApiFormat, index: int, finish: str | None) -> str:
 def cut_streams(draw: st.DrawFn) -> tuple[ApiFormat, list[str], bool]:
     """The choices of an honest stream in any order, cut anywhere; whether all had finished."""
     n = draw(st.integers(1, 3))
-    surface = draw(st.sampled_from([Chat, Completions]))(n=n)
+    api_format = draw(st.sampled_from([Chat, Completions]))(n=n)
     order = draw(st.permutations([i for i in range(n) for _ in range(draw(st.integers(1, 3)))]))
     last = {index: place for place, index in enumerate(order)}
     cut = draw(st.integers(0, len(order)))
     events = [
-        event(surface, index, "stop" if last[index] == place else None)
+        event(api_format, index, "stop" if last[index] == place else None)
         for place, index in enumerate(order[:cut])
     ]
-    return surface, events, cut == len(order)
+    return api_format, events, cut == len(order)
 
 
 @given(stream=cut_streams(), failure=st.sampled_from([None, *BROKEN_OFF]))
@@ -92,8 +92,8 @@ def test_a_cut_stream_is_whole_once_every_choice_asked_for_has_finished(
     stream: tuple[ApiFormat, list[str], bool], failure: str | None
 ) -> None:
     """Wherever it is cut, and however the choices are mixed: no choice is ever missing a part."""
-    surface, events, finished = stream
-    assert is_whole(surface, events, failure) is finished
+    api_format, events, finished = stream
+    assert is_whole(api_format, events, failure) is finished
 
 
 @given(stream=cut_streams())
@@ -101,25 +101,25 @@ def test_done_is_believed_only_of_choices_that_have_finished(
     stream: tuple[ApiFormat, list[str], bool],
 ) -> None:
     """A server that knows no ``n`` sends one choice and says so; a choice in the air is cut."""
-    surface, events, _ = stream
+    api_format, events, _ = stream
     last = dict[int, str | None]()
     for each in events:
         choice = json.loads(each)["choices"][0]
         last[choice["index"]] = choice["finish_reason"]
-    assert is_whole(surface, [*events, "[DONE]"]) is (bool(last) and all(last.values()))
+    assert is_whole(api_format, [*events, "[DONE]"]) is (bool(last) and all(last.values()))
 
 
 @pytest.mark.parametrize("kind", ["upstream_response_too_large", "upstream_invalid_response"])
 def test_a_fault_that_is_no_cut_stays_one(kind: str) -> None:
     """After the finish, too."""
-    surface = Chat()
-    assert not is_whole(surface, [event(surface, 0, "stop")], kind)
+    api_format = Chat()
+    assert not is_whole(api_format, [event(api_format, 0, "stop")], kind)
 
 
-@pytest.mark.parametrize("surface", [Chat(), Completions(), Responses()], ids=lambda s: s.path)
+@pytest.mark.parametrize("api_format", [Chat(), Completions(), Responses()], ids=lambda s: s.path)
 @pytest.mark.parametrize(("error", "fails"), [(None, False), ({"message": "no"}, True)])
-def test_an_error_that_is_null_is_none(surface: ApiFormat, error: Any, fails: bool) -> None:
+def test_an_error_that_is_null_is_none(api_format: ApiFormat, error: Any, fails: bool) -> None:
     """Some servers send the field with every event."""
     piece: dict[str, Any] = {"type": "response.in_progress", "choices": [], "error": error}
     with pytest.raises(UpstreamError) if fails else nullcontext():
-        assert surface.piece("m", json.dumps(piece)) == piece
+        assert api_format.piece("m", json.dumps(piece)) == piece

@@ -88,7 +88,7 @@ class Watched:
         self.store.add(record, activate=True)
         self.record = record
 
-    async def watcher(self, *, seed: int = 7, **settings: Any) -> Monitor:
+    async def monitor(self, *, seed: int = 7, **settings: Any) -> Monitor:
         """A watcher of the record; use it as a context."""
         telemetry = Metrics()
         self.active = ActiveCalibration(telemetry)

@@ -188,7 +188,7 @@ async def served(
         out[name] = asyncio.get_running_loop().create_future()
         return await out[name]
 
-    task = asyncio.create_task(fan_out(list(of), call=ask, ballot=ballot(calls, mode, rule)))
+    task = asyncio.create_task(fan_out(list(of), call=ask, vote=vote(calls, mode, rule)))
     while True:
         for _ in range(100):
             await asyncio.sleep(0)
@@ -208,7 +208,7 @@ def reply(answer: CandidateAnswer) -> Reply:
     return Reply.of(answer.candidate, body, Chat())
 
 
-def ballot(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Vote:
+def vote(calls: Sequence[Call], mode: Mode, rule: Mapping[str, Any]) -> Vote:
     """The gateway's, of these calls."""
 
     async def nobody(*_: Any) -> Any:

@@ -268,8 +268,8 @@ def test_long_names_do_not_make_a_long_message():
     """A stray text in place of a name is cut, and so is a pool of such names."""
     assert len(refusal(GOOD, GOOD | {"correct": {"y" * 10_000: True}})) < 300
     pool = {"y" * 10_000 + str(number): True for number in range(50)}
-    strangers = [{"query": str(number), "correct": {"c": True}} for number in range(20)]
-    message = refusal({"query": "x", "correct": pool}, *strangers)
+    unauthenticated = [{"query": str(number), "correct": {"c": True}} for number in range(20)]
+    message = refusal({"query": "x", "correct": pool}, *unauthenticated)
     assert len(message) < 20 * 1_000
 
 

@@ -22,8 +22,8 @@ from app.api.embeddings import embeddings
 from app.api.responses import responses
 from app.api.route import route
 from app.settings import Settings, load
-from app.wire.error_envelope import envelope
 from app.wire.candidate_payload import candidate_payload
+from app.wire.error_envelope import envelope
 from racer_core.errors import RacerError
 from tests.app.conftest import ENVIRONMENT, POOL, configure
 

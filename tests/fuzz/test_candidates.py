@@ -149,29 +149,29 @@ def test_any_body_is_an_answer_or_an_error(name: str) -> None:
     """An answer that was taken can be told in every way: whole, as a stream, as a vote."""
     surfaces, bodies, _ = SURFACES[name]
 
-    @given(surface=st.sampled_from(surfaces), data=sent(bodies))
-    def check(surface: ApiFormat, data: bytes) -> None:
+    @given(api_format=st.sampled_from(surfaces), data=sent(bodies))
+    def check(api_format: ApiFormat, data: bytes) -> None:
         try:
-            body = surface.body("qwen", data)
+            body = api_format.body("qwen", data)
         except UpstreamError:
             return
-        _check_answer(surface, body)
+        _check_answer(api_format, body)
 
     check()
 
 
-def _check_answer(surface: ApiFormat, body: dict[str, Any]) -> None:
-    reply = Reply.of("qwen", body, surface)
+def _check_answer(api_format: ApiFormat, body: dict[str, Any]) -> None:
+    reply = Reply.of("qwen", body, api_format)
     assert reply.said
     assert all(count >= 0 for count in reply.usage.values())
     json.dumps(reply.shown(), allow_nan=False)
-    whole = surface.stamped(body, decision_id="d", model="qwen", usage=reply.usage)
-    assert surface.named(whole, "llama")["model"] == "llama"
-    events = _read_back(surface.whole_stream(whole, RACER))
+    whole = api_format.stamped(body, decision_id="d", model="qwen", usage=reply.usage)
+    assert api_format.named(whole, "llama")["model"] == "llama"
+    events = _read_back(api_format.whole_stream(whole, RACER))
     assert RACER in _racers(events[-1])
     # Servers that do not stream are cut into the pieces of a stream.
-    assert any(any(surface.ends(piece).values()) for piece in surface.pieces(body))
-    _check_stream(surface, surface.pieces(body))
+    assert any(any(api_format.ends(piece).values()) for piece in api_format.pieces(body))
+    _check_stream(api_format, api_format.pieces(body))
 
 
 @pytest.mark.parametrize("name", SURFACES)
@@ -179,36 +179,36 @@ def test_any_stream_is_an_answer_or_an_error(name: str) -> None:
     """A stream that was taken reaches the client as events that can be read."""
     surfaces, _, pieces = SURFACES[name]
 
-    @given(surface=st.sampled_from(surfaces), data=st.lists(sent(pieces), max_size=4))
-    def check(surface: ApiFormat, data: list[bytes]) -> None:
+    @given(api_format=st.sampled_from(surfaces), data=st.lists(sent(pieces), max_size=4))
+    def check(api_format: ApiFormat, data: list[bytes]) -> None:
         read: list[dict[str, Any]] = []
         for each in data:
             try:
-                read.append(surface.piece("qwen", each.decode("utf-8", "replace")))
+                read.append(api_format.piece("qwen", each.decode("utf-8", "replace")))
             except UpstreamError:
                 break
         for piece in read:
-            assert isinstance(surface.is_wanted(piece), bool)
-            _read_back([surface.event(surface.named(piece, "qwen"))])
-            surface.usage(piece)
-        _check_stream(surface, read)
+            assert isinstance(api_format.is_wanted(piece), bool)
+            _read_back([api_format.event(api_format.named(piece, "qwen"))])
+            api_format.usage(piece)
+        _check_stream(api_format, read)
 
     check()
 
 
-def _check_stream(surface: ApiFormat, pieces: list[dict[str, Any]]) -> None:
+def _check_stream(api_format: ApiFormat, pieces: list[dict[str, Any]]) -> None:
     """What the client would get of it."""
-    live = surface.live(decision_id="d", model="qwen")
+    live = api_format.live(decision_id="d", model="qwen")
     out = [event for piece in pieces for event in live.feed(piece)]
     assert all(count >= 0 for count in live.usage.values())
-    if any(any(surface.ends(piece).values()) for piece in pieces):
+    if any(any(api_format.ends(piece).values()) for piece in pieces):
         try:
             last = live.close(RACER)
         except UpstreamError:  # it said nothing
             return
         assert RACER in _racers(_read_back([*out, *last])[-1])
     else:
-        _read_back([*out, surface.error_event(ENVELOPE)])
+        _read_back([*out, api_format.error_event(ENVELOPE)])
 
 
 def _read_back(events: list[bytes]) -> list[Any]:

@@ -21,12 +21,12 @@ def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Lis
     keys = {each.name: each.api_key_env for each in settings.candidates}
     for name, rater in settings.aggregation.raters.items():
         models[name], keys[name] = rater.model or "", rater.api_key_env
-    callees = open_targets(settings, secrets)
+    targets = open_targets(settings, secrets)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:
-        asked = list(threads.map(_ask_all, callees.values()))
+        asked = list(threads.map(_ask_all, targets.values()))
     findings = [
         _worst(judge(name, answer, models[name], keys[name]) for answer in answers)
-        for name, answers in zip(callees, asked, strict=True)
+        for name, answers in zip(targets, asked, strict=True)
     ]
     return findings, [each for some in asked for each in some if isinstance(each, Listing)]
 
@@ -55,12 +55,12 @@ def judge(
     )
 
 
-def _ask_all(callee: Target) -> list[Listing | KeyRefused | Unlisted]:
+def _ask_all(target: Target) -> list[Listing | KeyRefused | Unlisted]:
     answers: list[Listing | KeyRefused | Unlisted] = []
-    for replica in callee.replicas.all:
+    for replica in target.replicas.all:
         try:
             answers.append(
-                list_models(replica.base_url, callee.headers, verify_tls=callee.verify_tls)
+                list_models(replica.base_url, target.headers, verify_tls=target.verify_tls)
             )
         except (KeyRefused, Unlisted) as exc:
             answers.append(exc)

@@ -86,7 +86,7 @@ class Asker:
         self._candidates = settings.candidates
         self._attempts = settings.fleet.attempts
         self._fleet = Fleet(settings, secrets, Metrics())
-        self._surface = Chat()
+        self._api_format = Chat()
         self._grader = grader
         self._in_a_row: Counter[str] = Counter()
         self._tally = Tally()
@@ -133,8 +133,8 @@ class Asker:
         try:
             reply = await self._fleet.ask(
                 name,
-                self._surface,
-                candidate_payload(fields, candidate, self._surface.path),
+                self._api_format,
+                candidate_payload(fields, candidate, self._api_format.path),
                 deadline=time.monotonic() + self._attempts * candidate.timeout_s,
             )
         except UpstreamError as exc:

@@ -37,7 +37,7 @@ class Judge:
 
     def __init__(self, model: Candidate, settings: Settings, secrets: Secrets) -> None:
         self._model = model
-        self._surface = Chat()
+        self._api_format = Chat()
         self._attempts = settings.fleet.attempts
         # A fleet of its own, so that its failures are not those of a candidate.
         alone = {"candidates": (model,), "aggregation": Aggregation()}
@@ -57,11 +57,11 @@ class Judge:
     async def correct(self, question: Question, answer: str) -> bool | None:
         """None when the judge failed, or said anything else than 1 or 0."""
         messages = [{"role": "user", "content": judge_prompt(question, answer)}]
-        payload = candidate_payload({"messages": messages}, self._model, self._surface.path)
+        payload = candidate_payload({"messages": messages}, self._model, self._api_format.path)
         deadline = time.monotonic() + self._attempts * self._model.timeout_s
         try:
             reply = await self._fleet.ask(
-                self._model.name, self._surface, payload, deadline=deadline
+                self._model.name, self._api_format, payload, deadline=deadline
             )
         except UpstreamError as exc:
             self.failures[exc.kind] += 1
