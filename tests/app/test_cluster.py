@@ -248,7 +248,7 @@ def test_a_gateway_loads_no_encoder() -> None:
         "from pathlib import Path\n"
         "from app import settings\n"
         "from app.ray_serve import deployments\n"
-        "from app.lifespan import open_{}\n"
+        "from app.routing.artifact import open_{}\n"
         f"found = open_{{}}(settings.load(Path({str(config)!r}), {{{{}}}})[0])\n"
         "assert found.pool\n"
         "print('torch' in sys.modules)\n"
