@@ -1,11 +1,13 @@
-"""Draws the pictures of docs/concepts.md, from a small simulated pool.
+"""Draws the pictures of the documents.
 
     python docs/figures/draw.py
 
-Five candidates that are right with 50 to 74 %, and a router that sees part of what decides it: its
-scores are honest, and not sharp. Nothing here is a result; results are in docs/results.md.
+`guarantee.png` is the table "Realised risk" of docs/results.md: recorded answers of real models.
+The other pictures explain the method on a simulated pool of five candidates, each right on 50 to
+74 % of the queries, with a router that knows a part of what decides it.
 """
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -138,11 +140,52 @@ def a_price(calibration: Calibration, rng: np.random.Generator) -> Canvas:
     return canvas
 
 
+def a_guarantee() -> Canvas:
+    """Measured: calls per query, and realised risk, at every risk level."""
+    table = measured()
+    canvas = Canvas.of(1, 2)
+    sizes, risks = canvas.panels
+    alphas = table["alpha"]
+    for score, label in (
+        (Score.PROB, "prob (paper)"),
+        (Score.STATIC, "static: one order for all queries"),
+        (Score.COVER, "cover (default)"),
+    ):
+        sizes.plot(alphas, table[f"size {score.value}"], color=COLOURS[score], label=label)
+    sizes.axhline(7, color=OUTSIDE, ls=":", label="every model of the pool")
+    sizes.set(xlabel="alpha, the risk you choose", ylabel="models called per query", ylim=(0, 7.4))
+    risks.errorbar(
+        alphas,
+        table["risk cover"],
+        table["sd cover"],
+        color=COLOURS[Score.COVER],
+        label="cover (default)",
+    )
+    risks.plot(alphas, alphas, color=LAW, ls="--", label="alpha")
+    risks.set(xlabel="alpha, the risk you choose", ylabel="realised risk")
+    canvas.legend()
+    return canvas
+
+
+def measured() -> dict[str, FloatArray]:
+    """Columns of the table "Realised risk" of docs/results.md, by name."""
+    text = (FOLDER.parent / "results.md").read_text(encoding="utf-8")
+    row = r"^\| (0\.\d+ \|(?: 0\.\d+ ± 0\.\d+ \|){4}(?: \d\.\d+ \|){4})$"
+    rows = re.findall(row, text, re.MULTILINE)
+    numbers = np.array([[float(n) for n in re.findall(r"\d+\.\d+", row)] for row in rows])
+    scores = ("gap", "prob", "cover", "static")
+    names = ["alpha"]
+    names += [f"{kind} {score}" for score in scores for kind in ("risk", "sd")]
+    names += [f"size {score}" for score in scores]
+    return dict(zip(names, numbers.T, strict=True))
+
+
 def main() -> None:
     """Write the pictures beside this file."""
     rng = np.random.default_rng(4)
     calibration = calibrated(rng)
     pictures = {
+        "guarantee": a_guarantee(),
         "query": a_query(calibration, rng),
         "threshold": a_threshold(calibration),
         "average": an_average(rng),
