@@ -54,7 +54,7 @@ class OpenedRouter:
 OpenRouter = Callable[[Settings, Metrics], OpenedRouter]
 
 
-def router_here(settings: Settings, telemetry: Metrics) -> OpenedRouter:
+def router_here(settings: Settings, metrics: Metrics) -> OpenedRouter:
     """Artifact and encoder in this process, on a thread of their own."""
     racer, limits = open_racer(settings), settings.limits
     return OpenedRouter(
@@ -64,7 +64,7 @@ def router_here(settings: Settings, telemetry: Metrics) -> OpenedRouter:
             queue=limits.queue,
             queue_s=limits.queue_s,
             batch=limits.batch,
-            telemetry=telemetry,
+            metrics=metrics,
         ),
     )
 
@@ -89,31 +89,31 @@ async def open_services(
         UpstreamError: An evaluator cannot be reached.
     """
     async with AsyncExitStack() as stack:
-        telemetry = Metrics()
+        metrics = Metrics()
         tracer = await stack.enter_async_context(
-            open_tracer(settings.telemetry, telemetry.spans_dropped)
+            open_tracer(settings.telemetry, metrics.spans_dropped)
         )
         opened = None
         if settings.artifact is None:
             log.warning(NoRouter.sentence)
         else:
-            opened = await asyncio.to_thread(open_router, settings, telemetry)
-        fleet = await stack.enter_async_context(Fleet(settings, secrets, telemetry, tracer))
+            opened = await asyncio.to_thread(open_router, settings, metrics)
+        fleet = await stack.enter_async_context(Fleet(settings, secrets, metrics, tracer))
         limits = settings.limits
         quotas = Quotas(settings.access.keys, limits.in_flight, limits.body_buffer_bytes)
         router = None
         if opened is not None:
             router = await stack.enter_async_context(
-                _open_routing(settings, secrets.store(settings), opened, fleet, telemetry, tracer)
+                _open_routing(settings, secrets.store(settings), opened, fleet, metrics, tracer)
             )
             await stack.enter_async_context(QuotaLeases(router.store, quotas.buckets()))
-        await stack.enter_async_context(LoopLag(telemetry.loop_lag))
+        await stack.enter_async_context(LoopLag(metrics.loop_lag))
         yield Services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             quotas=quotas,
             drain=Drain(),
-            telemetry=telemetry,
+            metrics=metrics,
             tracer=tracer,
             direct=NamedCandidateService(settings, fleet),
             router=router,
@@ -126,21 +126,21 @@ async def _open_routing(
     store_url: str,
     router: OpenedRouter,
     fleet: Fleet,
-    telemetry: Metrics,
+    metrics: Metrics,
     tracer: Tracer | None,
 ) -> AsyncGenerator[RouterServices]:
     trained = router.trained
     async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, store_url))
         scoring = await stack.enter_async_context(router.scoring)
-        active = ActiveCalibration(telemetry)
+        active = ActiveCalibration(metrics)
         grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
         calibration_sync = CalibrationSync(
             store,
             active,
             setup=setup_digest(trained.artifact.digest, settings.candidates),
             text=settings.routing.text,
-            telemetry=telemetry,
+            metrics=metrics,
         )
         # Before all that writes, and so closed after it: it cuts who waits for a silent server.
         await stack.enter_async_context(calibration_sync)
@@ -150,7 +150,7 @@ async def _open_routing(
             )
         )
         monitor = await stack.enter_async_context(
-            Monitor(settings.watching, store, active, telemetry, key=trained.artifact.salt.encode())
+            Monitor(settings.watching, store, active, metrics, key=trained.artifact.salt.encode())
         )
         calibration_sync.tell(monitor.hear)
         mathematics = MathProcess(MATH_DEADLINE_S)
@@ -162,9 +162,7 @@ async def _open_routing(
             similarity=settings.aggregation.similarity,
             embed_chars=settings.limits.query_chars,
         )
-        routing = RoutingService(
-            settings, trained, scoring, active, grouping, fleet.down, telemetry
-        )
+        routing = RoutingService(settings, trained, scoring, active, grouping, fleet.down, metrics)
         chat = ChatService(
             settings,
             routing,
@@ -172,7 +170,7 @@ async def _open_routing(
             reader,
             monitor,
             trained.artifact.stacked,
-            telemetry,
+            metrics,
             tracer,
         )
         await chat.check()

@@ -66,7 +66,7 @@ def create_gateway(services: Services) -> ASGIApp:
         drain=services.drain,
     )
     return RequestLog(
-        stack, telemetry=services.telemetry, drain=services.drain, log_prompts=log_prompts
+        stack, metrics=services.metrics, drain=services.drain, log_prompts=log_prompts
     )
 
 
@@ -101,7 +101,7 @@ async def _racer_error(_: Request, exc: Exception) -> Response:
 
 
 async def _nobody_reads(request: Request, _: Exception) -> Response:
-    request.app.state.services.telemetry.clients_left.inc()
+    request.app.state.services.metrics.clients_left.inc()
     return Response(status_code=GONE)
 
 

@@ -146,7 +146,7 @@ def _config(services: Services) -> ConnectionConfig:
     limits = services.settings.limits
     # Without a data key nobody could show one, and only this machine is served.
     most = limits.connections_per_address if services.keys.has("data") else None
-    refused = RefusedConnections(services.telemetry.connection_refusals)
+    refused = RefusedConnections(services.metrics.connection_refusals)
     return ConnectionConfig(
         create_gateway(services), limits, UnauthenticatedConnections(most), refused
     )

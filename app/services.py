@@ -72,7 +72,7 @@ class Services:
     keys: KeyRing
     quotas: Quotas
     drain: Drain
-    telemetry: Metrics
+    metrics: Metrics
     tracer: Tracer | None
     direct: NamedCandidateService
     router: RouterServices | None

@@ -184,7 +184,7 @@ async def throughput(arm: Arm, asked: Iterator[str], seconds: float) -> float:
     """Queries a second that the clients get together, after a moment to begin in."""
     done: list[float] = []
     worker = EncoderWorker(
-        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, telemetry=Metrics()
+        arm.racer, queue=CLIENTS, queue_s=60.0, batch=arm.batch, metrics=Metrics()
     )
     async with worker:
         until = time.perf_counter() + seconds

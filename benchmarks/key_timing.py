@@ -104,7 +104,7 @@ def _serving(access: Access, ring: KeyRing) -> Generator[Attempt]:
             "access": access.model_copy(update={"failures_per_minute": sys.maxsize}),
         }
     )
-    telemetry, drain = Metrics(), Drain()
+    metrics, drain = Metrics(), Drain()
     gate = AccessControl(
         Starlette(),
         routes=[Route("/v1/models", _never, methods=["GET"])],
@@ -112,8 +112,8 @@ def _serving(access: Access, ring: KeyRing) -> Generator[Attempt]:
         keys=ring,
         drain=drain,
     )
-    front = RequestLog(gate, telemetry=telemetry, drain=drain, log_prompts=False)
-    refused = RefusedConnections(telemetry.connection_refusals)
+    front = RequestLog(gate, metrics=metrics, drain=drain, log_prompts=False)
+    refused = RefusedConnections(metrics.connection_refusals)
     server = uvicorn.Server(
         ConnectionConfig(front, Limits(), UnauthenticatedConnections(None), refused)
     )

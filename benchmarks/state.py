@@ -230,7 +230,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
 
             await active.tell(hear)
             async with CalibrationSync(
-                theirs, active, setup=record.artifact, text="last_user", telemetry=Metrics()
+                theirs, active, setup=record.artifact, text="last_user", metrics=Metrics()
             ):
                 times: list[float] = []
                 for turn in range(11):

@@ -57,11 +57,11 @@ class ChatService:
         reader: AnswerReader,
         monitor: Monitor,
         stacked: StackedVote | None,
-        telemetry: Metrics,
+        metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
         self._settings = settings
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._tracer = tracer
         self._stacked = stacked
         self._routing = routing
@@ -396,7 +396,7 @@ class ChatService:
 
     def _remembered(self, outcome: Outcome, ask: RoutingRequest) -> Outcome:
         self._note(outcome, ask)
-        self._telemetry.overhead_seconds.observe(outcome.overhead_ms / 1e3)
+        self._metrics.overhead_seconds.observe(outcome.overhead_ms / 1e3)
         self._trace(outcome.decision_id, outcome.routed, outcome.certificate)
         return outcome
 

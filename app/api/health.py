@@ -53,5 +53,5 @@ async def readyz(services: OpenServices) -> Response:
 )
 async def metrics(services: OpenServices) -> Response:
     """Prometheus text format."""
-    services.telemetry.tasks.set(len(asyncio.all_tasks()))
-    return Response(services.telemetry.render(), media_type=CONTENT_TYPE_LATEST)
+    services.metrics.tasks.set(len(asyncio.all_tasks()))
+    return Response(services.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -63,7 +63,7 @@ async def respond(http: HttpRequest, services: Services, asked: ParsedRequest) -
     note_prompt(http, services, asked.query)
     if asked.stream:
         pump = await unless_left(http, services.direct.stream(named))
-        return _EventStream(pump, asked.api_format, served_by, services.telemetry)
+        return _EventStream(pump, asked.api_format, served_by, services.metrics)
     answer = await unless_left(http, services.direct.answer(named))
     note_answer(http, services, asked.api_format, answer)
     return bodies.json_response(answer, headers=served_by)
@@ -93,7 +93,7 @@ async def _routed(
     note_prompt(http, services, lambda: request.query)
     if asked.stream:
         pump, headers = await unless_left(http, services.chat.stream(request))
-        return _EventStream(pump, asked.api_format, headers, services.telemetry)
+        return _EventStream(pump, asked.api_format, headers, services.metrics)
     outcome = await unless_left(http, services.chat.answer(request))
     note_answer(http, services, asked.api_format, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
@@ -160,10 +160,10 @@ class _EventStream(StreamingResponse):
         pump: BackgroundStream,
         api_format: ApiFormat,
         headers: Mapping[str, str],
-        telemetry: Metrics,
+        metrics: Metrics,
     ) -> None:
         self._pump = pump
-        self._telemetry = telemetry
+        self._metrics = metrics
         super().__init__(
             pump.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
             media_type="text/event-stream",
@@ -179,7 +179,7 @@ class _EventStream(StreamingResponse):
             if sending.done():
                 sending.result()
             else:
-                self._telemetry.clients_left.inc()
+                self._metrics.clients_left.inc()
         finally:
             for each in (sending, gone):
                 each.cancel()

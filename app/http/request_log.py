@@ -36,11 +36,9 @@ class RequestLog:
     there too, are written only if the operator asked.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, telemetry: Metrics, drain: Drain, log_prompts: bool
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, drain: Drain, log_prompts: bool) -> None:
         self._app = app
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._drain = drain
         self._ids = Ids()
         self._noted = (*_NOTED, *_PROMPTS) if log_prompts else _NOTED
@@ -52,7 +50,7 @@ class RequestLog:
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         answer = _Answer(
-            send, _request_id(scope) or self._ids.fresh().encode(), state, self._telemetry
+            send, _request_id(scope) or self._ids.fresh().encode(), state, self._metrics
         )
         state["request_id"] = answer.request_id
         begun = time.monotonic()
@@ -103,12 +101,12 @@ class _Answer:
     """What goes out: counted, named, and with headers that no text can break out of."""
 
     def __init__(
-        self, send: Send, request_id: bytes, state: dict[str, Any], telemetry: Metrics
+        self, send: Send, request_id: bytes, state: dict[str, Any], metrics: Metrics
     ) -> None:
         self._send = send
         self._id = request_id
         self._state = state
-        self._telemetry = telemetry
+        self._metrics = metrics
         self.status: int | None = None
         self.is_event_stream = False
 
@@ -123,7 +121,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._telemetry.requests.labels(self.route, message["status"]).inc()
+            self._metrics.requests.labels(self.route, message["status"]).inc()
             message["headers"] = [*map(self._seen, message["headers"]), (b"x-request-id", self._id)]
         await self._send(message)
 

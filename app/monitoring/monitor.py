@@ -45,7 +45,7 @@ class Monitor:
         settings: What is remembered, and what is watched.
         store: Where it is kept.
         active: Whose swaps are followed.
-        telemetry: Where metrics are registered.
+        metrics: Where metrics are registered.
         key: Secret of the shadow sample, the same for all replicas.
         rng: Draws for the alarms; None takes fresh ones from the operating system.
     """
@@ -55,7 +55,7 @@ class Monitor:
         settings: MonitoringSettings,
         store: Store,
         active: ActiveCalibration,
-        telemetry: Metrics,
+        metrics: Metrics,
         *,
         key: bytes,
         rng: np.random.Generator | None = None,
@@ -64,7 +64,7 @@ class Monitor:
         self._store = store
         self._active = active
         self._key = key
-        self._metrics = MonitoringMetrics(telemetry.registry)
+        self._metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._repeats = SeenQueries()
         self._drawn = SeenQueries()

@@ -27,8 +27,8 @@ PartT = TypeVar("PartT")
 class ActiveCalibration:
     """What requests decide with. Readers take the record once and never see half a swap."""
 
-    def __init__(self, telemetry: Metrics) -> None:
-        self._telemetry = telemetry
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._record: CalibrationRecord | None = None
         self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
         # Of their own, so that parts hold up no other work; they end with this object.
@@ -73,9 +73,9 @@ class ActiveCalibration:
         self._record = record
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()
-        self._telemetry.calibration_rows.set(record.calibration.n)
+        self._metrics.calibration_rows.set(record.calibration.n)
         made = datetime.fromisoformat(record.created_at).timestamp()
-        self._telemetry.calibration_timestamp.set(made)
+        self._metrics.calibration_timestamp.set(made)
 
     async def _prepare(self, work: Callable[[PartT], None], given: PartT) -> None:
         await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)

@@ -39,7 +39,7 @@ class CalibrationSync:
         active: What requests decide with.
         setup: Digest of the artifact and of how candidates are served: records of others are none.
         text: What the router reads of later turns now.
-        telemetry: Where it is shown whether the store can be read.
+        metrics: Where it is shown whether the store can be read.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CalibrationSync:
         *,
         setup: str,
         text: RoutedText,
-        telemetry: Metrics,
+        metrics: Metrics,
     ) -> None:
         self.setup = setup
         self._store = store
@@ -66,7 +66,7 @@ class CalibrationSync:
         self._up = Gauge(
             "racer_store_up",
             "0 while the store cannot be read: what was read last goes on deciding",
-            registry=telemetry.registry,
+            registry=metrics.registry,
         )
         self._up.set(1)
 

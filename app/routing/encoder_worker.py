@@ -50,17 +50,17 @@ class EncoderWorker:
             turn, nobody is refused; after the whole process stood still, no more than a batch
             cannot take.
         batch: How many are scored together.
-        telemetry: Where queue depth and batch sizes are counted.
+        metrics: Where queue depth and batch sizes are counted.
     """
 
     def __init__(
-        self, racer: Racer, *, queue: int, queue_s: float, batch: int, telemetry: Metrics
+        self, racer: Racer, *, queue: int, queue_s: float, batch: int, metrics: Metrics
     ) -> None:
         self._racer = racer
         self._limit = queue
         self._queue_s = queue_s
         self._batch = batch
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._asked = -math.inf  # when the last query came, monotonic
@@ -90,7 +90,7 @@ class EncoderWorker:
         item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
         self._asked = item.since
-        self._telemetry.queue_depth.set(len(self._waiting))
+        self._metrics.queue_depth.set(len(self._waiting))
         self._arrived.set()
         try:
             return await item.future
@@ -152,13 +152,13 @@ class EncoderWorker:
                 batch.append(item)
         if not self._waiting:
             self._arrived.clear()
-        self._telemetry.queue_depth.set(len(self._waiting))
+        self._metrics.queue_depth.set(len(self._waiting))
         return batch
 
     async def _score_batch(self, batch: list[_Waiting]) -> None:
-        self._telemetry.batch_size.observe(len(batch))
+        self._metrics.batch_size.observe(len(batch))
         try:
-            with self._telemetry.router_seconds.time():
+            with self._metrics.router_seconds.time():
                 scored = await self._on_thread([item.query for item in batch])
             near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
             rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))

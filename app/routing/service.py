@@ -55,7 +55,7 @@ class RoutingService:
         active: ActiveCalibration,
         grouping: Grouping,
         down: Callable[[], Collection[str]],
-        telemetry: Metrics,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._trained = trained
@@ -63,7 +63,7 @@ class RoutingService:
         self._active = active
         self._grouping = grouping
         self._down = down
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._kept = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
     async def route(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
@@ -338,11 +338,11 @@ class RoutingService:
         return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
 
     def _count(self, routed: CertifiedDecision) -> None:
-        self._telemetry.set_size.observe(len(routed.decision.selected))
+        self._metrics.set_size.observe(len(routed.decision.selected))
         if routed.decision.abstained:
-            self._telemetry.abstained.inc()
+            self._metrics.abstained.inc()
         if not routed.certificate.holds:
-            self._telemetry.void.inc()
+            self._metrics.void.inc()
 
 
 def _why_everyone(

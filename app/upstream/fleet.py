@@ -74,7 +74,7 @@ class Fleet:
         self,
         settings: Settings,
         secrets: Secrets,
-        telemetry: Metrics,
+        metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
         self._targets = open_targets(settings, secrets)
@@ -83,16 +83,16 @@ class Fleet:
         self._calls = UpstreamClient(settings.fleet, settings.limits)
         self._probes = HealthChecks(self._calls)
         self._retries = Retries(settings.fleet, random.Random())
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._tracer = tracer
 
     async def __aenter__(self) -> Self:
         for name in self._candidates:
-            self._telemetry.candidate_up.labels(name).set_function(partial(self._is_up, name))
+            self._metrics.candidate_up.labels(name).set_function(partial(self._is_up, name))
             for state in STATES:
                 count = partial(self._count, name, state)
-                self._telemetry.replicas.labels(name, state).set_function(count)
-        self._telemetry.buffered_bytes.set_function(lambda: self._calls.buffered_bytes)
+                self._metrics.replicas.labels(name, state).set_function(count)
+        self._metrics.buffered_bytes.set_function(lambda: self._calls.buffered_bytes)
         await self._calls.__aenter__()
         return self
 
@@ -245,7 +245,7 @@ class Fleet:
                 pause = self._pause_s(errand, exc)
                 if pause is None:
                     raise
-            self._telemetry.retries.labels(errand.name).inc()
+            self._metrics.retries.labels(errand.name).inc()
             await asyncio.sleep(pause)
 
     def _pause_s(self, errand: _Call, exc: UpstreamError) -> float | None:
@@ -299,8 +299,8 @@ class Fleet:
             raise
         finally:
             target.replicas.give_back(replica)
-            self._telemetry.call_seconds.labels(errand.name).observe(time.monotonic() - started)
-            self._telemetry.calls.labels(errand.name, outcome).inc()
+            self._metrics.call_seconds.labels(errand.name).observe(time.monotonic() - started)
+            self._metrics.calls.labels(errand.name, outcome).inc()
             if span is not None:
                 span.over(outcome)
 
@@ -326,7 +326,7 @@ class Fleet:
             self._note_out(errand.target, replica, exc)
 
     def _note_out(self, target: Target, replica: Replica, exc: UpstreamError) -> None:
-        self._telemetry.ejections.labels(target.name).inc()
+        self._metrics.ejections.labels(target.name).inc()
         self._probes.watch(target, replica)
         if target.name in self._candidates:  # whoever asked an evaluator says so
             log.warning(

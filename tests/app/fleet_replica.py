@@ -220,10 +220,10 @@ def configured(
 
 
 def opened(
-    candidates: dict[str, list[Replica]], telemetry: Metrics | None = None, **changes: Any
+    candidates: dict[str, list[Replica]], metrics: Metrics | None = None, **changes: Any
 ) -> Fleet:
     """A fleet in front of these replicas."""
-    return Fleet(configured(candidates, **changes), Secrets(), telemetry or Metrics())
+    return Fleet(configured(candidates, **changes), Secrets(), metrics or Metrics())
 
 
 def asking(text: str = "?", **fields: Any) -> dict[str, Any]:

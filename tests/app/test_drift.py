@@ -598,7 +598,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
         assert sorted(said) == sorted(
             f"drift alarm: {name}, calibration {world.record.id}" for name in raised
         )
-        text = world.telemetry.render().decode()
+        text = world.metrics.render().decode()
         for name in ("largest_score", "mean_score", "set_size", "risk"):
             value = float(name in raised)
             assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
@@ -610,7 +610,7 @@ def series(world: Watched, name: str, label: str) -> dict[str, float]:
     """The values of a metric, by its one label."""
     return {
         sample.labels[label]: sample.value
-        for family in text_string_to_metric_families(world.telemetry.render().decode())
+        for family in text_string_to_metric_families(world.metrics.render().decode())
         for sample in family.samples
         if sample.name == name
     }
@@ -666,7 +666,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
         "mean": shadow["risk"],
         "upper": shadow["upper"],
     }
-    text = world.telemetry.render().decode()
+    text = world.metrics.render().decode()
     assert f"racer_risk_bound {told['risk_q95']}\n" in text
 
 
@@ -674,7 +674,7 @@ def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:
     """Too few rows for alpha: there is no threshold whose risk could be above anything."""
 
     async def story(_: Monitor, world: Watched) -> None:
-        assert "racer_risk_bound NaN\n" in world.telemetry.render().decode()
+        assert "racer_risk_bound NaN\n" in world.metrics.render().decode()
 
     watched(store, story, record=record(rows=5))
 

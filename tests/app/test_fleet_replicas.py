@@ -250,10 +250,10 @@ def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
     """Traffic can move to the others; nobody waits for it meanwhile."""
 
     async def test() -> None:
-        telemetry = Metrics()
+        metrics = Metrics()
         async with replicas(answers, answers) as [one, other]:
             rules = QUICK | {"eject_s": 5.0}
-            async with opened({"m": [one], "n": [other]}, telemetry, **rules) as fleet:
+            async with opened({"m": [one], "n": [other]}, metrics, **rules) as fleet:
                 await one.stop()
                 await fail(fleet, "1")
                 assert fleet.down() == {"m"}
@@ -262,10 +262,10 @@ def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
                 assert caught.value.retry_after_s is not None
                 assert 0 < caught.value.retry_after_s <= 5
                 assert await ask(fleet, "3", "n") == 1
-                metrics = telemetry.render().decode()
-                assert 'racer_candidate_up{candidate="m"} 0.0' in metrics
-                assert 'racer_candidate_up{candidate="n"} 1.0' in metrics
-                assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in metrics
+                text = metrics.render().decode()
+                assert 'racer_candidate_up{candidate="m"} 0.0' in text
+                assert 'racer_candidate_up{candidate="n"} 1.0' in text
+                assert 'racer_candidate_ejections_total{candidate="m"} 1.0' in text
 
     uvloop.run(test())
 

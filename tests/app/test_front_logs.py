@@ -210,7 +210,7 @@ def through(outermost: Any, headers: list[tuple[bytes, bytes]], **state: str) ->
 
 def outermost(*, log_prompts: bool = False) -> Any:
     """The layer as the application has it."""
-    return lambda app: RequestLog(app, telemetry=Metrics(), drain=Drain(), log_prompts=log_prompts)
+    return lambda app: RequestLog(app, metrics=Metrics(), drain=Drain(), log_prompts=log_prompts)
 
 
 def test_prompts_are_written_only_if_asked_for() -> None:

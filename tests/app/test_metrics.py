@@ -151,12 +151,12 @@ def test_answers_in_memory_are_measured() -> None:
         await exchange.writer.drain()
 
     async def test() -> None:
-        telemetry = Metrics()
+        metrics = Metrics()
 
         def held() -> float:
-            return series(telemetry.render().decode())["racer_buffered_bytes[]"]
+            return series(metrics.render().decode())["racer_buffered_bytes[]"]
 
-        async with replicas(slowly) as [one], opened({"m": [one]}, telemetry) as fleet:
+        async with replicas(slowly) as [one], opened({"m": [one]}, metrics) as fleet:
             task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon(30)))
             await eventually(lambda: held() == 5_000)
             goes_on.set()
@@ -170,15 +170,15 @@ def test_circuits_and_retries_are_counted() -> None:
     """Each replica stands in one state; a call that was made again is one more retry."""
 
     async def test() -> None:
-        telemetry = Metrics()
+        metrics = Metrics()
         rules = {"failures": 1, "eject_s": 60.0}
         async with (
             replicas(fails("500"), answers) as [bad, good],
-            opened({"m": [bad, good]}, telemetry, **rules) as fleet,
+            opened({"m": [bad, good]}, metrics, **rules) as fleet,
         ):
             for number in range(2):
                 await fleet.ask("m", CHAT, asking(f"{number}"), deadline=soon(30))
-            found = series(telemetry.render().decode())
+            found = series(metrics.render().decode())
         states = {
             name.split("'")[-2]: count
             for name, count in found.items()

@@ -71,7 +71,7 @@ def play(scenario: Scenario, *, places: int = 100, wait_s: float = 60.0, batch: 
             queue=places,
             queue_s=wait_s,
             batch=batch,
-            telemetry=Metrics(),
+            metrics=Metrics(),
         )
         async with worker:
             async with asyncio.timeout(10):
@@ -277,7 +277,7 @@ def test_closing_leaves_nobody_waiting() -> None:
     async def run() -> None:
         racer = StubRacer()
         worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, telemetry=Metrics()
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=1, metrics=Metrics()
         )
         async with worker:
             tasks = ask(worker, 0, 1, 2)
@@ -366,7 +366,7 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
 
     async def run() -> None:
         worker = EncoderWorker(
-            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, telemetry=Metrics()
+            cast("Racer", racer), queue=9, queue_s=60.0, batch=4, metrics=Metrics()
         )
         async with worker, asyncio.timeout(10):
             await scenario(worker)

@@ -90,15 +90,15 @@ class Watched:
 
     async def monitor(self, *, seed: int = 7, **settings: Any) -> Monitor:
         """A watcher of the record; use it as a context."""
-        telemetry = Metrics()
-        self.active = ActiveCalibration(telemetry)
+        metrics = Metrics()
+        self.active = ActiveCalibration(metrics)
         await self.active.swap(self.record)
-        self.telemetry = telemetry
+        self.metrics = metrics
         return Monitor(
             MonitoringSettings(**settings),
             self.store,
             self.active,
-            telemetry,
+            metrics,
             key=b"a key of the tests",
             rng=np.random.default_rng(seed),
         )
