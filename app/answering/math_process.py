@@ -1,97 +1,69 @@
-"""The parent's side of the process that reads mathematics."""
+"""Client of the math worker: normal forms and grading of mathematics in a sandboxed process."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final, Self
 
+from app.concurrency.sandbox import SandboxedProcess
 from racer_core.aggregation.grading import Grade, check_reference
 
-_LINE_BYTES: Final = 2**22  # a form may be much longer than its text
+_MESSAGE_BYTES: Final = 2**22  # a normal form may be much longer than its text
 
 
 class MathProcess:
-    """Started by its first task, and again after one that took longer than its deadline.
+    """One child process for mathematics, which does one task at a time.
+
+    The first task starts the child. A task that does not end in time costs the child, and the next
+    task starts another one.
 
     Args:
-        deadline_s: Whole seconds for one task.
+        deadline_s: Time limit for one task, in whole seconds.
     """
 
     def __init__(self, deadline_s: int) -> None:
         self._deadline_s = deadline_s
-        self._child: Process | None = None
+        self._process: SandboxedProcess | None = None
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        check_reference("1", Grade.MATH)  # the library is missing: say so before anyone is asked
+        check_reference("1", Grade.MATH)  # raises before the first request if a library is missing
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """End the process, if it runs."""
-        if self._child is not None:
-            await _ended(self._child)
+        """End the child, if it runs."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.close)
 
     async def form(self, text: str) -> str | None:
-        """What an answer counts as; None where it is no mathematics, or takes too long to read."""
-        said = await self.ask({"text": text})
-        return None if said is None else said.get("form")
+        """The normal form of an answer; None if it is no mathematics or takes too long to read."""
+        reply = await self.request({"text": text})
+        return None if reply is None else reply.get("form")
 
-    async def ask(self, task: Mapping[str, str]) -> dict[str, Any] | None:
-        """Have one task done; None when it did not end in time, or said too much.
+    async def request(self, task: dict[str, str]) -> dict[str, Any] | None:
+        """Have one task done; None if the child did not end it in time or its reply is too long.
 
-        A child is kept only after a whole answer: what is left in the pipe would else be the
-        answer to the next task.
+        The child is used again only after a whole reply. Otherwise the rest of this reply, still
+        in the pipe, would be read as the reply to the next task.
         """
         async with self._lock:
-            child = self._child or await self._started()
+            process = self._process or self._start()
+            exchange = asyncio.create_task(asyncio.to_thread(process.request, task))
             try:
-                return json.loads(await _answer(child, task))
-            except (ConnectionError, ValueError):
-                self._child = None
-                await _ended(child)
-                return None
-            except asyncio.CancelledError:
-                self._child = None
-                _kill(child)
+                reply = await asyncio.shield(exchange)
+            except BaseException:  # cancelled, as a rule
+                self._process = None
+                process.kill()  # ends the exchange, whose thread then closes the process
                 raise
+            if reply is None:
+                self._process = None
+            return reply
 
-    async def _started(self) -> Process:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the child.
-        self._child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "app.answering.math_worker",
-            str(self._deadline_s),
-            stdin=PIPE,
-            stdout=PIPE,
-            limit=_LINE_BYTES,
-            start_new_session=True,
+    def _start(self) -> SandboxedProcess:
+        self._process = SandboxedProcess(
+            "app.answering.math_worker", [str(self._deadline_s)], message_bytes=_MESSAGE_BYTES
         )
-        return self._child
-
-
-async def _answer(child: Process, task: Mapping[str, str]) -> bytes:
-    """Raises ValueError where it is longer than a line may be."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(json.dumps(task).encode() + b"\n")
-    await child.stdin.drain()
-    return await child.stdout.readline()
-
-
-async def _ended(child: Process) -> None:
-    _kill(child)
-    await child.communicate()  # reads what is left: a full pipe would never be seen to end
-
-
-def _kill(child: Process) -> None:
-    with suppress(ProcessLookupError):  # it ended by itself
-        child.kill()
+        return self._process

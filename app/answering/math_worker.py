@@ -1,47 +1,38 @@
-"""Reads and grades mathematics in a process of its own, which a deadline can end.
+"""Math worker: reads and grades mathematics in a sandboxed process, each task with a deadline.
 
-``python -m app.answering.math_worker SECONDS`` reads JSON lines,
-``{"answer": ..., "reference": ...}`` to be graded or ``{"text": ...}`` to be given a form, and
-writes one line for each, or ends when one takes longer. The alarm's default action ends the process
-whatever it is doing: no Python handler would run while a number of a billion digits is computed.
+``python -m app.answering.math_worker SECONDS`` replies to each message: ``{"answer": ...,
+"reference": ...}`` asks for a grade, ``{"reference": ...}`` for a check of the reference and
+``{"text": ...}`` for a normal form. A task that takes longer than SECONDS ends the process.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import resource
-import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
+from app.concurrency.sandbox import deadline, enter_sandbox, received_messages, send_message
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.aggregation.math_forms import math_form
 from racer_core.errors import InputError
 
-MEMORY_BYTES = 4 * 2**30
+MEMORY_BYTES: Final = 4 * 2**30
 
 
 def main() -> None:
-    """Work until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    """Work until the parent closes the pipe."""
+    enter_sandbox(memory_bytes=MEMORY_BYTES)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no deadline
     math_form("1")  # loads the library, which takes longer than a deadline on a busy machine
     deadline_s = int(sys.argv[1])
-    for line in sys.stdin.buffer:
-        signal.alarm(deadline_s)
-        result = done(json.loads(line))
-        signal.alarm(0)
-        sys.stdout.write(json.dumps(result) + "\n")
-        sys.stdout.flush()
+    for task in received_messages():
+        with deadline(deadline_s):
+            reply = do_task(task)
+        send_message(reply)
 
 
-def done(task: dict[str, Any]) -> dict[str, Any]:
-    """``{"correct": ...}``, ``{"form": ...}`` or ``{"error": ...}``.
-
-    Without an answer the reference is checked.
-    """
+def do_task(task: dict[str, Any]) -> dict[str, Any]:
+    """The reply: a form, a grade, an error, or nothing for a reference that can be read."""
     try:
         if "text" in task:
             return {"form": math_form(task["text"])}

@@ -1,59 +1,53 @@
-"""Has an upload read: small ones on a thread, all others by a process that can be ended.
+"""Row reader: parses an upload, small ones on a thread, all others in a sandboxed process.
 
-Parsing holds the interpreter, and queries would wait for it.
+Parsing holds the interpreter, so queries would wait while a large upload is parsed here.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from io import BytesIO
-from pathlib import Path
-from typing import IO, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from app.calibrations.columns import RowColumns, load
 from app.calibrations.parsing import MAX_LINE_BYTES, Parsed, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
+from app.concurrency.sandbox import Message, SandboxedProcess
 from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
-_KEPT: Final = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
+_MESSAGE_BYTES: Final = 2 * MAX_LINE_BYTES
+
+Fields = Callable[[dict[str, Any]], None]
 
 
 def read_rows(
-    upload: Upload,
-    order: ReadInstructions,
-    progress: Progress,
-    fields: Callable[[dict[str, Any]], None],
+    upload: Upload, instructions: ReadInstructions, progress: Progress, fields: Fields
 ) -> RowColumns:
     """The rows of an upload. Blocks; call it on a thread.
 
     Args:
-        upload: What came in.
-        order: How to read it.
-        progress: Hears how far it is; cancelling it ends the process.
-        fields: Hears what stands beside the rows of a document, and may refuse it.
+        upload: The upload.
+        instructions: How to read it.
+        progress: Takes the number of bytes read. Cancelling it kills the process.
+        fields: Takes the fields beside the rows of a JSON document, and may refuse them.
 
     Raises:
-        RowsError: A row is wrong; nothing of the upload is used.
+        RowsError: A row is wrong; no row of the upload is used.
         InputError: A document that is not JSON.
     """
     with ExitStack() as stack:
-        if upload.size <= SMALL_BYTES and not order.name.endswith(".parquet"):
+        if upload.size <= SMALL_BYTES and not instructions.name.endswith(".parquet"):
             texts, arrays = BytesIO(), BytesIO()
             upload.file.seek(0)
             parsed = parse(
-                order,
+                instructions,
                 upload.file,
                 texts,
                 arrays,
@@ -65,7 +59,7 @@ def read_rows(
                 cast("BinaryIO", stack.enter_context(tempfile.TemporaryFile(dir=upload.folder)))
                 for _ in range(2)
             )
-            parsed = _in_a_process(upload, order, texts, arrays, progress, fields)
+            parsed = _parse_in_sandbox(upload, instructions, texts, arrays, progress, fields)
         return load(
             parsed.pool,
             texts,
@@ -75,77 +69,58 @@ def read_rows(
         )
 
 
-def _in_a_process(
+def _parse_in_sandbox(
     upload: Upload,
-    order: ReadInstructions,
+    instructions: ReadInstructions,
     texts: BinaryIO,
     arrays: BinaryIO,
     progress: Progress,
-    fields: Callable[[dict[str, Any]], None],
+    fields: Fields,
 ) -> Parsed:
     upload.file.flush()
     descriptors = [file.fileno() for file in (upload.file, texts, arrays)]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "app.calibrations.row_reader_process", *map(str, descriptors)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+    process = SandboxedProcess(
+        "app.calibrations.row_reader_process",
+        [str(each) for each in descriptors],
+        message_bytes=_MESSAGE_BYTES,
         pass_fds=descriptors,
-        env=_environment(),
+        # Arrow's other allocators reserve more address space than they use.
+        environment={"ARROW_DEFAULT_MEMORY_POOL": "system"},
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
     with process, progress.cancelling(process.kill):
-        try:
-            with suppress(BrokenPipeError):  # it ended before it was told: the exit code says why
-                process.stdin.write(json.dumps(asdict(order)).encode())
-                process.stdin.close()
-            said = _last_word(process.stdout, progress, fields)
-        except BaseException:
-            process.kill()
-            raise
+        process.send(asdict(instructions))
+        result = _last_message(process, progress, fields)
+        exit_code = process.wait()
     progress.check()
-    return _understood(said, order.source, process.returncode)
+    return _parsed(result, instructions.source, exit_code)
 
 
-def _environment() -> dict[str, str]:
-    """No key of the gateway's is any business of a file's."""
-    own = {"PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    # Arrow's other allocators reserve more address space than they use.
-    own["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-    return own | {name: os.environ[name] for name in _KEPT if name in os.environ}
-
-
-def _last_word(
-    lines: IO[bytes], progress: Progress, fields: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    """What the process said last; what it said on the way is passed on."""
-    said: dict[str, Any] = {}
-    while line := lines.readline(2 * MAX_LINE_BYTES):
-        said = json.loads(line)
-        if "fields" in said:
-            fields(said["fields"])
-        elif "done" in said:
-            progress("reading", int(said["done"]), int(said["total"]))
+def _last_message(process: SandboxedProcess, progress: Progress, fields: Fields) -> Message | None:
+    """Passes fields and progress on; returns the result, or None if the process ended without."""
+    while (message := process.receive()) is not None:
+        if "fields" in message:
+            fields(message["fields"])
+        elif "done" in message:
+            progress("reading", int(message["done"]), int(message["total"]))
         else:
-            break
-    return said
+            return message
+    return None
 
 
-def _understood(said: dict[str, Any], source: str, code: int) -> Parsed:
-    """The outcome.
+def _parsed(result: Message | None, source: str, exit_code: int) -> Parsed:
+    """The result of a process.
 
     Raises:
-        RowsError: Rows are wrong, or the process ended before it was done.
+        RowsError: Rows are wrong, or the process ended without a result.
         InputError: A document that is not JSON.
-        StoreFull: The disk is.
-        RuntimeError: The reader itself is at fault.
+        StoreFull: The disk is full.
+        RuntimeError: The reader itself failed.
     """
-    match said:
+    match result:
         case {"pool": pool, "duplicates": duplicates, "near_duplicates": near}:
             return Parsed(tuple(pool), int(duplicates), int(near))
         case {"problems": problems, "count": count}:
-            # Only those that are listed were sent; the others are counted.
+            # The process sends only the problems that are listed; the others are counted.
             raise RowsError(source, [*problems, *[""] * (int(count) - len(problems))])
         case {"refused": message, "param": param}:
             raise InputError(message, param=param)
@@ -155,5 +130,6 @@ def _understood(said: dict[str, Any], source: str, code: int) -> Parsed:
             raise RuntimeError(f"reading rows failed: {place}")
         case _:
             slow = "took over two minutes of processor time to read"
-            cause = slow if code == -signal.SIGXCPU else f"ended its reader (exit code {code})"
+            died = f"ended its reader (exit code {exit_code})"
+            cause = slow if exit_code == -signal.SIGXCPU else died
             raise RowsError(source, [f"the file {cause}; nothing of it was used"])

@@ -81,13 +81,13 @@ class MathGrader:
 
     async def check(self, question: Question) -> None:
         """The reference must be mathematics."""
-        said = await self._child.ask({"reference": _reference(question)})
+        said = await self._child.request({"reference": _reference(question)})
         if said is None or "error" in said:
             raise InputError(said["error"] if said else "the reference takes too long to read")
 
     async def correct(self, question: Question, answer: str) -> bool | None:
         """None when the comparison did not end in time."""
-        said = await self._child.ask({"reference": _reference(question), "answer": answer})
+        said = await self._child.request({"reference": _reference(question), "answer": answer})
         if said is None:
             self.failures["took_too_long"] += 1
             return None
