@@ -22,7 +22,7 @@ from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
 
-_MESSAGE_BYTES: Final = 2 * MAX_LINE_BYTES
+_MESSAGE_BYTES: Final = 4 * MAX_LINE_BYTES  # JSON escapes make text up to three times as long
 
 Fields = Callable[[dict[str, Any]], None]
 

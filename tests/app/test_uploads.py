@@ -276,6 +276,18 @@ def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
             read_rows(sent, order("x.jsonl"), progress, nobody)
 
 
+def test_fields_beside_the_rows_arrive_whole(tmp_path: Path) -> None:
+    """Up to their limit, also where JSON escapes make them three times as long on the way."""
+    junk = "é" * 500_000
+    document = json.dumps({"junk": junk, "rows": [json.loads(lines(1))]}, ensure_ascii=False)
+    heard: list[dict[str, Any]] = []
+    sent = on_disk(document.encode(), tmp_path)
+    with sent.file:
+        rows = read_rows(sent, order("x.json", document=True), QUIET, heard.append)
+    assert len(rows) == 1
+    assert heard == [{"junk": junk}]
+
+
 def test_cancelling_ends_the_reader_at_once(tmp_path: Path) -> None:
     """Even while it says nothing: what it would have said first is never heard."""
     document = b'{"rows": [' + b",".join(lines(400_000).splitlines()) + b'], "alpha": 0.2}'
