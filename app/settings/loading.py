@@ -54,8 +54,8 @@ def checked(
     try:
         settings = Settings.model_validate({**values, **overrides})
     except ValidationError as exc:
-        told = [sentence for _, sentence in problems(exc)]
-        raise SettingsError(f"{path}: {'; '.join(told)}") from exc
+        sentences = [sentence for _, sentence in problems(exc, Settings, noun="setting")]
+        raise SettingsError(f"{path}: {'; '.join(sentences)}") from exc
     secrets = read_secrets(settings, os.environ if environment is None else environment)
     return _absolute_paths(settings, path.resolve().parent), secrets
 

@@ -108,7 +108,7 @@ def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as exc:
-        place, sentence = problems(exc)[0]
+        place, sentence = problems(exc, model)[0]
         raise SchemaError(sentence, param=place or None) from exc
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.settings.validation import suggestion
 from racer_core.types import RiskTarget, Score
 
 Alpha = Annotated[
@@ -130,10 +131,15 @@ class RouteRequest(DecisionOptions):
         if (self.query is None) == (self.messages is None):
             raise ValueError("give either `query` or `messages`")
         if self.query is not None and self.model_extra:
-            raise ValueError(f"unknown field {min(self.model_extra)[:40]!r} beside `query`")
+            raise ValueError(_unknown_beside_query(min(self.model_extra)))
         if self.racer is not None and self.model_fields_set & set(DecisionOptions.model_fields):
             raise ValueError("put all options into `racer`, or none of them")
         return self
+
+
+def _unknown_beside_query(name: str) -> str:
+    hint = suggestion(name, RouteRequest.model_fields)
+    return f"unknown field {name[:40]!r} beside `query`" + (f"; {hint}" if hint else "")
 
 
 class LevelsRequest(BaseModel):

@@ -236,7 +236,7 @@ class Backup:
         try:
             return Manifest.model_validate(said)
         except ValidationError as exc:
-            told = "; ".join(sentence for _, sentence in problems(exc))
+            told = "; ".join(sentence for _, sentence in problems(exc, Manifest))
             raise self._damaged(f"its manifest: {told}") from exc
 
     def _read(self, name: str) -> tuple[bytes, bytes]:

@@ -118,4 +118,4 @@ def judge_at(url: str, model: str) -> Candidate:
         # Greedy: the same answer gets the same label.
         return Candidate(name="judge", base_url=url, model=model, parameters={"temperature": 0})
     except ValidationError as exc:
-        raise SettingsError(f"--judge: {problems(exc)[0][1]}") from exc
+        raise SettingsError(f"--judge: {problems(exc, Candidate)[0][1]}") from exc

@@ -1,0 +1,174 @@
+"""Messages for wrong settings and wrong bodies: the field, what is allowed, the nearest name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from app import settings
+from app.api.feedback import FeedbackRequest
+from app.errors import SchemaError, SettingsError
+from app.wire import bodies
+from app.wire.schemas import (
+    CalibrateFields,
+    CalibrateOptions,
+    ChatRequest,
+    CompletionRequest,
+    LevelsRequest,
+    RouteRequest,
+)
+
+from .conftest import ONE, candidates, configure, user
+
+URL = "http://127.0.0.1:1/v1"
+SECRET = "CANARY-7f3a91"
+
+
+def rejection(folder: Path, **changes: Any) -> str:
+    """The message about a configuration with these changes, without the file's name."""
+    path = configure(folder, folder / "router", URL, **changes)
+    with pytest.raises(SettingsError) as caught:
+        settings.load(path, {})
+    return str(caught.value).removeprefix(f"{path}: ")
+
+
+def body_error(model: type[BaseModel], body: dict[str, Any]) -> SchemaError:
+    """The error that a body of this shape is answered with."""
+    with pytest.raises(SchemaError) as caught:
+        bodies.checked(model, body)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"routing": {"alhpa": 0.2}}, "routing.alhpa: unknown setting; did you mean `alpha`?"),
+        ({"prot": 80}, "prot: unknown setting; did you mean `port`?"),
+        ({"limits": {"bodybytes": 1}}, "limits.bodybytes: unknown setting; did you mean"
+         " `body_bytes`?"),
+        ({"limits": {"Queue": 1}}, "limits.Queue: unknown setting; did you mean `queue`?"),
+        ({"candidates": candidates(URL, adder={"api_key": SECRET})},
+         "candidates.0.api_key: unknown setting; did you mean `api_key_env`?"),
+        ({"candidates": candidates(URL, poet={"capabilities": {"visoin": True}})},
+         "candidates.2.capabilities.visoin: unknown setting; did you mean `vision`?"),
+        ({"pools": {"fast": {"candidates": ["adder"], "alhpa": 0.1}}},
+         "pools.fast.alhpa: unknown setting; did you mean `alpha`?"),
+        ({"access": {"admin": {"port": 9, "adress": "::1"}}},
+         "access.admin.adress: unknown setting; known here: `host`, `port`"),
+        ({"access": {"keys": [{"name": "a", "hash": f"sha256:{'0' * 32}:{'0' * 64}",
+                               "rpm": 1}]}},
+         "access.keys.0.rpm: unknown setting; known here: `name`, `role`, `hash`,"
+         " `requests_per_minute`, `tokens_per_minute`, `concurrency`, `max_alpha`, `group`,"
+         " `candidates`"),
+        ({"aggregation": {"evaluators": {"de": {"candidate": "adder", "timeout": 1}}}},
+         "aggregation.evaluators.de.timeout: unknown setting; did you mean `timeout_s`?"),
+        ({"encoder": {"cache": 1}},
+         "encoder.cache: unknown setting; known here: `backend`, `dtype`"),
+        ({"limits": {"colour": 1}},
+         "limits.colour: unknown setting; `racer schema` prints all settings"),
+        ({"alpha": 0.2}, "alpha: unknown setting; did you mean `routing.alpha`?"),
+    ],
+)  # fmt: skip
+def test_an_unknown_setting_names_the_nearest_known_one(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """In a section, a list, a table by name and at the top; never with the value."""
+    assert rejection(tmp_path, **changes) == message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70_000}, "port: must be at least 0 and at most 65535"),
+        ({"port": "http"}, "port: must be a whole number"),
+        ({"port": 80.5}, "port: must be a whole number"),
+        ({"routing": {"alpha": 2}}, "routing.alpha: must be greater than 0 and less than 1"),
+        ({"routing": {"alpha": "much"}}, "routing.alpha: must be a number"),
+        ({"routing": {"alpha": float("nan")}},
+         "routing.alpha: must be greater than 0 and less than 1"),
+        ({"routing": {"score": "best"}},
+         "routing.score: must be 'gap', 'prob', 'cover', 'cover_cost' or 'static'"),
+        ({"routing": {"on_abstain": "guess"}},
+         "routing.on_abstain: must be 'refuse', 'strongest' or 'error'"),
+        ({"limits": 3}, "limits: must be a mapping of names to values"),
+        ({"watching": {"decisions": "perhaps"}}, "watching.decisions: must be true or false"),
+        ({"watching": {"false_alarm": 1}},
+         "watching.false_alarm: must be greater than 0 and less than 1"),
+        ({"limits": {"queue": 0}}, "limits.queue: must be greater than 0"),
+        ({"candidates": []}, "candidates: must have at least 1 entry"),
+        ({"candidates": "adder"}, "candidates: must be a list"),
+        ({"candidates": [{"base_url": URL}]}, "candidates.0.name: missing, and required"),
+        ({"candidates": candidates(URL, adder={"model": 7})},
+         "candidates.0.model: must be a string"),
+        ({"candidates": candidates(URL, adder={"price": float("inf")})},
+         "candidates.0.price: must be a finite number"),
+        ({"schema_version": 2}, "schema_version: must be 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_told_what_is_allowed(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """Type, range and choices in plain English, none of pydantic's words."""
+    assert rejection(tmp_path, **changes) == message
+
+
+def test_a_pattern_is_shown(tmp_path: Path) -> None:
+    """A name that fits into no header is told which characters do."""
+    message = rejection(tmp_path, candidates=[{"name": "a b", "base_url": URL}])
+    assert message.startswith("candidates.0.name: must match the pattern ^[A-Za-z0-9]")
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "param", "message"),
+    [
+        (ChatRequest, {"racer": {"alhpa": 0.1}}, "racer.alhpa",
+         "racer.alhpa: unknown field; did you mean `alpha`?"),
+        (CompletionRequest, {"racer": {"canidates": [SECRET]}}, "racer.canidates",
+         "racer.canidates: unknown field; did you mean `candidates`?"),
+        (ChatRequest, {"racer": {"colour": SECRET}}, "racer.colour",
+         "racer.colour: unknown field; known here: `alpha`, `score`, `candidates`, `on_abstain`,"
+         " `group`, `usage`, `timeout`, `explain`, `stream`"),
+        (LevelsRequest, {"query": SECRET, "candidate": []}, "candidate",
+         "candidate: unknown field; did you mean `candidates`?"),
+        (FeedbackRequest, {"decision": SECRET, "correct": {"a": True}}, "decision_id",
+         "decision_id: missing, and required"),
+        (FeedbackRequest, {"decision_id": "d", "correct": {"a": True}, "corect": 1}, "corect",
+         "corect: unknown field; did you mean `correct`?"),
+        (CalibrateOptions, {"dryrun": SECRET}, "dryrun",
+         "dryrun: unknown field; did you mean `dry_run`?"),
+        (CalibrateOptions, {"colour": SECRET}, "colour",
+         "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
+         " `smoothing`, `activate`, `expected_active_id`, `dry_run`, `allow_overlap`,"
+         " `max_shift`"),
+        (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),
+        (ChatRequest, {"stream": SECRET}, "stream", "stream: must be true or false"),
+        (ChatRequest, {"racer": {"group": "g" * 129}}, "racer.group",
+         "racer.group: must have at most 128 characters"),
+        (ChatRequest, {"racer": {"timeout": -1}}, "racer.timeout",
+         "racer.timeout: must be greater than 0"),
+    ],
+)  # fmt: skip
+def test_a_body_is_told_the_same(
+    model: type[BaseModel], body: dict[str, Any], param: str, message: str
+) -> None:
+    """``param`` stays the field as it was sent; values never come back."""
+    whole = {"model": "auto", "messages": user(SECRET), "prompt": SECRET}
+    routed = model in (ChatRequest, CompletionRequest)
+    error = body_error(model, {**whole, **body} if routed else body)
+    assert (str(error), error.param) == (message, param)
+
+
+def test_an_unknown_field_beside_a_query_names_the_nearest() -> None:
+    """``POST /route`` takes a whole chat body, or a query alone: beside it a typo is no extra."""
+    error = body_error(RouteRequest, {"query": ONE, "alhpa": 0.01})
+    assert str(error) == "unknown field 'alhpa' beside `query`; did you mean `alpha`?"
+
+
+def test_names_that_a_client_invents_are_cut(tmp_path: Path) -> None:
+    """An unknown name of any length gives one short sentence."""
+    error = body_error(LevelsRequest, {"query": ONE, "z" * 100_000: 1})
+    assert len(str(error)) < 200
+    assert len(rejection(tmp_path, **{"z" * 100_000: 1})) < 200
