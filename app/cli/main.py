@@ -42,7 +42,7 @@ EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 def main() -> None:
     """Run the command; every expected error is one sentence and an exit code."""
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="racer", standalone_mode=False)
     except click.exceptions.Exit as exc:
         sys.exit(exc.exit_code)
     except click.exceptions.NoArgsIsHelpError as exc:
