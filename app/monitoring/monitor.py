@@ -27,7 +27,7 @@ from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.verification import Verification, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
-from app.settings.watching import MonitoringSettings
+from app.settings.monitoring import MonitoringSettings
 from app.store import Pulse, Store
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics

@@ -13,8 +13,9 @@ from app.settings.aggregation import Aggregation
 from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
+from app.settings.monitoring import MonitoringSettings
 from app.settings.routing import Encoder, Pool, Routing
-from app.settings.watching import MonitoringSettings, TelemetrySettings
+from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
 AUTO = "auto"  # the model name that asks for routing

@@ -13,7 +13,7 @@ from typing import Protocol
 from prometheus_client import Counter
 
 from app.errors import SettingsError
-from app.settings.watching import TelemetrySettings
+from app.settings.telemetry import TelemetrySettings
 
 
 class RouteSpan(Protocol):

@@ -22,7 +22,7 @@ from app.access.api_keys import Caller
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
 from app.routing.decision import ChosenBy
-from app.settings.watching import MonitoringSettings
+from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow

@@ -346,7 +346,7 @@ def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
 import asyncio, sys
 from prometheus_client import CollectorRegistry, Counter
 import app.cli.main, app.server
-from app.settings.watching import TelemetrySettings
+from app.settings.telemetry import TelemetrySettings
 from app.telemetry.tracing import open_tracer
 
 async def main():

@@ -12,7 +12,7 @@ from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
-from app.settings.watching import MonitoringSettings
+from app.settings.monitoring import MonitoringSettings
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics

@@ -1,13 +1,12 @@
-"""What is remembered of decisions, and what is watched for drift."""
+"""Settings of monitoring: the decision store, feedback and drift detection (section `watching`)."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from app.settings.base import Frozen, http_url
+from app.settings.base import Frozen
 
 
 class MonitoringSettings(Frozen):
@@ -35,21 +34,3 @@ class MonitoringSettings(Frozen):
         if self.store_queries and not self.decisions:
             raise ValueError("store_queries needs `decisions: true`: queries are kept with them")
         return self
-
-
-def _collector_url(url: str) -> str:
-    plain = http_url(url)
-    if "@" in urlsplit(plain).netloc:
-        raise ValueError("must hold no credentials: set $OTEL_EXPORTER_OTLP_HEADERS instead")
-    return plain
-
-
-class TelemetrySettings(Frozen):
-    """Logs and traces. Metrics are always there."""
-
-    log: Literal["text", "json"] = "json"
-    """`json` for machines, `text` for people."""
-    log_prompts: bool = False
-    """Write prompts and answers into logs and traces."""
-    otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
-    """An OpenTelemetry collector, over HTTP; `/v1/traces` is added."""

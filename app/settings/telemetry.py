@@ -1,0 +1,28 @@
+"""Settings of logs and traces (section `telemetry`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
+
+from app.settings.base import Frozen, http_url
+
+
+def _collector_url(url: str) -> str:
+    plain = http_url(url)
+    if "@" in urlsplit(plain).netloc:
+        raise ValueError("must hold no credentials: set $OTEL_EXPORTER_OTLP_HEADERS instead")
+    return plain
+
+
+class TelemetrySettings(Frozen):
+    """Logs and traces. Metrics are always there."""
+
+    log: Literal["text", "json"] = "json"
+    """`json` for machines, `text` for people."""
+    log_prompts: bool = False
+    """Write prompts and answers into logs and traces."""
+    otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
+    """An OpenTelemetry collector, over HTTP; `/v1/traces` is added."""
