@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.answering.evaluator import Ratings
-from app.monitoring.decision_record import DecisionRecord, Ended
+from app.monitoring.decision_record import DecisionRecord, RequestEnd
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
 from app.store import now
@@ -32,7 +32,7 @@ class Outcome:
     overhead_ms: float = 0.0
     shadow_rate: float | None = None  # everyone was called, at this rate, to be judged
     explain: bool = False
-    ended: Ended = Ended.ANSWERED
+    ended: RequestEnd = RequestEnd.ANSWERED
 
     @property
     def headers(self) -> dict[str, str]:

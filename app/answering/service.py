@@ -21,7 +21,7 @@ from app.answering.vote import Vote
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import Abstained, NoAnswerError, UpstreamError
 from app.ids import Ids
-from app.monitoring.decision_record import Ended
+from app.monitoring.decision_record import RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
@@ -135,10 +135,10 @@ class ChatService:
         try:
             names = await self._instead_of(state, results)
         except asyncio.CancelledError:
-            self._left_off(state, results, Ended.CANCELLED)
+            self._left_off(state, results, RequestEnd.CANCELLED)
             raise
         if not names:
-            self._left_off(state, results, Ended.FAILED)
+            self._left_off(state, results, RequestEnd.FAILED)
             raise exc
         return await self._merged_pump(replace(state, instead=tuple(names)), results)
 
@@ -165,7 +165,7 @@ class ChatService:
                 decision_id=decision_id,
                 routed=routed,
                 certificate=routed.certificate,
-                ended=Ended.FAILED,
+                ended=RequestEnd.FAILED,
             )
             self._note(failed, request)
             raise
@@ -206,16 +206,16 @@ class ChatService:
         try:
             outcome = await self._answered(state, results)
         except UpstreamError:
-            self._left_off(state, results, Ended.FAILED)
+            self._left_off(state, results, RequestEnd.FAILED)
             raise
         except asyncio.CancelledError:
             state.request.spend(len(results.cancelled) * prompt_tokens(state.request.fields))
-            self._left_off(state, results, Ended.CANCELLED)
+            self._left_off(state, results, RequestEnd.CANCELLED)
             raise
         _charge(state, results, outcome)
         return self._remembered(outcome, state.request)
 
-    def _left_off(self, state: RequestState, results: FanOutResult, ended: Ended) -> None:
+    def _left_off(self, state: RequestState, results: FanOutResult, ended: RequestEnd) -> None:
         """Remember a decision that came to no answer, and charge the answers that were there."""
         outcome = self._outcome(state, results, ended=ended)
         _charge(state, results, outcome)
@@ -356,10 +356,10 @@ class ChatService:
             ending = live.close(outcome.as_json())
         except UpstreamError as exc:
             if spoke:  # else somebody may be asked instead
-                self._left_off(state, FanOutResult(failures={name: exc}), Ended.FAILED)
+                self._left_off(state, FanOutResult(failures={name: exc}), RequestEnd.FAILED)
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            self._left_off(state, FanOutResult(cancelled=[name]), Ended.CANCELLED)
+            self._left_off(state, FanOutResult(cancelled=[name]), RequestEnd.CANCELLED)
             raise
         self._remembered(outcome, state.request)
         for event in ending:

@@ -27,7 +27,7 @@ _UNLIKE_ROWS: Final = frozenset(
 _ANSWERED_UNLIKE_ROWS: Final = _UNLIKE_ROWS | {Reason.CONDITIONS_DIFFER}
 
 
-class Ended(StrEnum):
+class RequestEnd(StrEnum):
     """How the request ended."""
 
     ANSWERED = "answered"  # with an answer, a refusal, or the decision that was all it asked for
@@ -97,7 +97,7 @@ class DecisionRecord:
     served_by: str | None = None
     answered: tuple[str, ...] = ()
     shadow_rate: float | None = None
-    outcome: Ended = Ended.ANSWERED
+    outcome: RequestEnd = RequestEnd.ANSWERED
     repeated: bool = False
     query: str | None = None
 
@@ -128,7 +128,7 @@ class DecisionRecord:
             said[name] = None if said[name] is None else tuple(said[name])
         said["lambda_hat"] = math.inf if said["lambda_hat"] is None else said["lambda_hat"]
         said["chosen_by"] = ChosenBy(said["chosen_by"])
-        said["outcome"] = Ended(said.get("outcome", Ended.ANSWERED))
+        said["outcome"] = RequestEnd(said.get("outcome", RequestEnd.ANSWERED))
         said["neighbours"] = neighbours
         return cls(**said)
 

@@ -54,7 +54,7 @@ class StoredDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unjudged:
+class SetCount:
     """How many decisions chose one set, and nobody said anything of them."""
 
     selected: tuple[str, ...]
@@ -63,7 +63,7 @@ class Unjudged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class SetVerdicts:
     """One decision's set, and what is known of it."""
 
     selected: tuple[str, ...]
@@ -209,7 +209,7 @@ class DecisionStore:
                 judged=count(DecisionRow.shadow, DecisionRow.judged),
             )
 
-    def served(self, calibration_id: str) -> tuple[list[Unjudged], list[Judged]]:
+    def served(self, calibration_id: str) -> tuple[list[SetCount], list[SetVerdicts]]:
         """The ordinary decisions of a calibration, without and with verdicts that count."""
         ordinary = (DecisionRow.calibration_id == calibration_id) & DecisionRow.ordinary
         chosen = DecisionRow.selected, DecisionRow.null_selected
@@ -231,11 +231,13 @@ class DecisionStore:
                 {(selected, null): count for selected, null, count in session.execute(by_set)}
             )
         unjudged = [
-            Unjudged(selected=tuple(json.loads(names)), null_selected=null, count=count)
+            SetCount(selected=tuple(json.loads(names)), null_selected=null, count=count)
             for (names, null), count in (totals - Counter(sets.values())).items()
         ]
         judged = [
-            Judged(selected=tuple(json.loads(names)), null_selected=null, verdicts=verdicts[key])
+            SetVerdicts(
+                selected=tuple(json.loads(names)), null_selected=null, verdicts=verdicts[key]
+            )
             for key, (names, null) in sets.items()
         ]
         return unjudged, judged

@@ -28,12 +28,12 @@ from app.errors import StoreError
 from app.monitoring import drift_statistics
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import DecisionStore
-from app.monitoring.drift_store import DriftStore, StoredWatch
+from app.monitoring.drift_store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import Pulse, now
 from app.store.calibration_record import CalibrationRecord
-from racer_core.calibration.monitoring import ExchangeabilityMartingale, RiskEProcess, Watch
+from racer_core.calibration.monitoring import DriftState, ExchangeabilityMartingale, RiskEProcess
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ MAX_WAITING: Final = 10_000  # queries; more are not watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WatchedCalibration:
+class _CalibrationDrift:
     """The calibration that decides, and what is known of its alarms here."""
 
     record: CalibrationRecord
@@ -78,8 +78,8 @@ class DriftMonitor:
         self._rng = rng
         self._turn = Lock()  # to change a watch; held while the store is asked
         self._moment = Lock()  # to change what is known here; never held for longer
-        self._followed: _WatchedCalibration | None = None
-        self._former: _WatchedCalibration | None = None  # it may decide for a moment yet
+        self._followed: _CalibrationDrift | None = None
+        self._former: _CalibrationDrift | None = None  # it may decide for a moment yet
         self._settled_at = time.monotonic()
 
     def stale(self, calibration_id: str) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ class DriftMonitor:
         except StoreError as exc:  # until it is heard of with the next pulse
             log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
         with self._moment:
-            self._former, self._followed = self._followed, _WatchedCalibration(record=record)
+            self._former, self._followed = self._followed, _CalibrationDrift(record=record)
             self._show(())
             for name in drift_statistics.STREAMS:  # until its watch is next written
                 self._metrics.evidence.labels(name).set(0.0)
@@ -199,7 +199,7 @@ class DriftMonitor:
             if followed is not None and followed.waiting:
                 self._settle(followed)
 
-    def _settle(self, followed: _WatchedCalibration) -> StoredWatch:
+    def _settle(self, followed: _CalibrationDrift) -> StoredDriftState:
         """Add what this gateway saw to the watch of all."""
         with self._changing(followed.record) as kept:
             for name, values in followed.waiting.items():
@@ -218,8 +218,8 @@ class DriftMonitor:
     def _changing(self, record: CalibrationRecord) -> Any:
         return self._watches.changing(record.id, lambda: self._new(record))
 
-    def _new(self, record: CalibrationRecord) -> Watch:
-        return drift_statistics.new_watch(record.calibration, self._false_alarm, self._rng)
+    def _new(self, record: CalibrationRecord) -> DriftState:
+        return drift_statistics.new_drift_state(record.calibration, self._false_alarm, self._rng)
 
     def _learn(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
         """Of one watch nothing that alarmed is forgotten, in whatever order it is heard of."""
@@ -236,7 +236,7 @@ class DriftMonitor:
             if told != followed.raised:
                 self._show(told)
 
-    def _measure(self, calibration_id: str, watch: Watch) -> None:
+    def _measure(self, calibration_id: str, watch: DriftState) -> None:
         """Show how far each bet came, if it is about what decides."""
         with self._moment:
             followed = self._followed

@@ -11,9 +11,9 @@ import numpy as np
 from app.monitoring.decision_record import DecisionRecord
 from racer_core.calibration.calibration import Calibration, Sets
 from racer_core.calibration.monitoring import (
+    DriftState,
     ExchangeabilityMartingale,
     RiskEProcess,
-    Watch,
     split_false_alarm,
 )
 from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
@@ -23,7 +23,9 @@ LARGEST_SCORE, MEAN_SCORE, SET_SIZE, RISK = "largest_score", "mean_score", "set_
 STREAMS: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, RISK)
 
 
-def new_watch(calibration: Calibration, false_alarm: float, rng: np.random.Generator) -> Watch:
+def new_drift_state(
+    calibration: Calibration, false_alarm: float, rng: np.random.Generator
+) -> DriftState:
     """Streams that share the false-alarm probability evenly.
 
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
@@ -44,7 +46,7 @@ def new_watch(calibration: Calibration, false_alarm: float, rng: np.random.Gener
     }
     if RISK in levels:
         streams[RISK] = RiskEProcess(calibration.risk_q95(alpha), level=levels[RISK])
-    return Watch(delta=false_alarm, streams=streams)
+    return DriftState(delta=false_alarm, streams=streams)
 
 
 def fits(note: DecisionRecord, calibration_id: str, calibration: Calibration) -> bool:

@@ -15,21 +15,21 @@ from app.json_output import dumped
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_into, notify
 from app.store.tables import WatchRow
-from racer_core.calibration.monitoring import Watch
+from racer_core.calibration.monitoring import DriftState
 from racer_core.errors import InputError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class StoredWatch:
+class StoredDriftState:
     """A watch and when it began, while nobody else may change it.
 
     Attributes:
         session: The transaction in which it is changed.
     """
 
-    watch: Watch
+    watch: DriftState
     since: str
     session: Session
 
@@ -51,7 +51,9 @@ class DriftStore:
             return None if row is None or watch is None else (row.since, tuple(watch.raised))
 
     @contextmanager
-    def changing(self, calibration_id: str, begin: Callable[[], Watch]) -> Generator[StoredWatch]:
+    def changing(
+        self, calibration_id: str, begin: Callable[[], DriftState]
+    ) -> Generator[StoredDriftState]:
         """The watch of a calibration, kept as it then is; of several callers one at a time.
 
         Args:
@@ -63,7 +65,7 @@ class DriftStore:
             row = _locked(session, calibration_id) or _begun(session, calibration_id, begin())
             watch = _read(row)
             since = now() if watch is None else row.since
-            kept = StoredWatch(watch=watch or begin(), since=since, session=session)
+            kept = StoredDriftState(watch=watch or begin(), since=since, session=session)
             yield kept
             said = _said(kept.watch, kept.since)
             if (row.since, row.raised) != (said["since"], said["raised"]):
@@ -77,7 +79,7 @@ def _locked(session: Session, calibration_id: str) -> WatchRow | None:
     return session.scalar(found.with_for_update())
 
 
-def _begun(session: Session, calibration_id: str, watch: Watch) -> WatchRow:
+def _begun(session: Session, calibration_id: str, watch: DriftState) -> WatchRow:
     """A new one, unless another gateway began it at the same moment."""
     row = {"calibration_id": calibration_id, **_said(watch, now())}
     session.execute(insert_into(session, WatchRow).values(row).on_conflict_do_nothing())
@@ -86,7 +88,7 @@ def _begun(session: Session, calibration_id: str, watch: Watch) -> WatchRow:
     return begun
 
 
-def _said(watch: Watch, since: str) -> dict[str, str]:
+def _said(watch: DriftState, since: str) -> dict[str, str]:
     return {
         "since": since,
         "state": dumped(watch.to_state()).decode(),
@@ -94,9 +96,9 @@ def _said(watch: Watch, since: str) -> dict[str, str]:
     }
 
 
-def _read(row: WatchRow) -> Watch | None:
+def _read(row: WatchRow) -> DriftState | None:
     try:
-        return Watch.from_state(orjson.loads(row.state))
+        return DriftState.from_state(orjson.loads(row.state))
     except (ValueError, InputError) as exc:
         log.warning("the watch of calibration %s begins again: %s", row.calibration_id, exc)
         return None

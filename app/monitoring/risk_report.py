@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_store import DecisionStore, Judged, Unjudged
+from app.monitoring.decision_store import DecisionStore, SetCount, SetVerdicts
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.shadow import (
     RIGHT,
@@ -22,7 +22,7 @@ from racer_core.calibration.shadow import (
 
 
 def feedback_range(
-    calibration: Calibration, unjudged: Sequence[Unjudged], judged: Sequence[Judged]
+    calibration: Calibration, unjudged: Sequence[SetCount], judged: Sequence[SetVerdicts]
 ) -> FeedbackBounds:
     """Between which values the realised risk of these decisions lies, whatever is not known."""
     pool, options = calibration.pool, calibration.options
@@ -85,6 +85,6 @@ def risk_as_json(
     }
 
 
-def _verdicts(pool: Sequence[str], each: Judged) -> list[int]:
+def _verdicts(pool: Sequence[str], each: SetVerdicts) -> list[int]:
     said = {True: RIGHT, False: WRONG}
     return [said[each.verdicts[name]] if name in each.verdicts else UNKNOWN for name in pool]

@@ -20,7 +20,7 @@ from app.store import Store, schema
 from app.store.calibrations import _digest
 from app.store.engine import open_engine
 from app.store.tables import Base
-from racer_core.calibration.monitoring import RiskEProcess, Watch
+from racer_core.calibration.monitoring import DriftState, RiskEProcess
 
 from .conftest import Command, Serve
 from .test_store import record
@@ -121,7 +121,7 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
     at(engine, "0001")
     kept = record("cal-1")
     document, arrays = kept.encoded()
-    watch = Watch(delta=0.5, streams={"risk": RiskEProcess(0.1, level=0.4)})
+    watch = DriftState(delta=0.5, streams={"risk": RiskEProcess(0.1, level=0.4)})
     for _ in range(50):
         watch.streams["risk"].update(1.0)  # type: ignore[call-arg]
     assert watch.raised == ("risk",)

@@ -14,10 +14,10 @@ from scipy import stats
 from racer_core.calibration.monitoring import (
     EPSILONS,
     JUMP,
+    DriftState,
     ExchangeabilityMartingale,
     RiskEProcess,
     Wager,
-    Watch,
     smoothed_p_value,
     split_false_alarm,
 )
@@ -405,7 +405,7 @@ def watch_of(delta=0.06):
     """Two label-free streams and one on losses."""
     shares = split_false_alarm(delta, {"score": 0.25, "size": 0.25, "risk": 0.5})
     rows = np.random.default_rng(51).random(200)
-    return Watch(
+    return DriftState(
         delta=delta,
         streams={
             "score": martingale(rows, level=shares["score"]),
@@ -435,7 +435,7 @@ def test_streams_that_alarm_more_often_than_stated_are_refused():
     """Two at 0.05 are not 0.05."""
     streams = {name: RiskEProcess(0.1, level=0.05) for name in ("one", "two")}
     with pytest.raises(InputError, match="split_false_alarm"):
-        Watch(delta=0.05, streams=streams)
+        DriftState(delta=0.05, streams=streams)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_a_restart_loses_nothing():
     rng = np.random.default_rng(52)
     kept = watch_of()
     update(kept, rng.random((400, 3)))
-    restarted = Watch.from_state(json.loads(json.dumps(kept.to_state())))
+    restarted = DriftState.from_state(json.loads(json.dumps(kept.to_state())))
     assert restarted.to_state() == kept.to_state()
     later = 0.5 + rng.random((400, 3)) / 2.0
     update(kept, later)
@@ -489,4 +489,4 @@ def test_a_damaged_state_is_refused(damage):
     state = json.loads(json.dumps(watch_of().to_state()))
     damage(state)
     with pytest.raises(InputError):
-        Watch.from_state(state)
+        DriftState.from_state(state)
