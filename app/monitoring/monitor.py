@@ -113,7 +113,7 @@ class Monitor:
 
     def repeated(self, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Whether a query came before; it has now. Others than rows are like are not remembered."""
-        return are_like_rows(reasons) and self._repeats.saw(fingerprint)
+        return are_like_rows(reasons) and self._repeats.record(fingerprint)
 
     def sampled(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Whether everyone is called for a decision, which is drawn here and now.
@@ -122,7 +122,7 @@ class Monitor:
         calls nobody, or whose loss would not count, uses up no draw.
         """
         rate = self._settings.shadow_rate
-        if rate == 0.0 or not are_answered_like_rows(reasons) or self._drawn.saw(fingerprint):
+        if rate == 0.0 or not are_answered_like_rows(reasons) or self._drawn.record(fingerprint):
             return False
         return is_sampled(self._key, decision_id.encode(), rate)
 

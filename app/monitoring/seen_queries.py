@@ -1,35 +1,34 @@
-"""Which queries came before: nothing is learnt twice from the same one."""
+"""Seen queries: an LRU cache of query fingerprints, so that no query is learnt from twice."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-REMEMBERED: Final = 100_000  # about 15 MB
+from cachetools import LRUCache
+
+MAX_QUERIES: Final = 100_000  # about 20 MB
 
 
 class SeenQueries:
-    """The latest distinct queries, at first the calibration's rows.
+    """The latest distinct queries; at first, the calibration's rows.
 
     Whether a query is a repeat depends on the past and on which query it is, never on its scores or
-    answers. So as long as every arrival is either one that came before or a new one drawn like the
-    rows, the new ones by themselves are drawn like the rows, however the others are chosen.
+    answers. So as long as every arrival is either a repeat or a new query drawn like the rows, the
+    new queries alone are drawn like the rows, however the repeats are chosen.
 
     Args:
         rows: Fingerprints of the calibration's rows.
-        limit: How many are remembered; whoever came least recently is forgotten first.
+        limit: Maximum number of queries; the least recently recorded one is forgotten first.
     """
 
-    def __init__(self, rows: Sequence[bytes] = (), *, limit: int = REMEMBERED) -> None:
-        self._limit = limit
-        self._seen = OrderedDict.fromkeys(rows[-limit:])
+    def __init__(self, rows: Sequence[bytes] = (), *, limit: int = MAX_QUERIES) -> None:
+        self._seen = LRUCache[bytes, None](limit)
+        for row in rows[-limit:]:
+            self._seen[row] = None
 
-    def saw(self, fingerprint: bytes) -> bool:
-        """Whether this query came before; it has now."""
-        known = fingerprint in self._seen
-        self._seen[fingerprint] = None
-        self._seen.move_to_end(fingerprint)
-        if len(self._seen) > self._limit:
-            self._seen.popitem(last=False)
-        return known
+    def record(self, fingerprint: bytes) -> bool:
+        """Record a query; returns whether it was seen before."""
+        seen = fingerprint in self._seen
+        self._seen[fingerprint] = None  # now the most recent one
+        return seen

@@ -7,7 +7,8 @@ would be wrong half the time.
 
 ``ExchangeabilityMartingale`` watches any number known before the answers (largest router score,
 p_null, set size): it sees new kinds of queries for free and says nothing about risk.
-``RiskEProcess`` watches judged losses. ``DriftState`` keeps several under one false-alarm probability.
+``RiskEProcess`` watches judged losses. ``DriftState`` keeps several under one false-alarm
+probability.
 
 The objects change with ``update`` and know no clock; ``to_state`` is plain JSON, so that a restart
 loses no evidence. One object must see its stream in order, from one thread at a time.

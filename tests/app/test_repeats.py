@@ -25,19 +25,19 @@ Habit = Callable[[Sequence[float], np.random.Generator], int | None]
 def test_a_query_is_a_repeat_after_its_first_time() -> None:
     """The rows came before everybody."""
     repeats = SeenQueries([b"row"])
-    assert repeats.saw(b"row")
-    assert not repeats.saw(b"new")
-    assert repeats.saw(b"new")
+    assert repeats.record(b"row")
+    assert not repeats.record(b"new")
+    assert repeats.record(b"new")
 
 
 def test_who_came_least_recently_is_forgotten_first() -> None:
     """Memory is bounded; a health check that goes on is remembered whatever comes between."""
     repeats = SeenQueries([b"row 1", b"row 2", b"row 3"], limit=2)
-    assert not repeats.saw(b"row 1")  # forgotten at once, and row 2 for it
-    assert not repeats.saw(b"row 2")
+    assert not repeats.record(b"row 1")  # forgotten at once, and row 2 for it
+    assert not repeats.record(b"row 2")
     for number in range(1_000):
-        assert repeats.saw(b"row 2")
-        assert not repeats.saw(b"%d" % number)
+        assert repeats.record(b"row 2")
+        assert not repeats.record(b"%d" % number)
 
 
 def _loudest(values: Sequence[float], rng: np.random.Generator) -> int | None:
@@ -68,7 +68,7 @@ def _alarms(habit: Habit, rng: np.random.Generator, *, repeats_count: bool) -> b
         if which is None:
             which = len(values)
             values.append(float(rng.standard_normal()))
-        known = repeats.saw(b"%d" % which)
+        known = repeats.record(b"%d" % which)
         if repeats_count or not known:
             stream.update(values[which], *rng.random(2).tolist())
     return stream.alarmed
