@@ -5,8 +5,8 @@ from __future__ import annotations
 import openai
 import pytest
 
-from .conftest import NOBODY, ONE, Gateway, Serve, user
-from .fake_pool import FakePool
+from tests.support.gateway import NOBODY, ONE, Gateway, Serve, user
+from tests.upstreams.scripted import FakePool
 
 
 def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:

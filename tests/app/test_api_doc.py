@@ -16,8 +16,7 @@ import pytest
 
 from app.access.route_roles import DOORS
 from app.errors import STATUS
-
-from .conftest import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

@@ -28,9 +28,10 @@ from app.store.calibration_record import CalibrationRecord, LaterTurns
 from app.store.engine import open_engine
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import InputError
+from tests.support.databases import Postgres
+from tests.support.gateway import TWO, Command, Gateway, Serve, configure
+from tests.support.waiting import until
 
-from .conftest import TWO, Command, Gateway, Serve, configure, until
-from .databases import Postgres
 from .test_schema import at
 from .test_store import PARTS, record
 

@@ -13,8 +13,8 @@ from app import settings
 from app.settings.access import Access
 from app.store import Store
 from app.store.backup import calibrations
+from tests.support.gateway import ENVIRONMENT, Command, Serve
 
-from .conftest import ENVIRONMENT, Command, Serve
 from .test_front_gate import configured_key
 from .test_store import record
 

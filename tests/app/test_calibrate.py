@@ -28,8 +28,7 @@ from app.store import Store
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RiskTarget, Score
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -46,7 +45,7 @@ from .conftest import (
     noisy,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 ROWS = noisy(20_000, 120)
 PRICES = (4.0, 1.0, 0.5)
@@ -55,14 +54,14 @@ PRICED = {name: {"price": price} for name, price in zip(POOL, PRICES, strict=Tru
 
 @pytest.fixture(scope="module")
 def unsure(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway whose router and labels are noisy, so that thresholds differ from 0."""
-    folder, priced = tmp_path_factory.mktemp("unsure"), candidates(_pool.url, **PRICED)
+    folder, priced = tmp_path_factory.mktemp("unsure"), candidates(shared_pool.url, **PRICED)
     path = configure(
         folder,
         noisy_artifact,
-        _pool.url,
+        shared_pool.url,
         candidates=priced,
         routing={"score": "cover"},
         watching={"false_alarm": None},  # the same few queries over and over are a drift

@@ -11,9 +11,19 @@ import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, decided, labelled, user
-from .fake_pool import FakePool, usage_of
+from tests.support.gateway import (
+    NOBODY,
+    ONE,
+    POOL,
+    TWO,
+    Gateway,
+    Serve,
+    candidates,
+    decided,
+    labelled,
+    user,
+)
+from tests.upstreams.scripted import FakePool, usage_of
 
 EVERYONE = 0.001  # an alpha too small for 400 rows: the whole pool is called
 

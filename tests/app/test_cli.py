@@ -17,8 +17,7 @@ from racer_core.encoder.base import Encoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
 from racer_core.types import LabelledRow, LabelledRows
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     NOBODY,
@@ -34,7 +33,7 @@ from .conftest import (
     decided,
     labelled,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 
 def write(path: Path, rows: LabelledRows, *, answers: bool = False) -> Path:

@@ -19,8 +19,7 @@ from pydantic import BaseModel, SecretStr
 from app.errors import STATUS
 from app.routing.service import RoutingService
 from app.settings import key_format
-
-from .conftest import (
+from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     NOBODY,
@@ -33,7 +32,7 @@ from .conftest import (
     running,
     user,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 TEAM_KEY, POOR_KEY = key_format.new_key(), key_format.new_key()
 TOOLS: list[Any] = [
@@ -324,14 +323,14 @@ def hash_of(key: str) -> str:
 
 @pytest.fixture(scope="module")
 def _strict(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that refuses what another would answer."""
     path = configure(
         tmp_path_factory.mktemp("strict"),
         artifact,
-        _pool.url,
-        candidates=candidates(_pool.url, timeout_s=0.5),
+        shared_pool.url,
+        candidates=candidates(shared_pool.url, timeout_s=0.5),
         routing={"on_infeasible": "reject"},
         fleet={"attempts": 1, "failures": 1000},
         limits={"body_bytes": 20_000},

@@ -23,8 +23,7 @@ from app.routing.scorer import ScoredQuery
 from app.tools.ray_batch.connection import joined
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
-
-from .conftest import ENVIRONMENT, ONE, configure
+from tests.support.gateway import ENVIRONMENT, ONE, configure
 
 ROOT = Path(__file__).parents[2]
 STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/nobody"}

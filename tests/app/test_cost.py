@@ -23,8 +23,7 @@ from app import settings
 from app.lifespan import open_services
 from app.main import create_gateway
 from app.upstream.http_client import UpstreamClient
-
-from .conftest import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
+from tests.support.gateway import DATA_KEY, ENVIRONMENT, ONE, POOL, TWO, Gateway, Serve, configure
 
 pytestmark = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="the bounds were counted on Python 3.11"

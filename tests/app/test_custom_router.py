@@ -18,10 +18,10 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, RacerError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.packages import install
+from tests.support.gateway import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
+from tests.support.packages import install
+from tests.upstreams.scripted import FakePool
 
-from .conftest import ADMIN_KEY, ONE, POOL, SKILLS, Command, Serve, as_json, labelled
-from .fake_pool import FakePool
 from .test_cli import failed, parsed, write
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "routers.md"
@@ -261,7 +261,7 @@ def test_the_documents_router_without_its_service(
     trained: Path, service: ScoreService, racer: Command, tmp_path: Path
 ) -> None:
     """The gateway says so at the start; exit code 2."""
-    from .conftest import configure
+    from tests.support.gateway import configure
 
     path = configure(tmp_path / "config", trained, "http://127.0.0.1:1/v1")
     assert racer("validate", "--config", path)[0] == 0

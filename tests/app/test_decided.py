@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from app.access.api_keys import LOCAL, Caller
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.query import Query
-
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
+from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
 
 BARE = CacheKey(
     query=Query(text=ONE),

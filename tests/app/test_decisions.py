@@ -23,8 +23,8 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.decision_writer import DecisionWriter
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
-
-from .conftest import (
+from tests.support.databases import Postgres
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -38,8 +38,8 @@ from .conftest import (
     configure,
     running,
 )
-from .databases import Postgres
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
+
 from .watched import Watched, draw, noted, notes, record
 
 RECORD = record()

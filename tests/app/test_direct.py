@@ -14,8 +14,8 @@ from app.answering.named_candidate import NamedCandidateRequest, NamedCandidateS
 from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
-
-from .fleet_replica import CHAT, Exchange, Play, configured, eventually, hangs, replicas
+from tests.support.waiting import eventually
+from tests.upstreams.replicas import CHAT, Exchange, Play, configured, hangs, replicas
 
 FORTY = "a" * 40  # ten tokens, as far as anybody can tell
 Spend = Callable[[int], None]

@@ -35,8 +35,16 @@ from app.upstream.model_list import Listing
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.offline.train import train
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    POOL,
+    Command,
+    configure,
+    labelled,
+    running,
+)
 
-from .conftest import ADMIN_KEY, ENVIRONMENT, POOL, Command, configure, labelled, running
 from .fake_server import FakeServer, served
 from .test_store import record
 

@@ -28,9 +28,9 @@ from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
+from tests.support.gateway import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
+from tests.upstreams.scripted import FakePool
 
-from .conftest import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
-from .fake_pool import FakePool
 from .watched import POOL, Watched, draw, everyone, noted, notes, record
 
 ADMIN = Caller(name="admin", role="admin")

@@ -17,9 +17,17 @@ import app.store  # noqa: F401 - defines an error of its own
 from app.errors import STATUS
 from app.routing.service import RoutingService
 from racer_core.errors import RacerError
-
-from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, Gateway, Serve, configure, running, user
-from .fake_pool import FakePool
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    Gateway,
+    Serve,
+    configure,
+    running,
+    user,
+)
+from tests.upstreams.scripted import FakePool
 
 CANARY = "CANARY-7f3a91"  # stands in every bad request; no response may hold it
 JSON = {"content-type": "application/json"}
@@ -256,11 +264,11 @@ def test_json_with_a_charset_is_json(gateway: Gateway) -> None:
 
 @pytest.fixture(scope="module")
 def small(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway with small limits."""
     limits = {"body_bytes": 2_000, "upload_bytes": 3_000, "query_chars": 100}
-    path = configure(tmp_path_factory.mktemp("small"), artifact, _pool.url, limits=limits)
+    path = configure(tmp_path_factory.mktemp("small"), artifact, shared_pool.url, limits=limits)
     with running(path, ENVIRONMENT) as gateway:
         yield gateway
 

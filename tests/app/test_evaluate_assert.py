@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Command, as_json, noisy
+from tests.support.gateway import Command, as_json, noisy
 
 MEASURED = ["--encoder", "char-ngrams", "--splits", 3, "--alpha", 0.2, "--score", "cover"]
 

@@ -24,9 +24,18 @@ from app.telemetry.metrics import Metrics
 from app.upstream.completions import Completion
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.vote import Weight
-
-from .conftest import ENVIRONMENT, POOL, TWO, Command, Gateway, Serve, candidates, configure, user
-from .fake_pool import UPSTREAM_WORDS, FakePool
+from tests.support.gateway import (
+    ENVIRONMENT,
+    POOL,
+    TWO,
+    Command,
+    Gateway,
+    Serve,
+    candidates,
+    configure,
+    user,
+)
+from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
 
 EVERYONE = {"alpha": 0.001}  # too small for 60 rows: the whole pool is called
 END = (

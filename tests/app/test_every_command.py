@@ -12,8 +12,7 @@ import pytest
 
 from app.cli.console import JSON
 from app.cli.main import cli
-
-from .conftest import Command
+from tests.support.gateway import Command
 
 # Commands whose stdout is not a result for people, and why.
 WITHOUT_JSON = {

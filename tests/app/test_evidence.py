@@ -23,8 +23,7 @@ from racer_core.calibration.answer_risk import clopper_pearson_upper
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, Score
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -38,7 +37,7 @@ from .conftest import (
     noisy,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 PRICES = (4.0, 1.0, 0.5)
 
@@ -238,14 +237,14 @@ def test_what_cannot_be_known_is_not_said(case: str) -> None:
 
 @pytest.fixture(scope="module")
 def priced(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that is unsure, whose candidates have prices."""
     prices = {name: {"price": price} for name, price in zip(POOL, PRICES, strict=True)}
     folder = tmp_path_factory.mktemp("evidence")
     path = configure(
-        folder, noisy_artifact, _pool.url,
-        candidates=candidates(_pool.url, **prices), routing={"score": "cover"},
+        folder, noisy_artifact, shared_pool.url,
+        candidates=candidates(shared_pool.url, **prices), routing={"score": "cover"},
     )  # fmt: skip
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate(rows=ROWS)

@@ -20,8 +20,8 @@ from app.settings import Settings
 from app.store import Store
 from racer_core.records.reader import read_rows
 from tests.docs.blocks import ROOT, Block, blocks
-
-from .conftest import (
+from tests.support.databases import free_port
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -31,10 +31,9 @@ from .conftest import (
     configure,
     labelled,
     running,
-    until,
 )
-from .databases import free_port
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 MINE = [block for block in blocks() if block.run_by is None and block.needs is None]
 ANYWHERE = {
@@ -86,10 +85,10 @@ def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
 
 @pytest.fixture(scope="module")
 def asked(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that everyone may ask, calibrated."""
-    path = configure(tmp_path_factory.mktemp("asked"), artifact, _pool.url)
+    path = configure(tmp_path_factory.mktemp("asked"), artifact, shared_pool.url)
     with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         gateway.calibrate()
         yield gateway

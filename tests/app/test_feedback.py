@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -22,17 +22,19 @@ from .conftest import (
     configure,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 
 @pytest.fixture(scope="module")
 def trusting(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway on which the verdicts of data keys count, and everyone is called."""
     watching = {"feedback": "all", "shadow_rate": 1.0}
     folder = tmp_path_factory.mktemp("trusting")
-    with running(configure(folder, artifact, _pool.url, watching=watching), ENVIRONMENT) as gateway:
+    with running(
+        configure(folder, artifact, shared_pool.url, watching=watching), ENVIRONMENT
+    ) as gateway:
         gateway.calibrate(60)
         yield gateway
 

@@ -11,9 +11,9 @@ import pytest
 from app.settings import load
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
+from tests.support.first_gateway_page import DEMO, PAGE, ask_these, blocks, walk
 
 from .fake_server import served
-from .walked_page import DEMO, PAGE, ask_these, blocks, walk
 
 NAMES = ("abacus", "mirror", "tribune")
 TOOLS = ("bash", "openssl", "shuf")

@@ -27,8 +27,8 @@ from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
-
-from .fleet_replica import (
+from tests.support.waiting import eventually
+from tests.upstreams.replicas import (
     CHAT,
     WORDS,
     Exchange,
@@ -38,7 +38,6 @@ from .fleet_replica import (
     asking,
     completion,
     configured,
-    eventually,
     fails,
     hangs,
     opened,

@@ -15,8 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.errors import UpstreamError
 from app.upstream.dns_cache import KEPT_S, PATIENCE_S, CachingResolver
-
-from .fleet_replica import CHAT, Replica, answers, asking, opened, replicas, soon
+from tests.upstreams.replicas import CHAT, Replica, answers, asking, opened, replicas, soon
 
 
 @pytest.fixture(scope="module")

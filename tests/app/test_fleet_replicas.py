@@ -11,14 +11,13 @@ import uvloop
 
 from app.errors import UpstreamError, UpstreamTimeout, UpstreamUnavailable
 from app.telemetry.metrics import Metrics
-
-from .fleet_replica import (
+from tests.support.waiting import eventually
+from tests.upstreams.replicas import (
     CHAT,
     Exchange,
     Replica,
     answers,
     asking,
-    eventually,
     fails,
     hangs,
     opened,

@@ -18,13 +18,12 @@ from app.errors import (
 )
 from app.settings import FleetSettings
 from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
-
-from .fleet_replica import (
+from tests.support.waiting import eventually
+from tests.upstreams.replicas import (
     CHAT,
     Exchange,
     answers,
     asking,
-    eventually,
     fails,
     hangs,
     opened,

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -29,7 +29,7 @@ from .conftest import (
     labelled,
     user,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 CHAT = {"model": "auto", "messages": user(ONE)}
 

@@ -26,8 +26,7 @@ from app.access.route_roles import DOORS, DoorPlan
 from app.errors import InvalidHost, RateLimited, SettingsError
 from app.settings import key_format
 from app.settings.access import Key
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -36,10 +35,10 @@ from .conftest import (
     Serve,
     configure,
     running,
-    until,
     user,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 
 def raw(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
@@ -476,10 +475,10 @@ def test_a_limited_key_is_told_when_to_come_back(serve: Serve) -> None:
 
 @pytest.fixture(scope="module")
 def alone(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway whose keys nobody but this module tries."""
-    path = configure(tmp_path_factory.mktemp("alone"), artifact, _pool.url)
+    path = configure(tmp_path_factory.mktemp("alone"), artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         yield gateway
 

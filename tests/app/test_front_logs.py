@@ -18,9 +18,8 @@ from app.routing.service import RoutingService
 from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
-
-from .conftest import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
-from .fake_pool import FakePool
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Gateway, Serve, user
+from tests.upstreams.scripted import FakePool
 
 CANARY = "CANARY-7f3a91"
 log = logging.getLogger("app.tests")

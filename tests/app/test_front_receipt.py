@@ -24,8 +24,7 @@ from app.http.connection_limits import UnauthenticatedConnections
 from app.http.refused_connections import RefusedConnections
 from app.settings import Limits
 from app.telemetry.metrics import Metrics
-
-from .fake_collector import wait
+from tests.support.waiting import wait_until
 
 HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 0.4, 0.8, 0.8, 0.5
 BIG = 64 * 2**20
@@ -476,15 +475,15 @@ def test_refusals_are_counted_and_summed_up(
         for status, (data, count) in sent.items():
             for _ in range(count):
                 assert refused(server.say(data))[0] == status
-                wait(lambda: not open_connections(server))
+                wait_until(lambda: not open_connections(server))
         with server.connect() as only, server.connect() as extra:
             assert refused(rest(extra))[0] == 503
             only.sendall(request(method="GET"))
             assert one(only)[0] == 200
         assert server.refused() == {status: count for status, (_, count) in sent.items()} | {503: 1}
-        wait(lambda: told(caplog) == server.refused())
+        wait_until(lambda: told(caplog) == server.refused())
         server.say(b"RUBBISH\r\n\r\n")
-        wait(lambda: told(caplog) == server.refused())
+        wait_until(lambda: told(caplog) == server.refused())
         lines = list(caplog.records)
         server.say(request("connection: close", method="GET"))
         time.sleep(2 * SUMMARY_S)

@@ -16,9 +16,9 @@ from app.access.client_address import network
 from app.http.connection import HURRY_S
 from app.http.connection_limits import UnauthenticatedConnections
 from app.settings import key_format
+from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
+from tests.support.waiting import wait_until
 
-from .conftest import DATA_KEY, ENVIRONMENT, Gateway, Serve
-from .fake_collector import wait
 from .test_front_receipt import Bare, one, open_connections, refused, request, rest, start
 
 __all__ = ["start"]  # the fixture
@@ -80,7 +80,7 @@ def silent(server: Bare, stack: ExitStack, count: int) -> list[socket.socket]:
     """Connections that say nothing, once the server has them all."""
     before = open_connections(server)
     made = [stack.enter_context(server.connect()) for _ in range(count)]
-    wait(lambda: open_connections(server) == before + count)
+    wait_until(lambda: open_connections(server) == before + count)
     return made
 
 
@@ -101,7 +101,7 @@ def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -
             assert one(elsewhere)[0] == 200
         assert server.refused() == {503: 1}
         first[0].close()
-        wait(lambda: open_connections(server) == 2)
+        wait_until(lambda: open_connections(server) == 2)
         [late] = silent(server, stack, 1)
         time.sleep(1.5 * HURRY_S)
         late.sendall(UNKNOWN)

@@ -22,8 +22,7 @@ from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -35,7 +34,8 @@ from .conftest import (
     noisy,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
+
 from .watched import record
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
@@ -61,10 +61,10 @@ def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def grouped(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway whose rows are of an easy group, a hard one and a tiny one, and of none."""
-    path = configure(tmp_path_factory.mktemp("grouped"), noisy_artifact, _pool.url)
+    path = configure(tmp_path_factory.mktemp("grouped"), noisy_artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         upload(gateway, rows_of({**GROUPS, None: noisy(50_000, 100)}))
         yield gateway

@@ -13,8 +13,8 @@ import yaml
 from app import settings
 from app.settings import schema
 from app.tools import first_configuration
+from tests.support.gateway import Command
 
-from .conftest import Command
 from .fake_server import served
 
 NOBODY = "http://127.0.0.1:1"

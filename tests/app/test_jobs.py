@@ -26,8 +26,7 @@ from app.store import Store
 from app.tools.gateway_client import GatewayClient, GatewayRefused
 from app.wire.sse import EventReader
 from racer_core.racer import Racer, Scored
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -39,9 +38,9 @@ from .conftest import (
     configure,
     labelled,
     running,
-    until,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RIGHT = '{"adder": true, "speller": false, "poet": false}'

@@ -16,8 +16,8 @@ from app import main, settings
 from app.access.route_roles import DOORS
 from app.errors import SettingsError
 from app.services import Services
-
-from .conftest import (
+from tests.support.collector import collector
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -30,8 +30,7 @@ from .conftest import (
     running,
     user,
 )
-from .fake_collector import collector
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 DESCRIPTION = {"/docs", "/docs/oauth2-redirect", "/openapi.json"}
 PUBLIC = {"/healthz", "/readyz", *DESCRIPTION, "/ui", "/ui/{name}"}
@@ -141,11 +140,11 @@ def test_no_spelling_of_a_path_gets_past_the_key(gateway: Gateway, path: str) ->
 
 @pytest.fixture(scope="module")
 def patient(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway that bears more wrong keys than these tests send."""
     access = {"failures_per_minute": 1_000}
-    path = configure(tmp_path_factory.mktemp("patient"), artifact, _pool.url, access=access)
+    path = configure(tmp_path_factory.mktemp("patient"), artifact, shared_pool.url, access=access)
     with running(path, ENVIRONMENT) as gateway:
         yield gateway
 

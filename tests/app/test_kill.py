@@ -17,9 +17,9 @@ import pytest
 
 from app.calibrations.evidence import evidence
 from app.store import Store
+from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
+from tests.upstreams.scripted import FakePool
 
-from .conftest import ADMIN_KEY, ENVIRONMENT, ONE, as_json, configure, decided, labelled
-from .fake_pool import FakePool
 from .store_writer import record as written
 
 WRITER = Path(__file__).with_name("store_writer.py")

@@ -24,9 +24,8 @@ from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
 from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
-
-from .conftest import POOL, Command, candidates, configure
-from .fake_pool import FakePool, Script
+from tests.support.gateway import POOL, Command, candidates, configure
+from tests.upstreams.scripted import FakePool, Script
 
 QUESTIONS = [
     {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "task": "sums", "group": "de"}

@@ -17,8 +17,7 @@ from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     POOL,
@@ -31,7 +30,8 @@ from .conftest import (
     noisy,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
+
 from .watched import record
 
 FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
@@ -79,10 +79,10 @@ def second(query: str = TWO) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def mixed(
-    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway with rows of both kinds; those of later turns are much harder."""
-    path = configure(tmp_path_factory.mktemp("mixed"), noisy_artifact, _pool.url)
+    path = configure(tmp_path_factory.mktemp("mixed"), noisy_artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         upload(gateway, [*as_json(FIRST), *later(as_json(LATER))])
         yield gateway

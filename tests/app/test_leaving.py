@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import DATA_KEY, ONE, POOL, TWO, Gateway, until, user
-from .fake_pool import FakePool
+from tests.support.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 EVERYONE = {"alpha": 0.001}
 LONG = "a long answer " * 20

@@ -20,8 +20,7 @@ from app.wire.chat import Chat
 from app.wire.completions import Completions
 from app.wire.format import ApiFormat
 from app.wire.responses import Responses
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     NOBODY,
@@ -31,10 +30,11 @@ from .conftest import (
     Serve,
     configure,
     running,
-    until,
     user,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
 from .test_leaving import CHAT, LONG, left, opened
 from .test_metrics import series
 
@@ -44,7 +44,7 @@ Kept = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def limited(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway with keys that may use five tokens a minute: less than a prompt has."""
     salt = key_format.new_salt()
@@ -52,7 +52,7 @@ def limited(
         {"name": key, "hash": key_format.written(key, salt), "tokens_per_minute": 5} for key in KEYS
     ]
     folder = tmp_path_factory.mktemp("limited")
-    path = configure(folder, artifact, _pool.url, access={"keys": keys})
+    path = configure(folder, artifact, shared_pool.url, access={"keys": keys})
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate(60)
         yield gateway

@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from app.settings import key_format
-
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
-from .fake_pool import FakePool
+from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
+from tests.upstreams.scripted import FakePool
 
 PRICED = {"adder": 1.0, "speller": 2.0, "poet": 5.0}
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from app.telemetry import logs
-
-from .conftest import NOBODY, ONE, TWO, Gateway, Serve, user
-from .fake_collector import wait
-from .fake_pool import FakePool
+from tests.support.gateway import NOBODY, ONE, TWO, Gateway, Serve, user
+from tests.support.waiting import wait_until
+from tests.upstreams.scripted import FakePool
 
 
 @pytest.fixture
@@ -26,7 +25,9 @@ def written(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]
     stream = io.StringIO()
     with logs.written("json", stream):
         assert gateway.post(path, json=body).status_code == 200
-        wait(lambda: '"app.access"' in stream.getvalue())  # a stream's comes after its last byte
+        wait_until(
+            lambda: '"app.access"' in stream.getvalue()
+        )  # a stream's comes after its last byte
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     [line] = [line for line in lines if line["logger"] == "app.access"]
     return line

@@ -13,22 +13,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
-
-from .conftest import ONE, TWO, Gateway, Serve, user
-from .fake_collector import wait
-from .fake_pool import FakePool
-from .fleet_replica import (
+from tests.support.gateway import ONE, TWO, Gateway, Serve, user
+from tests.support.waiting import eventually, wait_until
+from tests.upstreams.replicas import (
     CHAT,
     Exchange,
     answers,
     asking,
     completion,
-    eventually,
     fails,
     opened,
     replicas,
     soon,
 )
+from tests.upstreams.scripted import FakePool
+
 from .test_leaving import CHAT as CHAT_PATH
 from .test_leaving import left
 from .test_leaving import opened as connected
@@ -107,13 +106,13 @@ def test_clients_that_leave_are_counted(gateway: Gateway, pool: FakePool) -> Non
     body = {"model": "auto", "messages": user(ONE)}
     pool.say("adder", "7", delay_s=30)
     assert left(pool, connected(gateway, CHAT_PATH, body), ["adder"])
-    wait(lambda: value(gateway, "racer_cancelled_requests_total") == before + 1)
+    wait_until(lambda: value(gateway, "racer_cancelled_requests_total") == before + 1)
     pool.reset()
     pool.say("adder", "a long answer " * 20, pause_s=0.05)
     connection = connected(gateway, CHAT_PATH, body | {"stream": True})
     assert connection.recv(12).startswith(b"HTTP/1.1 200")
     assert left(pool, connection, ["adder"])
-    wait(lambda: value(gateway, "racer_cancelled_requests_total") == before + 2)
+    wait_until(lambda: value(gateway, "racer_cancelled_requests_total") == before + 2)
 
 
 def test_a_blocked_loop_is_seen() -> None:
@@ -132,7 +131,7 @@ def test_a_blocked_loop_is_seen() -> None:
 
 def test_a_gateway_measures_its_loop(gateway: Gateway) -> None:
     """From its start on."""
-    wait(lambda: value(gateway, "racer_event_loop_lag_seconds") > 0)
+    wait_until(lambda: value(gateway, "racer_event_loop_lag_seconds") > 0)
 
 
 def test_answers_in_memory_are_measured() -> None:

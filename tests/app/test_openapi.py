@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from app.access.route_roles import DOORS
-
-from .conftest import ADMIN_KEY, DATA_KEY, Gateway, Serve
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
 
 ENDPOINTS = {
     "/route": {"post"},

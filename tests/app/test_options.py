@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from app.settings import key_format
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     NOBODY,
@@ -25,10 +24,10 @@ from .conftest import (
     as_json,
     candidates,
     labelled,
-    until,
     user,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 FAILS_AT_ONCE = "400"  # a fault that is not tried again

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from app import settings
 from app.http.admission_queue import A_PASS, SAVED, AdmissionQueue
-
-from .conftest import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
+from tests.support.gateway import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
 
 # The law.
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.ui.assets import PAGE, PLOTLY, Assets
-
-from .conftest import Gateway, Serve
+from tests.support.gateway import Gateway, Serve
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "app" / "ui"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from app.routing.reasons import Reason, breaks
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     Gateway,
@@ -21,7 +20,7 @@ from .conftest import (
     labelled,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
 
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
 DESIGN = Path(__file__).parents[2] / "docs" / "design.md"

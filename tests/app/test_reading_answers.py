@@ -26,9 +26,8 @@ from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
-
-from .conftest import ONE, POOL, Serve, user
-from .fake_pool import FakePool
+from tests.support.gateway import ONE, POOL, Serve, user
+from tests.upstreams.scripted import FakePool
 
 MEANING = {"equality": "semantic", "similarity": 0.75}
 

@@ -21,8 +21,8 @@ from app.store.calibrations import _digest
 from app.store.engine import open_engine
 from app.store.tables import Base
 from racer_core.calibration.monitoring import DriftState, RiskEProcess
+from tests.support.gateway import Command, Serve
 
-from .conftest import Command, Serve
 from .test_store import record
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from app.settings import Settings
 from tests.faults.catalogue import GROUPS, PLACES
-from tests.faults.upstream import MODES
+from tests.upstreams.hostile.server import MODES
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

@@ -24,8 +24,9 @@ from app.routing.calibration_sync import PATIENCE_S
 from app.store import Store, notifications
 from app.store.notifications import NotificationListener
 from app.telemetry.metrics import Metrics
-
-from .conftest import (
+from tests.support.cuttable import Cuttable, End
+from tests.support.databases import Postgres
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -37,11 +38,10 @@ from .conftest import (
     labelled,
     noisy,
     running,
-    until,
 )
-from .cuttable import Cuttable, End
-from .databases import Postgres
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
 from .test_front_gate import configured_key
 from .watched import draw, notes, record
 

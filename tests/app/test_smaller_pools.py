@@ -14,8 +14,8 @@ from app.routing import active_calibration
 from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
+from tests.support.gateway import ONE, POOL, Serve
 
-from .conftest import ONE, POOL, Serve
 from .watched import record
 
 Part = Callable[[tuple[str, ...]], Awaitable[Calibration]]

@@ -15,9 +15,10 @@ from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.semconv.attributes import http_attributes as stable_http_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from .conftest import ONE, POOL, TWO, Gateway, Serve, user
-from .fake_collector import wait
-from .fake_pool import FakePool
+from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.support.waiting import wait_until
+from tests.upstreams.scripted import FakePool
+
 from .test_evaluator import EVERYONE, judged
 
 GATEWAY = Path(__file__).parents[2] / "docs/gateway.md"
@@ -44,7 +45,7 @@ def finished(exporter: InMemorySpanExporter, routes: int = 1) -> Sequence[Readab
 
     An evaluator is asked when a gateway starts, too: those calls are of no request.
     """
-    wait(lambda: len(named(exporter.get_finished_spans(), "route")) >= routes)
+    wait_until(lambda: len(named(exporter.get_finished_spans(), "route")) >= routes)
     spans = exporter.get_finished_spans()
     requests = {_trace(span) for span in named(spans, "route")}
     return [span for span in spans if _trace(span) in requests]

@@ -21,9 +21,8 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import RiskTarget, Score
-
-from .conftest import ADMIN_KEY, ONE, TWO, Gateway, Serve, as_json, candidates, labelled
-from .fake_pool import FakePool
+from tests.support.gateway import ADMIN_KEY, ONE, TWO, Gateway, Serve, as_json, candidates, labelled
+from tests.upstreams.scripted import FakePool
 
 
 def record(

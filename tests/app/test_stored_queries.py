@@ -17,8 +17,7 @@ import pytest
 from app.monitoring.decision_store import DecisionStore
 from app.store import Store, now
 from app.telemetry import logs
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -31,10 +30,11 @@ from .conftest import (
     Serve,
     configure,
     running,
-    until,
     user,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
+
 from .watched import Watched, noted, record
 
 RECORD = record()
@@ -48,10 +48,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def storing(place: Path, artifact: Path, _pool: FakePool) -> Iterator[Gateway]:
+def storing(place: Path, artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
     """A gateway whose operator keeps queries, and samples every decision; shared."""
     watching = {"store_queries": True, "shadow_rate": 1.0}
-    with running(configure(place, artifact, _pool.url, watching=watching), ENVIRONMENT) as gateway:
+    with running(
+        configure(place, artifact, shared_pool.url, watching=watching), ENVIRONMENT
+    ) as gateway:
         gateway.calibrate(60)
         yield gateway
 

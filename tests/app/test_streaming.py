@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from app.answering import service
 from app.wire import sse
 from racer_core.errors import InputError
-
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
-from .fake_pool import UPSTREAM_WORDS, FakePool, usage_of
+from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
+from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
 
 
 def streamed(gateway: Gateway, text: str, **fields: Any) -> list[Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
-from .fake_pool import FakePool
+from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
+from tests.upstreams.scripted import FakePool
 
 EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 KEPT = {"kept": True}

@@ -19,8 +19,8 @@ from app import settings
 from app.errors import SettingsError
 from app.routing.service import RoutingService
 from app.telemetry.span_exporter import MOST_SPANS, SpanExportQueue
-
-from .conftest import (
+from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
+from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
     NOBODY,
@@ -34,8 +34,8 @@ from .conftest import (
     running,
     user,
 )
-from .fake_collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector, wait
-from .fake_pool import FakePool
+from tests.support.waiting import wait_until
+from tests.upstreams.scripted import FakePool
 
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -304,7 +304,7 @@ def test_a_collector_that_is_down_fails_nobody(serve: Serve) -> None:
     gateway = serve(telemetry={"otlp_endpoint": "http://127.0.0.1:9"})
     for _ in range(5):
         gateway.chat(ONE)
-    wait(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
+    wait_until(lambda: "racer_spans_dropped_total 0.0" not in gateway.get("/metrics").text)
 
 
 class Stuck(SpanExporter):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from racer_core import artifacts
+from tests.support.gateway import Command, labelled
 
-from .conftest import Command, labelled
 from .test_cli import failed, parsed, write
 
 

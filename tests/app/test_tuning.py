@@ -18,8 +18,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.offline.tune import Trial, Tuning
 from racer_core.types import LabelledRow, LabelledRows, Score
-
-from .conftest import POOL, Command, as_json, candidates, configure, labelled, noisy
+from tests.support.gateway import POOL, Command, as_json, candidates, configure, labelled, noisy
 
 
 def suggested(**changes: Any) -> Tuning:

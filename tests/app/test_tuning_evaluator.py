@@ -14,9 +14,9 @@ from app.tools import tuning
 from app.tools.tuning import CONCURRENCY, Rated
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.types import LabelledRow, LabelledRows
+from tests.support.gateway import POOL, Command, configure, noisy
+from tests.upstreams.scripted import FakePool, proposed
 
-from .conftest import POOL, Command, configure, noisy
-from .fake_pool import FakePool, proposed
 from .test_tuning import written
 
 KNOWS = {"right": 0.9, "wrong": 0.1}

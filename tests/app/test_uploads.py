@@ -31,9 +31,8 @@ from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError
 from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
-
-from .conftest import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
-from .fake_pool import FakePool
+from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
+from tests.upstreams.scripted import FakePool
 
 LABELS = '{"adder": true, "speller": false, "poet": false}'
 QUIET = Progress(lambda: None)

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from .conftest import (
+from tests.support.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
@@ -23,7 +23,7 @@ from .conftest import (
     running,
     user,
 )
-from .fake_pool import UPSTREAM_WORDS, FakePool
+from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
 
 # Fault -> (status when everyone fails so, kind in `racer.calls`).
 FAULTS = {
@@ -64,7 +64,7 @@ TYPES = {
 
 @pytest.fixture(scope="module")
 def strict(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A gateway with a short deadline for candidates and a small limit for answers.
 
@@ -73,8 +73,8 @@ def strict(
     path = configure(
         tmp_path_factory.mktemp("strict"),
         artifact,
-        _pool.url,
-        candidates=candidates(_pool.url, timeout_s=0.5),
+        shared_pool.url,
+        candidates=candidates(shared_pool.url, timeout_s=0.5),
         limits={"answer_bytes": 500_000},
         fleet={"attempts": 1, "failures": 1_000},
     )

@@ -17,8 +17,7 @@ from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
 from racer_core.types import RiskTarget, Score
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     NOBODY,
@@ -31,7 +30,8 @@ from .conftest import (
     noisy,
     running,
 )
-from .fake_pool import FakePool
+from tests.upstreams.scripted import FakePool
+
 from .watched import noted, record
 
 RECORD = record()
@@ -44,9 +44,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unsure(place: Path, noisy_artifact: Path, _pool: FakePool) -> Iterator[Gateway]:
+def unsure(place: Path, noisy_artifact: Path, shared_pool: FakePool) -> Iterator[Gateway]:
     """A gateway with neighbours, `cover` and groups: everything that a set can depend on."""
-    path = configure(place, noisy_artifact, _pool.url, routing={"score": "cover"})
+    path = configure(place, noisy_artifact, shared_pool.url, routing={"score": "cover"})
     with running(path, ENVIRONMENT) as gateway:
         rows = [
             {"query": row.query, "correct": {n: n in row.correct for n in POOL}, "group": group}

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import NOBODY, ONE, POOL, TWO, Gateway, Serve, until
-from .fake_pool import FakePool
+from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 EVERYONE = {"alpha": 0.001}  # the whole pool is called
 FAILS_AT_ONCE = "400"  # a fault that is not tried again

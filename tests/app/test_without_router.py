@@ -19,8 +19,7 @@ import yaml
 
 from app import settings
 from app.errors import SettingsError
-
-from .conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
@@ -29,10 +28,10 @@ from .conftest import (
     Gateway,
     candidates,
     running,
-    until,
     user,
 )
-from .fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 MOST_MB = 150  # resident, once it has answered
 HEAVY = ("torch", "transformers", "tokenizers")

@@ -29,9 +29,8 @@ from racer_core import strict_json
 from racer_core.encoder.base import Encoded, Encoder
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer, Scored
-
-from .conftest import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
-from .fake_pool import FakePool
+from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
+from tests.upstreams.scripted import FakePool
 
 
 @dataclass

@@ -8,7 +8,7 @@ from transformers import DebertaV2Config, DebertaV2Model, PreTrainedTokenizerFas
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.synthetic import synthetic_rows
+from tests.support.synthetic import synthetic_rows
 
 torch.set_num_threads(1)  # tiny models; a second thread would wait for other jobs' cores
 

@@ -10,7 +10,7 @@ import numpy as np
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, any_column
-from tests.strategies import pool_of
+from tests.support.strategies import pool_of
 
 _NEIGHBOURS = 12
 _SKILL = np.array([[0.9, 0.5, 0.5, 0.1], [0.2, 0.5, 0.6, 0.5], [0.3, 0.2, 0.1, 0.2]])  # per kind

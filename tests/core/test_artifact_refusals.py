@@ -14,7 +14,7 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
-from tests.synthetic import synthetic_rows
+from tests.support.synthetic import synthetic_rows
 
 
 def edit(folder, change):

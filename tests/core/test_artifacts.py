@@ -14,7 +14,7 @@ from racer_core.racer import Racer
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 
 def artifact_of(router, **changes):

@@ -14,7 +14,7 @@ from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import critical_by_hand
-from tests.strategies import (
+from tests.support.strategies import (
     alphas,
     calibration_of,
     calibration_options,

@@ -15,7 +15,7 @@ from racer_core.offline.protocol import Calibrated, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import Table, build_table
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 ONE, TWO = "one", "two"
 PRICES = (1.0, 2.0, 4.0)

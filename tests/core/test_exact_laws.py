@@ -11,7 +11,7 @@ from scipy import stats
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.types import RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
-from tests.strategies import calibration_of
+from tests.support.strategies import calibration_of
 
 FALSE_ALARM = 1e-6
 

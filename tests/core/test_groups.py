@@ -16,8 +16,8 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk
-from tests.strategies import calibration_of, calibration_options, fingerprints_of, tables
-from tests.synthetic import synthetic_rows
+from tests.support.strategies import calibration_of, calibration_options, fingerprints_of, tables
+from tests.support.synthetic import synthetic_rows
 
 FALSE_ALARM = 1e-6
 names = st.sampled_from(["a", "b", None])

@@ -21,7 +21,7 @@ from racer_core.routers.base import Batch
 from racer_core.routers.knn import EXACT_BELOW, KnnRouter
 from racer_core.routers.lists import enough, sorted_into_lists
 from racer_core.routers.neighbours import InvertedFile, Scan
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 COUNTS = (10, 50)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.calibration.calibration import choose_null_threshold
-from tests.strategies import tables
+from tests.support.strategies import tables
 
 
 def column(*p_null):

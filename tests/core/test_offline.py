@@ -20,7 +20,7 @@ from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.laws import assert_split_risk
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "routerdc" / "arc_c.jsonl.gz"
 FALSE_ALARM = 1e-6

@@ -20,7 +20,13 @@ from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import critical_by_hand
 from tests.core.kinds import Kinds
-from tests.strategies import alpha_texts, calibration_of, fingerprints_of, risk_targets, tables
+from tests.support.strategies import (
+    alpha_texts,
+    calibration_of,
+    fingerprints_of,
+    risk_targets,
+    tables,
+)
 
 numbers = st.integers(0, 1_000).map(lambda k: k / 1_000)
 

@@ -13,7 +13,7 @@ from racer_core.errors import ArtifactError, CalibrationError, InputError, Overl
 from racer_core.racer import Racer, Scored
 from racer_core.routers.base import RouterOutput
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 
 @pytest.fixture(scope="module")

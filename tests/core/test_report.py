@@ -25,7 +25,7 @@ from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
 from racer_core.types import LabelledRows, RiskTarget, Score
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 ODD = ("a|b *x* [y](z) `c`", "<img src=x onerror=alert(1)>", "$5$ & \\ _d_ #e")
 ONE, TWO = "one", "two | <b>$2$"

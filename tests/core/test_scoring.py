@@ -16,7 +16,7 @@ from racer_core.calibration.scoring import ScoringOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import nonconformity_by_hand, training_counts
-from tests.strategies import (
+from tests.support.strategies import (
     alphas,
     calibration_of,
     calibration_options,

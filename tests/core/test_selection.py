@@ -23,8 +23,8 @@ from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.types import RiskTarget, Score
 from tests.core.kinds import Kinds
-from tests.strategies import fingerprints_of, pool_of
-from tests.synthetic import synthetic_rows
+from tests.support.strategies import fingerprints_of, pool_of
+from tests.support.synthetic import synthetic_rows
 
 ANSWERABLE = {"alpha": 0.1, "risk_target": RiskTarget.ANSWERABLE}
 WORLD = Kinds(21)

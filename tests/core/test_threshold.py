@@ -17,7 +17,7 @@ from racer_core.calibration.threshold import (
 )
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import checked_alpha
-from tests.strategies import alpha_texts, nonconformities
+from tests.support.strategies import alpha_texts, nonconformities
 
 critical = st.lists(st.one_of(nonconformities, st.just(math.inf)), min_size=1, max_size=40)
 

@@ -15,7 +15,7 @@ from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.tune import MIN_ROWS, AnswerRatings, check_rows, tune
 from racer_core.offline.votes import TEMPERATURES
 from racer_core.types import CandidateAnswer, LabelledRow, LabelledRows, RiskTarget, Score
-from tests.synthetic import POOL, synthetic_rows
+from tests.support.synthetic import POOL, synthetic_rows
 
 ALPHAS = (0.05, 0.1, 0.2)
 

@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.app.conftest import ENVIRONMENT, NOBODY, ONE, TWO, configure, labelled, running, until
-from tests.app.fake_pool import FakePool
+from tests.support.gateway import ENVIRONMENT, NOBODY, ONE, TWO, configure, labelled, running
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 from .dockerfile import ROOT
 from .monitoring import ALERTS, DASHBOARD, FOLDER, PANELS, expressions, read, rules

@@ -16,7 +16,7 @@ from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from app import settings
 from app.ray_serve import deployments
-from tests.app.conftest import ENVIRONMENT
+from tests.support.gateway import ENVIRONMENT
 
 from .dockerfile import ROOT
 

@@ -13,12 +13,19 @@ from urllib.request import urlopen
 
 import aiohttp
 
-from tests.app.conftest import ENVIRONMENT, Gateway, candidates, configure, running
+from tests.support.gateway import ENVIRONMENT, Gateway, candidates, configure, running
+from tests.upstreams.hostile.process import (
+    FaultyUpstream,
+    black_hole,
+    certify,
+    frozen,
+    refusing,
+    upstream,
+)
 
 from .catalogue import GROUPS, PLACES, Row
 from .cells import Cell, Matrix, Seen, Width
 from .judge import ANSWER_BYTES, CANDIDATE_KEY
-from .process import FaultyUpstream, black_hole, certify, frozen, refusing, upstream
 
 SLACK_S: Final = 2.5  # ten times what is promised
 AT_ONCE: Final = 8

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from .answers import TEXT
-from .documents import ORDERS, TEXTS
-from .events import SPLIT_TEXT
-from .heads import BAD_HEADS
+from tests.upstreams.hostile.answers import TEXT
+from tests.upstreams.hostile.documents import ORDERS, TEXTS
+from tests.upstreams.hostile.events import SPLIT_TEXT
+from tests.upstreams.hostile.heads import BAD_HEADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

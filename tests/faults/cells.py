@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.app.conftest import DATA_KEY, ONE, POOL, TWO
+from tests.support.gateway import DATA_KEY, ONE, POOL, TWO
+from tests.upstreams.hostile.process import FaultyUpstream, Log
 
 from .catalogue import Row
-from .process import FaultyUpstream, Log
 
 FAULTY: Final = "adder"  # of equal votes it wins, so that its answer always could change the result
 LET_GO_S: Final = 1.0  # ten times the goal of 100 ms

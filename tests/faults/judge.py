@@ -10,11 +10,11 @@ from typing import Any, Final, cast
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 
-from tests.app.conftest import POOL
+from tests.support.gateway import POOL
+from tests.upstreams.hostile.exchange import WORDS
 
 from .catalogue import Answered, Failed, Outcome
 from .cells import FAULTY, Cell, Seen, Width
-from .exchange import WORDS
 
 CANDIDATE_KEY: Final = "candidate-key-that-nobody-may-see"
 ANSWER_BYTES: Final = 2**20  # the gateway's limit in these tests

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import aiohttp
 import pytest
 
-from tests.app.conftest import DATA_KEY
+from tests.support.gateway import DATA_KEY
+from tests.upstreams.hostile.exchange import Entry, now
 
 from .bench import Bench, Limits
 from .catalogue import Row
 from .cells import LET_GO_S, Cell, Width, body_of
-from .exchange import Entry, now
 
 PATIENT = Limits(candidate_s=10, request_s=10)  # no deadline of its own ends a call in time
 

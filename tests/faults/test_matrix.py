@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from tests.upstreams.hostile.server import MODES, find
+
 from .bench import AT_ONCE_OF, Bench, look_at_modes, look_at_place
 from .catalogue import GROUPS, PLACES
 from .cells import Cell, Seen
 from .judge import complaints
-from .upstream import MODES, find
 
 
 def check(cells: Mapping[Cell, Seen]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.app.conftest import DATA_KEY, TWO, user
+from tests.support.gateway import DATA_KEY, TWO, user
+from tests.upstreams.hostile.process import ROOT
 
 from .bench import Bench, Limits
-from .process import ROOT
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peaks of memory are read from Linux's /proc"

@@ -21,12 +21,12 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
-from tests.app.conftest import DATA_KEY, ONE, POOL, TWO
+from tests.support.gateway import DATA_KEY, ONE, POOL, TWO
+from tests.upstreams.hostile.exchange import Entry
+from tests.upstreams.hostile.server import THEN
 
 from .bench import Bench, Limits
 from .catalogue import GROUPS, Answered, Row
-from .exchange import Entry
-from .upstream import THEN
 
 REQUESTS: Final = int(os.environ.get("RACER_TALLY_REQUESTS", "600"))
 AT_ONCE: Final = 12

@@ -25,7 +25,7 @@ from app.settings import Settings, load
 from app.wire.candidate_payload import candidate_payload
 from app.wire.error_envelope import envelope
 from racer_core.errors import RacerError
-from tests.app.conftest import ENVIRONMENT, POOL, configure
+from tests.support.gateway import ENVIRONMENT, POOL, configure
 
 from .strategies import Strategy, damaged, json_texts, objects, written
 

@@ -22,7 +22,8 @@ from schemathesis.checks import (
 )
 
 from app.access.route_roles import DOORS
-from tests.app.conftest import (
+from tests.app.test_openapi import UNDESCRIBED
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     ONE,
@@ -32,8 +33,7 @@ from tests.app.conftest import (
     configure,
     running,
 )
-from tests.app.fake_pool import FakePool
-from tests.app.test_openapi import UNDESCRIBED
+from tests.upstreams.scripted import FakePool
 
 CHECKS: Any = [
     not_a_server_error,
@@ -52,13 +52,13 @@ EXAMPLES = max(20, settings.default.max_examples // 100)
 
 @pytest.fixture(scope="module")
 def gateway(
-    tmp_path_factory: pytest.TempPathFactory, artifact: Path, _pool: FakePool
+    tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """Everything that can be watched is watched, and every candidate is well."""
     path = configure(
         tmp_path_factory.mktemp("fuzz"),
         artifact,
-        _pool.url,
+        shared_pool.url,
         watching={"shadow_rate": 0.3, "false_alarm": 0.01},
         embeddings=POOL[0],
     )

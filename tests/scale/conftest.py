@@ -21,9 +21,10 @@ import yaml
 from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.app import databases
-from tests.app.conftest import ENVIRONMENT, Gateway, configure, noisy, until
-from tests.app.fake_pool import FakePool
+from tests.support import databases
+from tests.support.gateway import ENVIRONMENT, Gateway, configure, noisy
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 ROOT: Final = Path(__file__).parents[2]
 RUNNING_S: Final = 90.0  # ten times what replicas take here to start

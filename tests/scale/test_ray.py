@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from app.store import Store
-from tests.app.conftest import (
+from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
     TWO,
@@ -31,10 +31,10 @@ from tests.app.conftest import (
     labelled,
     noisy,
     running,
-    until,
     user,
 )
-from tests.app.fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 from .conftest import RUNNING_S, Cluster, Deploy
 

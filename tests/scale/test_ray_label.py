@@ -18,8 +18,9 @@ from typing import Any, Final
 import pytest
 from aiohttp import web
 
-from tests.app.conftest import ENVIRONMENT, POOL, candidates, configure, until
-from tests.app.fake_pool import FakePool, Script
+from tests.support.gateway import ENVIRONMENT, POOL, candidates, configure
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool, Script
 
 from .conftest import RUNNING_S, Cluster, two_nodes
 

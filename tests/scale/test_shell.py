@@ -22,9 +22,10 @@ from app import settings
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRows
-from tests.app import databases
-from tests.app.conftest import ENVIRONMENT, TWO, Gateway, noisy, until
-from tests.app.fake_pool import FakePool
+from tests.support import databases
+from tests.support.gateway import ENVIRONMENT, TWO, Gateway, noisy
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 from .conftest import ROOT, RUNNING_S, is_serving, titled
 

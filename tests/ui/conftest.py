@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
-from tests.app.conftest import until
-from tests.app.fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 from .fleet import FEW, Fleet, artifact, served
 

@@ -13,8 +13,8 @@ import numpy as np
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.types import LabelledRow, LabelledRows
-from tests.app.conftest import ADMIN_KEY, DATA_KEY, Gateway, configure, running
-from tests.app.fake_pool import FakePool
+from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, configure, running
+from tests.upstreams.scripted import FakePool
 
 FEW = ("granite-4-small", "llama-3.3-70b", "mistral-small-24b", "phi-4-mini", "qwen3-8b")
 MANY = (

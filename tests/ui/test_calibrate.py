@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
-from tests.app.conftest import as_json
-from tests.app.fake_pool import FakePool
+from tests.support.gateway import as_json
+from tests.upstreams.scripted import FakePool
 
 from .conftest import Open, Tab
 from .fleet import FEW, Fleet, rows, served

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.app.conftest import ENVIRONMENT, running
-from tests.app.fake_pool import FakePool
+from tests.support.gateway import ENVIRONMENT, running
+from tests.upstreams.scripted import FakePool
 
 from .conftest import Open
 from .fleet import FEW, Fleet, rows, served

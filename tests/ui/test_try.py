@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Route
 
-from tests.app.conftest import until
+from tests.support.waiting import until
 
 from .conftest import Open, Tab
 from .fleet import FEW, POEM, RIVER, SUM, Fleet

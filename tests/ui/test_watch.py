@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route
 
-from tests.app.conftest import until
-from tests.app.fake_pool import FakePool
+from tests.support.waiting import until
+from tests.upstreams.scripted import FakePool
 
 from .conftest import Open, Tab
 from .fleet import FEW, RIVER, SUM, Fleet, served

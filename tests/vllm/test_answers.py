@@ -8,7 +8,7 @@ from typing import Any, Final
 import openai
 import pytest
 
-from tests.app.conftest import Gateway, user
+from tests.support.gateway import Gateway, user
 
 from .conftest import ENDLESS, EVERYONE, GREEDY, POOL, Servers, rows_of
 

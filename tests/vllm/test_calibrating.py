@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from racer_core.records.reader import read_rows
-from tests.app.conftest import ADMIN_KEY, Command
+from tests.support.gateway import ADMIN_KEY, Command
 
 from .conftest import POOL, Serve, Servers, configure, rows_of
 

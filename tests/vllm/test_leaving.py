@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.app.conftest import DATA_KEY, Gateway, user
+from tests.support.gateway import DATA_KEY, Gateway, user
 
 from .conftest import ENDLESS, EVERYONE, POOL, Serve, Servers, rows_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.app.conftest import Gateway, user
+from tests.support.gateway import Gateway, user
 
 from .conftest import ENDLESS, EVERYONE, Serve, Servers
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from .fake_shapes import SHAPES, Script, embeddings, usage_of
+from .formats import SHAPES, Script, embeddings, usage_of
 
 __all__ = ["UPSTREAM_WORDS", "FakePool", "Rater", "Script", "proposed", "usage_of"]
 

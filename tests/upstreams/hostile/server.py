@@ -1,7 +1,8 @@
-"""An OpenAI-compatible upstream that breaks on purpose: ``python -m tests.faults.upstream``.
+"""Server with a mode per model that breaks on purpose.
 
-It runs in a process of its own, on raw sockets. It writes one line of JSON with its addresses, and
-ends when its standard input does. Every model is healthy until told otherwise::
+``python -m tests.upstreams.hostile.server`` runs it as a process of its own, on raw sockets. It
+writes one line of JSON with its addresses, and ends when its standard input does. Every model is
+healthy until a plan says otherwise::
 
     PUT /_plan {"cell": "", "modes": {"adder": "status:429:7"}}
     GET /_log?cell=      what it was asked, how each call ended, and what the trap saw

@@ -250,12 +250,3 @@ async def stream_into(
     async with fleet.stream("m", CHAT, payload, deadline=deadline) as pieces:
         async for each in pieces:
             texts.append(each["choices"][0]["delta"].get("content", ""))
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> float:
-    """Wait for a condition; returns how long it took."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < within_s, "it never came true"
-        await asyncio.sleep(0.002)
-    return time.monotonic() - started

@@ -19,7 +19,7 @@ import aiohttp
 
 from .exchange import Entry, now
 
-ROOT: Final = Path(__file__).parents[2]
+ROOT: Final = Path(__file__).parents[3]
 _LOOK_S: Final = 0.02
 
 
@@ -88,7 +88,7 @@ def upstream(certificate: Path | None = None) -> Generator[FaultyUpstream]:
     """Run an upstream; with a certificate it speaks TLS on a second port."""
     extra = [] if certificate is None else ["--certificate", str(certificate)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.upstream", *extra],
+        [sys.executable, "-m", "tests.upstreams.hostile.server", *extra],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

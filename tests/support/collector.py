@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.waiting import wait_until
 
 SERVER, CLIENT, INTERNAL = 2, 3, 1  # kinds
 ERROR = 2
@@ -63,17 +64,9 @@ class Collector:
 
     def routes(self, count: int) -> list[Span]:
         """Wait until so many requests have ended and all that belongs to them is there."""
-        wait(lambda: len(self.named("route")) >= count)
+        wait_until(lambda: len(self.named("route")) >= count)
         assert len(self.named("route")) == count
         return self.named("route")
-
-
-def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Until it is true."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.02)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Fake upstreams: `scripted` answers as told, `hostile` breaks on purpose."""
