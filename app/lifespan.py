@@ -164,14 +164,14 @@ async def _open_routing(
         )
         routing = RoutingService(settings, trained, scoring, active, grouping, fleet.down, metrics)
         chat = ChatService(
-            settings,
-            routing,
-            fleet,
-            reader,
-            monitor,
-            trained.artifact.stacked,
-            metrics,
-            tracer,
+            settings=settings,
+            routing=routing,
+            fleet=fleet,
+            reader=reader,
+            monitor=monitor,
+            stacked=trained.artifact.stacked,
+            metrics=metrics,
+            tracer=tracer,
         )
         await chat.check()
         yield RouterServices(

@@ -45,6 +45,7 @@ class FanOutResult:
     failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
     cancelled: list[str] = field(default_factory=list[str])  # asked, then not waited for
     unasked: list[str] = field(default_factory=list[str])  # the vote was decided before
+    seconds: float = 0.0  # that all calls together took
 
 
 async def fan_out(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from app.answering.evaluator import Ratings
-from app.monitoring.decision_record import DecisionRecord, RequestEnd
+from app.answering.fan_out import FanOutResult
+from app.answering.request import RequestState
+from app.monitoring.decision_record import RequestEnd
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
-from app.store import now
+from app.routing.reasons import Reason
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
 
@@ -33,6 +35,61 @@ class Outcome:
     shadow_rate: float | None = None  # everyone was called, at this rate, to be judged
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
+
+    @classmethod
+    def of(
+        cls,
+        state: RequestState,
+        results: FanOutResult,
+        *,
+        answer: Mapping[str, Any] | None = None,
+        ratings: Ratings | None = None,
+        merged: Aggregate | None = None,
+        overhead_ms: float = 0.0,
+        ended: RequestEnd = RequestEnd.ANSWERED,
+    ) -> Self:
+        """The outcome of a request whose candidates were called.
+
+        Args:
+            state: The request.
+            results: What its candidates answered.
+            answer: The body that is returned, before it is stamped; None returns none.
+            ratings: The evaluator's.
+            merged: The result of the vote.
+            overhead_ms: The gateway's own time.
+            ended: How the request ended.
+        """
+        api_format, options = state.request.api_format, state.request.options
+        answers = tuple(
+            results.replies[name]
+            for name in dict.fromkeys((*state.selected, *results.replies))  # best first
+            if name in results.replies
+        )
+        ratings = ratings or Ratings()
+        body: dict[str, Any] = {}
+        if answer is not None:
+            body = api_format.stamped(
+                answer,
+                decision_id=state.decision_id,
+                model=answer["model"] if merged is None else merged.winner,
+                usage=None if options.usage == "winner" else used(answers, ratings),
+            )
+        return cls(
+            decision_id=state.decision_id,
+            routed=state.routed,
+            certificate=state.routed.certificate.because(*_failures(state, results)),
+            body=body,
+            answers=answers,
+            failures={name: exc.kind for name, exc in results.failures.items()},
+            cancelled=tuple(results.cancelled),
+            unasked=tuple(results.unasked),
+            merged=merged,
+            ratings=ratings,
+            overhead_ms=overhead_ms,
+            shadow_rate=state.shadow_rate,
+            explain=options.explain,
+            ended=ended,
+        )
 
     @property
     def headers(self) -> dict[str, str]:
@@ -67,38 +124,6 @@ class Outcome:
                 else {}
             )
             | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
-        )
-
-    def note(self, key: str, query: str | None) -> DecisionRecord:
-        """What is remembered of it, under the name of the caller's key; the query if it is kept."""
-        routed, decision = self.routed, self.routed.decision
-        scored = routed.scored
-        near = None if scored is None else scored.neighbours
-        pool = self.certificate.pool
-        return DecisionRecord(
-            decision_id=self.decision_id,
-            created_at=now(),
-            calibration_id=self.certificate.calibration_id,
-            key=key,
-            group=routed.group,
-            alpha=decision.alpha,
-            score=decision.score,
-            lambda_hat=decision.lambda_hat,
-            pool=pool,
-            selected=tuple(name for name in pool if name in routed.chosen),
-            null_selected=decision.null_selected,
-            fingerprint=routed.fingerprint.hex(),
-            scores=None if scored is None else tuple(scored.scores),
-            neighbours=None if near is None else tuple(near.tolist()),
-            chosen_by=routed.chosen_by,
-            holds=self.certificate.holds,
-            reasons=self.certificate.reasons,
-            served_by=self.merged.winner if self.merged else None,
-            answered=tuple(answer.candidate for answer in self.answers),
-            shadow_rate=self.shadow_rate,
-            outcome=self.ended,
-            repeated=routed.repeated,
-            query=query,
         )
 
     @property
@@ -142,3 +167,12 @@ def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str)
         "x-racer-abstained": str(not routed.decision.selected).lower(),
         "x-racer-guarantee": guarantee,
     }
+
+
+def _failures(state: RequestState, results: FanOutResult) -> list[str]:
+    """A reason for every candidate of the set that gave no answer."""
+    failed = [name for name in results.failures if name in state.selected]
+    if not failed:
+        return []
+    reason = Reason.OUTVOTED_FAILED if state.vote.settled(results) else Reason.CANDIDATE_FAILED
+    return [reason.of(name) for name in failed]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from app.answering.vote import Vote
 from app.routing.decision import CertifiedDecision
+from app.routing.reasons import Reason
 from app.routing.service import RoutingRequest
 from app.wire.format import ApiFormat
 
@@ -34,7 +35,7 @@ class RequestState:
     started: float  # monotonic
     deadline: float  # monotonic
     shadow_rate: float | None  # everyone is called, for a sample that is judged in full
-    instead: tuple[str, ...] | None = None  # whom the surviving pool adds, where the set failed
+    replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
 
     @property
     def selected(self) -> tuple[str, ...]:
@@ -47,9 +48,15 @@ class RequestState:
 
         Where nobody is selected, too: a query that was refused for no reason is a miss.
         """
-        if self.instead is not None:
-            return self.instead
+        if self.replacements is not None:
+            return self.replacements
         if self.shadow_rate is None:
             return self.selected
         pool = self.routed.certificate.pool
         return (*self.selected, *(name for name in pool if name not in self.selected))
+
+    def led_by_the_best(self) -> Self:
+        """The same, but only the best candidate of the set is called."""
+        if len(self.selected) < 2:
+            return self
+        return replace(self, routed=self.routed.calling(self.selected[:1], Reason.LEADER))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.answering import service
+from app.answering import streaming
 from app.wire import sse
 from racer_core.errors import InputError
 from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
@@ -247,7 +247,7 @@ def test_a_failure_before_the_first_byte_keeps_its_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A stream that cannot begin is an ordinary error for the client, not a broken 200."""
-    monkeypatch.setattr(service, "FIRST_BYTE_WAIT_S", 30.0)  # however late the candidates fail
+    monkeypatch.setattr(streaming, "FIRST_EVENT_WAIT_S", 30.0)  # however late the candidates fail
     for name in POOL:
         pool.fail(name, fault)
     with pytest.raises(openai.APIStatusError) as caught:

@@ -1,0 +1,130 @@
+"""The decision log, the last stage: tokens charged, the decision recorded, traced and counted."""
+
+from __future__ import annotations
+
+from app.answering.fan_out import FanOutResult
+from app.answering.outcome import Outcome
+from app.answering.request import RequestState
+from app.answering.token_usage import answer_tokens, prompt_tokens
+from app.monitoring.decision_record import DecisionRecord, RequestEnd
+from app.monitoring.monitor import Monitor
+from app.routing.certificate import Certificate
+from app.routing.decision import CertifiedDecision
+from app.routing.service import RoutingRequest
+from app.store import now
+from app.telemetry.metrics import Metrics
+from app.telemetry.tracing import Tracer
+
+
+class DecisionLog:
+    """Records each decision once, however its request ends."""
+
+    def __init__(
+        self,
+        *,
+        monitor: Monitor,
+        metrics: Metrics,
+        tracer: Tracer | None,
+        store_queries: bool,
+    ) -> None:
+        self._monitor = monitor
+        self._metrics = metrics
+        self._tracer = tracer
+        self._store_queries = store_queries
+
+    def record(self, state: RequestState, results: FanOutResult, outcome: Outcome) -> Outcome:
+        """Charge the tokens of an answered request and record its decision."""
+        _charge(state, results, outcome)
+        return self.record_decision(outcome, state.request)
+
+    def record_unanswered(
+        self, state: RequestState, results: FanOutResult, ended: RequestEnd
+    ) -> None:
+        """Record a decision without an answer, and charge the answers that arrived."""
+        outcome = Outcome.of(state, results, ended=ended)
+        _charge(state, results, outcome)
+        self._store(outcome, state.request)
+
+    def record_cancelled(self, state: RequestState, results: FanOutResult) -> None:
+        """The same for a request whose client left: cancelled calls cost their prompts."""
+        state.request.spend(len(results.cancelled) * prompt_tokens(state.request.fields))
+        self.record_unanswered(state, results, RequestEnd.CANCELLED)
+
+    def record_abstained(
+        self, decision_id: str, routed: CertifiedDecision, request: RoutingRequest
+    ) -> None:
+        """Record a decision that is answered with an error because its set is empty."""
+        outcome = Outcome(
+            decision_id=decision_id,
+            routed=routed,
+            certificate=routed.certificate,
+            ended=RequestEnd.FAILED,
+        )
+        self._store(outcome, request)
+
+    def record_decision(self, outcome: Outcome, request: RoutingRequest) -> Outcome:
+        """Record a decision whose tokens are charged already, or that used none."""
+        self._store(outcome, request)
+        self._metrics.overhead_seconds.observe(outcome.overhead_ms / 1e3)
+        self.trace(outcome.decision_id, outcome.routed, outcome.certificate)
+        return outcome
+
+    def trace(self, decision_id: str, routed: CertifiedDecision, certificate: Certificate) -> None:
+        """Put a decision on the request's span; a later call replaces it."""
+        if self._tracer is not None:
+            self._tracer.decided(
+                decision_id=decision_id,
+                alpha=certificate.alpha,
+                selected=routed.decision.selected,
+                holds=certificate.holds,
+                reasons=certificate.reasons,
+            )
+
+    def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
+        query = request.query.text if self._store_queries else None
+        self._monitor.note(_decision_record(outcome, request.caller.name, query))
+
+
+def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> None:
+    """Charge the tokens of the answers that arrived, and of the evaluator."""
+    fields = state.request.fields
+    answers = [answer_tokens(fields, reply) for reply in results.replies.values()]
+    state.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
+
+
+def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionRecord:
+    """The stored form of an outcome.
+
+    Args:
+        outcome: The outcome.
+        key: Name of the caller's key.
+        query: The query, where the configuration stores queries.
+    """
+    routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
+    scored = routed.scored
+    neighbours = None if scored is None else scored.neighbours
+    return DecisionRecord(
+        decision_id=outcome.decision_id,
+        created_at=now(),
+        calibration_id=certificate.calibration_id,
+        key=key,
+        group=routed.group,
+        alpha=decision.alpha,
+        score=decision.score,
+        lambda_hat=decision.lambda_hat,
+        pool=certificate.pool,
+        selected=tuple(name for name in certificate.pool if name in routed.chosen),
+        null_selected=decision.null_selected,
+        fingerprint=routed.fingerprint.hex(),
+        scores=None if scored is None else tuple(scored.scores),
+        neighbours=None if neighbours is None else tuple(neighbours.tolist()),
+        chosen_by=routed.chosen_by,
+        holds=certificate.holds,
+        reasons=certificate.reasons,
+        served_by=outcome.merged.winner if outcome.merged else None,
+        answered=tuple(answer.candidate for answer in outcome.answers),
+        shadow_rate=outcome.shadow_rate,
+        outcome=outcome.ended,
+        repeated=routed.repeated,
+        query=query,
+    )

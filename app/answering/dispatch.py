@@ -1,0 +1,76 @@
+"""Dispatch, the second stage: calls the set, and the surviving pool's set where a member failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from app.answering.fan_out import FanOutResult, fan_out
+from app.answering.request import RequestState
+from app.routing.service import RoutingService
+from app.settings import Settings
+from app.upstream.fleet import Fleet
+from app.upstream.reply import Reply
+from app.wire.candidate_payload import candidate_payload
+
+
+class Dispatcher:
+    """Calls the candidates of a request."""
+
+    def __init__(self, settings: Settings, routing: RoutingService, fleet: Fleet) -> None:
+        self._routing = routing
+        self._fleet = fleet
+        self._candidates = {candidate.name: candidate for candidate in settings.candidates}
+        self._max_calls = settings.limits.fan_out
+        self._is_observing = settings.routing.observe is not None
+
+    async def call(self, state: RequestState, results: FanOutResult) -> None:
+        """Call the set, and replace a failed member whose answer could decide the vote.
+
+        Args:
+            state: The request.
+            results: Takes answers and failures as they arrive.
+        """
+        started = time.monotonic()
+        if state.called:
+            await self._fan_out(state, state.called, results)
+            failed = any(name in state.selected for name in results.failures)
+            if failed and state.replacements is None and not state.vote.settled(results):
+                await self._fan_out(state, await self.replacements(state, results), results)
+        results.seconds = time.monotonic() - started
+
+    async def replacements(self, state: RequestState, results: FanOutResult) -> list[str]:
+        """The candidates that the surviving pool's set adds, within the limit on calls."""
+        if self._is_observing:  # no other traffic than without the router
+            return []
+        surviving = await self._routing.without(state.routed, state.request, results.failures)
+        called = {*results.replies, *results.failures}
+        left = max(0, self._max_calls - len(called))
+        return [name for name in surviving if name not in called][:left]
+
+    def stream(
+        self, state: RequestState, name: str
+    ) -> AbstractAsyncContextManager[AsyncGenerator[dict[str, Any]]]:
+        """The stream of one candidate; see :meth:`Fleet.stream`."""
+        api_format = state.request.api_format
+        payload = api_format.streamed(self._payload(state, name))
+        return self._fleet.stream(name, api_format, payload, deadline=state.deadline)
+
+    async def _fan_out(
+        self, state: RequestState, names: Sequence[str], results: FanOutResult
+    ) -> None:
+        async def call(name: str) -> Reply:
+            return await self._fleet.ask(
+                name,
+                state.request.api_format,
+                self._payload(state, name),
+                deadline=state.deadline,
+            )
+
+        await fan_out(names, call=call, vote=state.vote, into=results)
+
+    def _payload(self, state: RequestState, name: str) -> dict[str, Any]:
+        request = state.request
+        return candidate_payload(request.fields, self._candidates[name], request.api_format.path)

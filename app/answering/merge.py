@@ -1,0 +1,92 @@
+"""The merge, the third stage: one answer from the answers of the set. Paper, Sec. 3.3."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from app.answering.evaluator import Evaluator
+from app.answering.fan_out import FanOutResult
+from app.answering.outcome import Outcome
+from app.answering.request import RequestState
+from app.errors import NoAnswerError, UpstreamError
+from app.telemetry.tracing import Tracer
+
+REFUSAL: Final = (
+    "No model of the pool is likely to answer this correctly, so none answers. "
+    "Rephrase the question, or ask for a smaller risk."
+)
+
+
+class Merger:
+    """Rates the answers, elects one by vote, and builds the outcome."""
+
+    def __init__(self, evaluator: Evaluator, tracer: Tracer | None) -> None:
+        self._evaluator = evaluator
+        self._tracer = tracer
+
+    async def merge(self, state: RequestState, results: FanOutResult) -> Outcome:
+        """Merge the answers of a request; an empty set is answered with a refusal.
+
+        Raises:
+            UpstreamError: No candidate of the set answered.
+        """
+        if not state.selected:  # answers to a shadow sample count, but are not returned
+            refusal = state.request.api_format.refusal(state.decision_id, REFUSAL)
+            return Outcome.of(
+                state, results, answer=refusal, overhead_ms=_overhead_ms(state, results)
+            )
+        if not results.replies:
+            raise _no_answer(results.failures)
+        with self._traced(len(results.replies)):
+            return await self._elected(state, results)
+
+    async def _elected(self, state: RequestState, results: FanOutResult) -> Outcome:
+        voters = _voters(state, results)
+        medoids = await state.vote.cluster(results, voters)
+        ratings = await self._evaluator.rate(
+            state.request.query.text,
+            {name: results.replies[name].text for name in voters},
+            state.routed.group,
+            results.forms,
+            deadline=state.deadline,
+        )
+        merged = state.vote.elect(results, voters, ratings, medoids)
+        return Outcome.of(
+            state,
+            results,
+            answer=results.replies[merged.winner].body,
+            ratings=ratings,
+            merged=merged,
+            overhead_ms=_overhead_ms(state, results, ratings.seconds),
+        )
+
+    def _traced(self, answers: int) -> contextlib.AbstractContextManager[object]:
+        if self._tracer is None:
+            return contextlib.nullcontext()
+        return self._tracer.aggregate(answers)
+
+
+def _overhead_ms(state: RequestState, results: FanOutResult, rating_s: float = 0.0) -> float:
+    """The gateway's own time: without the calls to candidates and evaluators."""
+    return (time.monotonic() - state.started - results.seconds - rating_s) * 1e3
+
+
+def _voters(state: RequestState, results: FanOutResult) -> list[str]:
+    """All candidates that answered, without those that only a shadow sample called."""
+    if state.shadow_rate is None:
+        return list(results.replies)
+    return [name for name in results.replies if name in state.selected] or list(results.replies)
+
+
+def _no_answer(failures: Mapping[str, UpstreamError]) -> UpstreamError:
+    """The common failure when all failed alike, so that the status says what a retry can do."""
+    causes = ", ".join(f"{name} ({exc.kind})" for name, exc in failures.items())
+    message = f"no selected candidate answered: {causes}"
+    lasting = all(exc.lasting for exc in failures.values())
+    first = next(iter(failures.values()))
+    if {exc.kind for exc in failures.values()} == {first.kind}:
+        return first.of_all(message, failures.values())
+    return NoAnswerError(message, lasting=lasting)

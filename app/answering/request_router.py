@@ -1,0 +1,112 @@
+"""The request router, the first stage of a request: its decision, deadline and rule of the vote."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from app.answering import answer_forms
+from app.answering.answer_forms import AnswerReader
+from app.answering.decision_log import DecisionLog
+from app.answering.outcome import Outcome
+from app.answering.overrides import Overrides
+from app.answering.request import InferenceRequest, RequestState
+from app.answering.vote import Vote
+from app.errors import Abstained
+from app.ids import Ids
+from app.monitoring.monitor import Monitor
+from app.routing.decision import CertifiedDecision
+from app.routing.risk_levels import RiskLevels
+from app.routing.service import RoutingRequest, RoutingService
+from app.settings import Settings
+from racer_core.aggregation.stacked import StackedVote
+
+
+class RequestRouter:
+    """Routes requests, and applies what overrides the threshold's set."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        routing: RoutingService,
+        monitor: Monitor,
+        reader: AnswerReader,
+        stacked: StackedVote | None,
+        decision_log: DecisionLog,
+    ) -> None:
+        self._settings = settings
+        self._routing = routing
+        self._monitor = monitor
+        self._reader = reader
+        self._stacked = stacked
+        self._decision_log = decision_log
+        self._overrides = Overrides(settings)
+        self._ids = Ids()
+
+    async def route(self, request: InferenceRequest) -> RequestState:
+        """Decide which candidates a request calls, and how their answers will be counted.
+
+        Raises:
+            Abstained: The set is empty and ``on_abstain`` is ``error``.
+            RacerError: As :meth:`RoutingService.route`.
+        """
+        started = time.monotonic()
+        deadline = self._deadline(request.options.timeout, started)
+        routed = await self._decision(request, deadline)
+        decision_id = request.api_format.id_prefix + self._ids.fresh()
+        kind = answer_forms.kind_of(
+            self._settings.aggregation.equality, request.query.text, request.fields
+        )
+        try:
+            routed = self._overrides.applied(request, routed, kind)
+        except Abstained:
+            self._decision_log.record_abstained(decision_id, routed, request)
+            raise
+        self._decision_log.trace(decision_id, routed, routed.certificate)
+        shadow = self._monitor.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
+        return RequestState(
+            request=request,
+            decision_id=decision_id,
+            routed=routed,
+            vote=Vote(
+                rule=self._settings.aggregation,
+                kind=kind,
+                reader=self._reader,
+                stacked=self._stacked,
+                scores=routed.vote_scores,
+                members=routed.decision.selected,
+                deadline=deadline,
+                everyone=shadow or request.options.explain,
+            ),
+            started=started,
+            deadline=deadline,
+            shadow_rate=self._settings.watching.shadow_rate if shadow else None,
+        )
+
+    async def decide(self, request: RoutingRequest) -> Outcome:
+        """The decision alone, as an outcome without answers."""
+        started = time.monotonic()
+        routed = await self._decision(request, self._deadline(request.options.timeout, started))
+        return Outcome(
+            decision_id=f"chatcmpl-{self._ids.fresh()}",
+            routed=routed,
+            certificate=routed.certificate,
+            overhead_ms=(time.monotonic() - started) * 1e3,
+        )
+
+    async def levels(self, request: RoutingRequest) -> RiskLevels:
+        """The set that every alpha would select."""
+        deadline = self._deadline(request.options.timeout, time.monotonic())
+        levels = await self._routing.levels(request, deadline)
+        return replace(levels, routed=levels.routed.because(*self._monitor.stale))
+
+    async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+        """The decision, with what the monitor knows of the calibration and of this query."""
+        routed = (await self._routing.route(request, deadline)).because(*self._monitor.stale)
+        repeated = self._monitor.repeated(routed.fingerprint, routed.certificate.reasons)
+        return replace(routed, repeated=True) if repeated else routed
+
+    def _deadline(self, timeout_s: float | None, started: float) -> float:
+        longest_s = self._settings.limits.deadline_s
+        return started + (longest_s if timeout_s is None else min(timeout_s, longest_s))

@@ -1,0 +1,140 @@
+"""Streaming: answers as server-sent events, passed through live or after the merge."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from typing import Any, Final
+
+from app.answering.decision_log import DecisionLog
+from app.answering.dispatch import Dispatcher
+from app.answering.fan_out import FanOutResult
+from app.answering.outcome import Outcome, routing_headers
+from app.answering.request import RequestState
+from app.answering.token_usage import TokenMeter
+from app.concurrency.background_stream import BackgroundStream
+from app.errors import UpstreamError
+from app.monitoring.decision_record import RequestEnd
+from app.upstream.reply import Reply
+from app.wire import sse
+from app.wire.format import ApiFormat
+from racer_core.types import Aggregate
+
+FIRST_EVENT_WAIT_S: Final = 0.2  # headers wait this long, so that early failures keep their status
+
+OpenStream = tuple[BackgroundStream, dict[str, str]]  # events, and the headers of the response
+
+
+class Streaming:
+    """Opens streams and records the live ones."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, decision_log: DecisionLog, comment_every_s: float
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._decision_log = decision_log
+        self._comment_every_s = comment_every_s
+
+    async def live(self, state: RequestState) -> OpenStream:
+        """Pass the events of the only selected candidate through.
+
+        Raises:
+            UpstreamError: It failed before its first event; nothing was recorded.
+        """
+        name = state.selected[0]
+        stream = BackgroundStream(self._live_events(state, name))
+        await stream.started()
+        headers = routing_headers(state.decision_id, state.routed, state.routed.certificate.header)
+        return stream, {**headers, "x-racer-served-by": name}
+
+    async def merged(
+        self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
+    ) -> OpenStream:
+        """Send comments while the candidates answer, then the merged answer.
+
+        Args:
+            state: The request.
+            answer: Calls, merges and records it.
+
+        Raises:
+            UpstreamError: No candidate answered, within ``FIRST_EVENT_WAIT_S``.
+        """
+        stream = BackgroundStream(self._merged_events(state, answer))
+        await stream.started(FIRST_EVENT_WAIT_S)
+        return stream, routing_headers(state.decision_id, state.routed, "pending")
+
+    async def _live_events(self, state: RequestState, name: str) -> AsyncGenerator[bytes]:
+        """One candidate's events as they come; the last one carries the ``racer`` object."""
+        api_format = state.request.api_format
+        overhead_ms = (time.monotonic() - state.started) * 1e3
+        writer = api_format.live(decision_id=state.decision_id, model=name)
+        meter = TokenMeter(api_format, state.request.fields)
+        has_begun = False
+        try:
+            with meter.charging(state.request.spend):
+                async with (
+                    self._dispatcher.stream(state, name) as pieces,
+                    contextlib.aclosing(pieces) as closing,
+                ):
+                    async for piece in closing:
+                        meter.saw(piece)
+                        for event in writer.feed(piece):
+                            has_begun = True
+                            yield event
+            outcome = _live_outcome(state, name, writer.usage, overhead_ms)
+            ending = writer.close(outcome.as_json())
+        except UpstreamError as exc:
+            if has_begun:  # else another candidate may be called instead
+                failed = FanOutResult(failures={name: exc})
+                self._decision_log.record_unanswered(state, failed, RequestEnd.FAILED)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            left = FanOutResult(cancelled=[name])
+            self._decision_log.record_unanswered(state, left, RequestEnd.CANCELLED)
+            raise
+        self._decision_log.record_decision(outcome, state.request)
+        for event in ending:
+            yield event
+
+    async def _merged_events(
+        self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
+    ) -> AsyncGenerator[bytes]:
+        task = asyncio.create_task(answer())
+        waiting = f"{len(state.called)} candidates are answering"
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._comment_every_s)
+                if not task.done():
+                    yield sse.comment(waiting)
+            outcome = task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        async for event in _whole_events(outcome, state.request.api_format):
+            yield event
+
+
+def whole_stream(state: RequestState, outcome: Outcome) -> OpenStream:
+    """The stream of a finished answer."""
+    return BackgroundStream(_whole_events(outcome, state.request.api_format)), outcome.headers
+
+
+async def _whole_events(outcome: Outcome, api_format: ApiFormat) -> AsyncGenerator[bytes]:
+    for event in api_format.whole_stream(outcome.body, outcome.as_json()):
+        yield event
+
+
+def _live_outcome(
+    state: RequestState, name: str, usage: Mapping[str, int], overhead_ms: float
+) -> Outcome:
+    seconds = time.monotonic() - state.started
+    return Outcome(
+        decision_id=state.decision_id,
+        routed=state.routed,
+        certificate=state.routed.certificate,
+        answers=(Reply(candidate=name, body={}, said=(), usage=usage, seconds=seconds),),
+        merged=Aggregate(winner=name, text="", votes={}),
+        overhead_ms=overhead_ms,
+    )

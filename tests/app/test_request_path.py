@@ -1,0 +1,47 @@
+"""The length of a chat request's path: our modules between the ASGI server and the HTTP client."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+import app
+from app.upstream.http_client import UpstreamClient
+
+from .conftest import ONE
+from .test_cost import Instant, application, ask, calibrated, chat, posted
+
+__all__ = ["calibrated"]  # a fixture
+
+ROOT = Path(app.__file__).parent
+
+
+def modules_on_the_stack() -> list[str]:
+    """The modules of ``app`` under way, from the server inwards."""
+    files = [Path(each.filename) for each in reversed(inspect.stack(context=0))]
+    ours = [str(each.relative_to(ROOT)) for each in files if each.is_relative_to(ROOT)]
+    return list(dict.fromkeys(ours))
+
+
+def test_a_chat_request_passes_through_at_most_ten_modules(
+    calibrated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted where the HTTP client sends the request; its own module comes after them."""
+    passed: list[str] = []
+
+    async def recorded(client: UpstreamClient, *args: Any, **fields: Any) -> Instant:
+        passed[:] = modules_on_the_stack()
+        return await posted(client, *args, **fields)
+
+    async def request() -> None:
+        async with application(calibrated) as asgi:
+            await ask(asgi, *chat(ONE))
+
+    monkeypatch.setattr(UpstreamClient, "post", recorded)
+    uvloop.run(request())
+    assert "answering/service.py" in passed
+    assert len(passed) <= 10, passed
