@@ -1,31 +1,49 @@
-"""The app's own errors, and the one table from error type to HTTP status.
+"""The exception tree of ``app``, and the one table from error type to HTTP status.
 
 RacerError (racer_core.errors)
-├── InputError (racer_core.errors)
-│   └── SchemaError      a body that is not shaped as the endpoint expects
-├── Overloaded           the router's queue or the memory for bodies is full: come back later
-├── NotFound             no such model or calibration
-├── Conflict             the active calibration is not the expected one
-├── Unauthorized         no key, or a wrong one
-├── Forbidden            admin is off, or the key may not do this
-├── TooLarge             the body is over the limit
-├── UnsupportedBody      content type or encoding that is not read
-├── Abstained            nobody is called and the operator chose an error for it
-├── NotReady             no calibration is active yet
-│   └── NoRouter         no artifact is configured
-├── StoreError           the store cannot be read or written
-│   ├── StoreDamaged     what is in it is not what was written
-│   ├── StoreUnavailable the database cannot be reached
-│   ├── StoreFull        there is no room on its disk
-│   └── StoreBusy        somebody else has it locked
-├── SettingsError        the configuration stops the start
-└── UpstreamError        a candidate gave no usable answer
-    ├── UpstreamTimeout
-    ├── UpstreamUnavailable  nobody is there, or says that it is overloaded
-    ├── UpstreamOverloaded   too much is sent and read at once
-    ├── UpstreamRateLimited
-    ├── UpstreamRejected     a 4xx that is the request's own fault
-    └── NoAnswerError        no selected candidate answered
+├── InputError (racer_core.errors)   400, the caller's data is wrong
+│   ├── SchemaError                  422, the body has not the shape that the endpoint expects
+│   ├── RowsError (racer_core.errors)
+│   └── InvalidHost                  the Host header is missing, doubled, malformed or unknown
+├── CalibrationError (racer_core.errors)
+│   ├── InfeasibleAlphaError (racer_core.errors)
+│   └── OverlapError (racer_core.errors)
+├── ArtifactError (racer_core.errors)
+├── AssertionRefuted (racer_core.errors)
+├── Overloaded                       429, a queue or the memory for bodies is full
+│   └── RateLimited                  a limit of this key, this address or the process is reached
+├── NotFound                         404, no such model, calibration or job
+├── Conflict                         409, another change came first
+│   ├── JobCancelled                 the calibration job was cancelled
+│   └── LargeChange                  the new calibration is further away than `max_shift` allows
+├── Unauthorized                     401, no API key, or a wrong one
+├── Forbidden                        403, admin is off, or the role of the key is not enough
+│   └── CrossSite                    a browser sent the request from another site's page
+├── TooLarge                         413, the body is over the limit
+├── UnsupportedBody                  415, content type or encoding that is not read
+├── Abstained                        422, the router abstained and `on_abstain` is `error`
+├── NotReady                         503, no calibration is active yet
+│   └── NoRouter                     no artifact is configured
+├── StoreError                       500, the store cannot be read or written
+│   ├── StoreDamaged                 its content is not what was written
+│   ├── StoreUnavailable             503, the database cannot be reached
+│   │   └── RecoveryNeeded           a program died while it wrote (crash recovery of SQLite)
+│   ├── StoreFull                    507, there is no room on its disk
+│   └── StoreBusy                    503, another program holds its lock
+├── SettingsError                    the configuration stops the start
+├── UpstreamError                    502, a candidate gave no usable answer
+│   ├── UpstreamTimeout              504, not finished within its deadline
+│   ├── UpstreamUnavailable          503, not reachable, or it reports an overload
+│   ├── UpstreamOverloaded           503, the gateway's own memory for calls and answers is full
+│   ├── UpstreamRateLimited          429, the candidate takes no more calls for now
+│   ├── UpstreamRejected             400, the candidate finds fault with the request itself
+│   ├── NoAnswerError                502, no selected candidate answered
+│   ├── UpstreamUnauthorized         command line: the server wants another API key
+│   └── ModelListError               command line: the server gives no list of its models
+│       └── ModelListUnreachable     command line: nothing answers there
+├── GatewayUnreachable               command line: nothing answers at the gateway's URL
+├── GatewayRefused                   command line: the gateway answered with an error
+└── LabellingIncomplete              command line: some questions have no row yet
 """
 
 from __future__ import annotations
@@ -45,15 +63,20 @@ from racer_core.errors import (
 
 
 class SchemaError(InputError):
-    """The body is JSON, but not shaped as the endpoint expects."""
+    """The body is JSON, but not of the shape that the endpoint expects."""
 
 
 class Overloaded(RacerError):
-    """The queue of the router, or the memory for bodies, is full."""
+    """A queue, or the memory for bodies, is full: load shedding."""
 
 
 class NotFound(RacerError):
-    """No such thing; ``code`` says which kind."""
+    """The named object does not exist.
+
+    Attributes:
+        code: Which kind of object, on the wire.
+        param: The field that names it, when there is one.
+    """
 
     def __init__(self, message: str, *, code: str = "not_found", param: str | None = None) -> None:
         super().__init__(message)
@@ -62,15 +85,27 @@ class NotFound(RacerError):
 
 
 class Conflict(RacerError):
-    """Somebody else changed it first."""
+    """Another change came first, or the object's state forbids this one."""
+
+
+class JobCancelled(Conflict):
+    """The calibration job was cancelled; nothing was changed."""
+
+    code = "job_cancelled"
+
+
+class LargeChange(Conflict):
+    """The new calibration is further from the active one than ``max_shift`` allows."""
+
+    code = "large_change"
 
 
 class Unauthorized(RacerError):
-    """No key, or a wrong one."""
+    """No API key, or a wrong one."""
 
 
 class Forbidden(RacerError):
-    """Admin is off, or the key may not do this."""
+    """Admin is off, or the role of the key is not enough."""
 
 
 class TooLarge(RacerError):
@@ -78,7 +113,7 @@ class TooLarge(RacerError):
 
 
 class UnsupportedBody(RacerError):
-    """A content type or encoding that is not read."""
+    """The content type or encoding of the body is not read."""
 
 
 class Abstained(RacerError):
@@ -90,7 +125,7 @@ class NotReady(RacerError):
 
 
 class NoRouter(NotReady):
-    """No artifact is configured: candidates are asked by name, and nothing is routed."""
+    """No artifact is configured: candidates are called by name, and nothing is routed."""
 
     code = "no_router"
     lasting = True
@@ -104,15 +139,19 @@ class NoRouter(NotReady):
 
 
 class StoreError(RacerError):
-    """The store cannot be read or written; what is in memory goes on serving."""
+    """The store cannot be read or written; the gateway serves on from memory."""
 
 
 class StoreDamaged(StoreError):
-    """A record is not what was written, or was written by another version of the program."""
+    """A record is not what was written, or another version of the program wrote it."""
 
 
 class StoreUnavailable(StoreError):
     """The database cannot be reached, or the connection to it was cut."""
+
+
+class RecoveryNeeded(StoreUnavailable):
+    """A program died while it wrote; the next program with write access undoes its changes."""
 
 
 class StoreFull(StoreError):
@@ -120,7 +159,7 @@ class StoreFull(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Somebody else has it locked."""
+    """Another program holds its lock."""
 
 
 class SettingsError(RacerError):
@@ -128,13 +167,13 @@ class SettingsError(RacerError):
 
 
 class InvalidHost(InputError):
-    """The Host header is missing, doubled, malformed or not ours."""
+    """The Host header is missing, doubled, malformed or unknown."""
 
     code = "invalid_host"
 
 
 class CrossSite(Forbidden):
-    """A browser sent this from somebody else's page."""
+    """A browser sent the request from another site's page."""
 
     code = "cross_site"
 
@@ -143,7 +182,7 @@ class RateLimited(Overloaded):
     """A limit of this key, of this address or of the process is reached.
 
     Attributes:
-        retry_after_s: After so many whole seconds there is room again.
+        retry_after_s: Whole seconds until a retry can succeed.
     """
 
     code = "rate_limited"
@@ -170,9 +209,9 @@ class UpstreamError(RacerError):
 
     Attributes:
         kind: The class of failure, safe to show; the error's ``code`` on the wire.
-        lasting: The same request would fail again, so clients should not retry.
-        retry_after_s: When a retry may do better, if the candidate said so.
-        status: The candidate's own status, if it was an error.
+        lasting: Whether the same request would fail again, so that clients should not retry.
+        retry_after_s: Seconds until a retry may succeed, if the candidate named them.
+        status: HTTP status of the candidate's answer, if it was an error.
     """
 
     default_kind = "upstream_error"
@@ -194,30 +233,30 @@ class UpstreamError(RacerError):
         self.status = status
 
     def of_all(self, message: str, failures: Iterable[UpstreamError]) -> UpstreamError:
-        """This failure as that of several candidates, all of this ``kind``.
+        """Merge the failures of several candidates, all of this ``kind``, into one error.
 
-        A fault of the client's own is one only if every candidate finds the same, and a retry is
-        worth while as soon as the first of them may do better.
+        The client is at fault only if every candidate reports the same fault. A retry is worth
+        while as soon as one candidate may succeed.
         """
-        every = list(failures)
-        waits = [each.retry_after_s for each in every if each.retry_after_s is not None]
-        alike = {each.likeness for each in every} == {self.likeness}
-        return (type(self) if alike else UpstreamError)(
+        merged = list(failures)
+        waits = [each.retry_after_s for each in merged if each.retry_after_s is not None]
+        is_alike = {each.likeness for each in merged} == {self.likeness}
+        return (type(self) if is_alike else UpstreamError)(
             message,
             kind=self.kind,
-            lasting=all(each.lasting for each in every),
+            lasting=all(each.lasting for each in merged),
             retry_after_s=min(waits, default=None),
-            status=self.status if alike else None,
+            status=self.status if is_alike else None,
         )
 
     @property
     def likeness(self) -> tuple[type[UpstreamError], int | None]:
-        """What failures of a kind must have in common to be one on the wire."""
+        """What failures of one kind must share to be answered as a single error."""
         return type(self), None
 
 
 class UpstreamTimeout(UpstreamError):
-    """A candidate did not finish within its deadline."""
+    """A candidate did not finish before its deadline."""
 
     default_kind = "upstream_timeout"
 
@@ -229,25 +268,25 @@ class UpstreamUnavailable(UpstreamError):
 
 
 class UpstreamOverloaded(UpstreamError):
-    """Too much is sent and read at once to send or read this, too."""
+    """The gateway's memory for payloads and answers of candidates is full."""
 
     default_kind = "upstream_overloaded"
 
 
 class UpstreamRateLimited(UpstreamError):
-    """A candidate takes no more calls for now."""
+    """A candidate reports its rate limit."""
 
     default_kind = "upstream_rate_limited"
 
 
 class UpstreamRejected(UpstreamError):
-    """A candidate finds fault with the request itself; ``status`` says which."""
+    """A candidate rejects the request itself; ``status`` is its 4xx."""
 
     default_kind = "upstream_rejected"
 
     @property
     def likeness(self) -> tuple[type[UpstreamError], int | None]:
-        """Another status is another fault."""
+        """The class and the status: another status is another fault."""
         return type(self), self.status
 
 
@@ -255,6 +294,30 @@ class NoAnswerError(UpstreamError):
     """No selected candidate answered."""
 
     default_kind = "no_answer"
+
+
+class UpstreamUnauthorized(UpstreamError):
+    """The server of a candidate wants an API key, or another one."""
+
+
+class ModelListError(UpstreamError):
+    """The server gives no list of its models; not every server has one."""
+
+
+class ModelListUnreachable(ModelListError):
+    """Nothing answers, or a proxy without a server behind it."""
+
+
+class GatewayUnreachable(RacerError):
+    """Nothing answers at the URL, or the gateway cannot reach its candidates."""
+
+
+class GatewayRefused(RacerError):
+    """The gateway answered with an error; the message is the gateway's own."""
+
+
+class LabellingIncomplete(RacerError):
+    """Some questions have no row yet; the message says why, and how to go on."""
 
 
 # Error type -> (HTTP status, OpenAI type, code). Found along the exception's MRO.
@@ -287,7 +350,8 @@ STATUS: Final[dict[type[Exception], tuple[int, str, str]]] = {
     RacerError: (500, "api_error", "internal_error"),
 }
 
-# A retry can cure these, after so many seconds. Every other error answers `x-should-retry: false`:
-# SDKs retry 408, 409, 429 and 5xx by themselves and would multiply the load.
+# Status -> seconds after which a retry may succeed. Every other error answers
+# `x-should-retry: false`: SDKs retry 408, 409, 429 and 5xx by themselves and would multiply the
+# load.
 RETRY_AFTER_S: Final[dict[int, int]] = {429: 1, 502: 1, 503: 1, 504: 1}
-MAX_RETRY_AFTER_S: Final = 60  # whatever a candidate asks for
+MAX_RETRY_AFTER_S: Final = 60  # upper limit for a value that a candidate sends

@@ -1,4 +1,4 @@
-"""Everything the core can raise on purpose.
+"""The exception tree of the core: every error that it raises on purpose.
 
 RacerError
 ├── InputError          the caller's data is wrong; fix it and ask again
@@ -6,7 +6,8 @@ RacerError
 ├── CalibrationError    no threshold can be computed from what was given
 │   ├── InfeasibleAlphaError   too few rows for this alpha
 │   └── OverlapError    calibration rows were training rows of the router
-└── ArtifactError       saved state does not fit this pool or this machine: fail at start
+├── ArtifactError       saved state does not fit this pool or this machine: fail at start
+└── AssertionRefuted    `racer evaluate --assert`: the rows do not show what was asserted
 """
 
 from __future__ import annotations
@@ -57,3 +58,7 @@ class OverlapError(CalibrationError):
 
 class ArtifactError(RacerError):
     """A saved artifact does not fit: wrong pool, encoder, backend, dtype or schema version."""
+
+
+class AssertionRefuted(RacerError):
+    """An assertion about measured figures does not hold."""

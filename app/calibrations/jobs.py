@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Literal
 
-from app.calibrations.progress import JobCancelled, Progress
-from app.errors import Conflict, NotFound, Overloaded
+from app.calibrations.progress import Progress
+from app.errors import Conflict, JobCancelled, NotFound, Overloaded
 from app.wire import error_envelope
 from racer_core.errors import RacerError
 

@@ -8,16 +8,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Final, Literal, NamedTuple
 
-from app.errors import Conflict
+from app.errors import JobCancelled
 
 _TOLD_EVERY_S: Final = 0.1
 Phase = Literal["waiting", "reading", "scoring", "thresholds", "storing"]
-
-
-class JobCancelled(Conflict):
-    """Somebody asked for its end; nothing was changed."""
-
-    code = "job_cancelled"
 
 
 class Stage(NamedTuple):

@@ -20,7 +20,7 @@ from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload
-from app.errors import Conflict, NotReady
+from app.errors import LargeChange, NotReady
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.groups import Grouping
@@ -34,12 +34,6 @@ from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.racer import Trained, refuse_uncounted
-
-
-class LargeChange(Conflict):
-    """The new calibration is further from the active one than ``max_shift`` allows."""
-
-    code = "large_change"
 
 
 class CalibrationService:

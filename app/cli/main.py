@@ -31,8 +31,7 @@ from app.cli import (
     verify,
 )
 from app.cli.console import err
-from app.errors import SettingsError, UpstreamError
-from app.tools.gateway_client import GatewayUnreachable
+from app.errors import GatewayUnreachable, SettingsError, UpstreamError
 from racer_core import __version__
 from racer_core.errors import ArtifactError, RacerError
 

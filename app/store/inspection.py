@@ -12,16 +12,12 @@ from sqlalchemy import URL, Engine, create_engine, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.errors import StoreUnavailable
+from app.errors import RecoveryNeeded, StoreUnavailable
 from app.store import engine, schema
 from app.store.calibrations import Summary, summarised
 from app.store.tables import ActiveRow, CalibrationRow
 
 _CUT_SHORT: Final = "SQLITE_READONLY_ROLLBACK"
-
-
-class CutShort(StoreUnavailable):
-    """A program died while it wrote; who may write undoes that before he reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +57,7 @@ def look(url: str, setup: str | None) -> StoreInspection:
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:
-            raise CutShort(f"a program died while it wrote to {engine.shown(url)}") from exc
+            raise RecoveryNeeded(f"a program died while it wrote to {engine.shown(url)}") from exc
         reason = " ".join(str(cause or type(exc).__name__).split())
         raise StoreUnavailable(f"store {engine.shown(url)} cannot be read: {reason}") from exc
     finally:

@@ -10,11 +10,11 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from app import settings
-from app.errors import SettingsError, UpstreamUnavailable
+from app.errors import ModelListError, SettingsError, UpstreamUnauthorized, UpstreamUnavailable
 from app.settings import schema
 from app.settings.base import http_url
 from app.tools import configuration_template
-from app.upstream.model_list import KeyRefused, Listing, Unlisted, list_models
+from app.upstream.model_list import Listing, list_models
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _AT_ONCE: Final = 8
@@ -112,7 +112,7 @@ def write(plan: Plan, environment: Mapping[str, str], *, keep_unreachable: bool)
     for url, answer in _asked(plan.urls, headers):
         if isinstance(answer, Listing):
             listings.append(answer)
-        elif isinstance(answer, KeyRefused):
+        elif isinstance(answer, UpstreamUnauthorized):
             raise SettingsError(f"{answer}: name the variable that holds it with --key-env")
         else:
             missing.append((url, str(answer)))
@@ -137,11 +137,11 @@ def write(plan: Plan, environment: Mapping[str, str], *, keep_unreachable: bool)
 
 def _asked(
     urls: Sequence[str], headers: Mapping[str, str]
-) -> Iterator[tuple[str, Listing | KeyRefused | Unlisted]]:
-    def ask(url: str) -> Listing | KeyRefused | Unlisted:
+) -> Iterator[tuple[str, Listing | UpstreamUnauthorized | ModelListError]]:
+    def ask(url: str) -> Listing | UpstreamUnauthorized | ModelListError:
         try:
             return list_models(url, headers)
-        except (KeyRefused, Unlisted) as exc:
+        except (UpstreamUnauthorized, ModelListError) as exc:
             return exc
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-init") as threads:

@@ -14,20 +14,13 @@ from typing import Any, BinaryIO, Final, Self, cast
 
 import httpx2
 
+from app.errors import GatewayRefused, GatewayUnreachable
 from app.wire.sse import EventReader
 from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
 
 _AGAIN_S: Final = 0.5  # before a lost job is looked for
 Progress = Callable[[str, int, int], None]  # phase, how much is done, and of how much
-
-
-class GatewayUnreachable(RacerError):
-    """Nothing answers at the URL, or the gateway cannot reach its candidates."""
-
-
-class GatewayRefused(RacerError):
-    """The gateway answered with an error; the message is its own."""
 
 
 class GatewayClient:

@@ -11,24 +11,12 @@ from typing import Any, Final
 
 import httpx2
 
-from app.errors import UpstreamError
+from app.errors import ModelListError, ModelListUnreachable, UpstreamUnauthorized
 from racer_core import strict_json
 from racer_core.errors import InputError
 
 ASKING_S: Final = 5.0
 _NOBODY: Final = (502, 503, 504)  # says a proxy, of whoever stands behind it
-
-
-class KeyRefused(UpstreamError):
-    """The server wants a key, or another one."""
-
-
-class Unlisted(UpstreamError):
-    """The server gives no list of models; not every one has such a list."""
-
-
-class Unreachable(Unlisted):
-    """Nobody answers, or a proxy in front of nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +52,20 @@ def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool =
             trust_env=False,
         )
     except httpx2.TimeoutException as exc:
-        raise Unreachable(f"{base_url} does not answer within {ASKING_S:.0f} s") from exc
+        raise ModelListUnreachable(f"{base_url} does not answer within {ASKING_S:.0f} s") from exc
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as exc:
-        raise Unreachable(f"{base_url} cannot be reached ({' '.join(str(exc).split())})") from exc
+        raise ModelListUnreachable(
+            f"{base_url} cannot be reached ({' '.join(str(exc).split())})"
+        ) from exc
     if answer.status_code in (401, 403):
-        raise KeyRefused(f"{base_url} refuses the key ({answer.status_code})")
+        raise UpstreamUnauthorized(f"{base_url} refuses the key ({answer.status_code})")
     if answer.status_code != 200:
-        kind = Unreachable if answer.status_code in _NOBODY else Unlisted
+        kind = ModelListUnreachable if answer.status_code in _NOBODY else ModelListError
         raise kind(f"{base_url} answers {answer.status_code} to GET /models")
     try:
         models = _ids(strict_json.load_object(answer.content))
     except (InputError, KeyError, TypeError) as exc:
-        raise Unlisted(f"{base_url} gives no list of models") from exc
+        raise ModelListError(f"{base_url} gives no list of models") from exc
     now = (began + time.time()) / 2
     return Listing(base_url, models, _ahead_s(answer.headers.get("date"), now))
 

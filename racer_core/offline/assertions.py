@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from racer_core.calibration.metrics import SetMetrics
-from racer_core.errors import InputError, RacerError
+from racer_core.errors import AssertionRefuted, InputError
 from racer_core.offline.evaluate import Evaluation, Setting
 from racer_core.offline.report.view import RISK
 
@@ -23,10 +23,6 @@ _OPERATORS: Final[Mapping[str, Callable[[float, float], bool]]] = {
 }
 _SHAPE: Final = re.compile(r"\s*([\w.]+)\s*(<=|<|>=|>)\s*([\w.]+)\s*")
 _NUMBER: Final = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
-
-
-class Refuted(RacerError):
-    """Something was asserted that the rows do not show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +60,7 @@ class Assertion:
             if not _OPERATORS[self.compared](left, right)
         ]
         if failed:
-            raise Refuted(
+            raise AssertionRefuted(
                 f"not so: {self.text} is false in {len(failed)} of {len(evaluation.cells)} "
                 f"settings, the first with {failed[0]}: more calibration rows, another score or "
                 "another alpha may help"
@@ -72,7 +68,7 @@ class Assertion:
 
 
 def check_all(assertions: Iterable[Assertion], evaluation: Evaluation) -> None:
-    """Check one after the other. Raises :class:`Refuted` at the first that does not hold."""
+    """Check in order. Raises :class:`AssertionRefuted` at the first that does not hold."""
     for each in assertions:
         each.check(evaluation)
 

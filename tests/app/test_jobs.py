@@ -22,8 +22,9 @@ from sqlalchemy.engine import Engine
 
 from app.calibrations import jobs
 from app.calibrations.progress import Progress
+from app.errors import GatewayRefused
 from app.store import Store
-from app.tools.gateway_client import GatewayClient, GatewayRefused
+from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
 from racer_core.racer import Racer, Scored
 from tests.support.gateway import (

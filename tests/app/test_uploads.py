@@ -23,9 +23,10 @@ import pytest
 
 from app.calibrations.columns import load
 from app.calibrations.parsing import MAX_LINE_BYTES, ReadInstructions, parse
-from app.calibrations.progress import JobCancelled, Progress
+from app.calibrations.progress import Progress
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload, spool_folder
+from app.errors import JobCancelled
 from racer_core.aggregation.answers import Equality
 from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from app.errors import ModelListError, ModelListUnreachable, UpstreamUnauthorized
 from app.settings import Secrets, Settings
 from app.tools.doctor.finding import Finding, State, failed, ok, warning
-from app.upstream.model_list import KeyRefused, Listing, Unlisted, Unreachable, list_models
+from app.upstream.model_list import Listing, list_models
 from app.upstream.replicas import Target
 from app.upstream.targets import open_targets
 
@@ -32,17 +33,20 @@ def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Lis
 
 
 def judge(
-    name: str, answer: Listing | KeyRefused | Unlisted, model: str, key_env: str | None
+    name: str,
+    answer: Listing | UpstreamUnauthorized | ModelListError,
+    model: str,
+    key_env: str | None,
 ) -> Finding:
     """What one server's answer means for one model."""
     check = f"endpoint {name}"
-    if isinstance(answer, KeyRefused):
+    if isinstance(answer, UpstreamUnauthorized):
         cure = f"put the right key into ${key_env}" if key_env else "name its key in `api_key_env`"
         return failed(check, str(answer), cure)
-    if isinstance(answer, Unreachable):
+    if isinstance(answer, ModelListUnreachable):
         return failed(check, str(answer), "start the server, or change `base_url`")
     unsure = f"make sure that it serves {model}: it was not asked for an answer"
-    if isinstance(answer, Unlisted):
+    if isinstance(answer, ModelListError):
         return warning(check, str(answer), unsure)
     if model in answer.models:
         return ok(check, f"{answer.base_url} serves {model}")
@@ -55,14 +59,14 @@ def judge(
     )
 
 
-def _ask_all(target: Target) -> list[Listing | KeyRefused | Unlisted]:
-    answers: list[Listing | KeyRefused | Unlisted] = []
+def _ask_all(target: Target) -> list[Listing | UpstreamUnauthorized | ModelListError]:
+    answers: list[Listing | UpstreamUnauthorized | ModelListError] = []
     for replica in target.replicas.all:
         try:
             answers.append(
                 list_models(replica.base_url, target.headers, verify_tls=target.verify_tls)
             )
-        except (KeyRefused, Unlisted) as exc:
+        except (UpstreamUnauthorized, ModelListError) as exc:
             answers.append(exc)
     return answers
 

@@ -10,9 +10,9 @@ from typing import Final
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from app.errors import SettingsError, StoreError
+from app.errors import RecoveryNeeded, SettingsError, StoreError
 from app.store import engine, schema
-from app.store.inspection import CutShort, StoreInspection, look
+from app.store.inspection import StoreInspection, look
 from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "store"
@@ -35,7 +35,7 @@ def check(url: str, setup: str | None) -> tuple[list[Finding], StoreInspection |
         return findings, None
     try:
         found = look(url, setup)
-    except CutShort as exc:
+    except RecoveryNeeded as exc:
         return [warning(CHECK, str(exc), "start the gateway, which undoes that"), *findings], None
     except (SettingsError, StoreError) as exc:
         return [failed(CHECK, str(exc), "start it, or change `store` or its URL"), *findings], None

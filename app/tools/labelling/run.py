@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.errors import LabellingIncomplete
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.asker import Asker, Tally
 from app.tools.labelling.files import LabelFiles
@@ -25,14 +26,10 @@ from app.tools.labelling.spread import (
     PendingQuestion,
     RemoteLabeller,
 )
-from racer_core.errors import InputError, RacerError, RowsError
+from racer_core.errors import InputError, RowsError
 from racer_core.records.questions import Question
 
 Progress = Callable[[str, int, int], None]
-
-
-class Unlabelled(RacerError):
-    """Some questions have no row yet; the message says why, and how to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +99,7 @@ def run(
         interrupted=labelling.interrupted,
     )
     if labelling.unlabelled and not labelling.interrupted:
-        raise Unlabelled(
+        raise LabellingIncomplete(
             f"{labelling.unlabelled} of {len(questions)} questions are not labelled "
             f"({'; '.join(labelling.tally.causes())}): run the same command again, which asks only "
             "for what is missing"
