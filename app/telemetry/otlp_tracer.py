@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import Counter
 
-from app.telemetry.span_exporter import SpanExportQueue
+from app.telemetry.span_processor import CountingSpanProcessor
 from racer_core import __version__
 
 _EXPORT_S: Final = 5.0  # for one batch, with its retries
@@ -57,8 +57,10 @@ class OtlpTracer:
     def __init__(self, endpoint: str, dropped: Counter) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxies, no .netrc, as for candidates
-        exporter = OTLPSpanExporter(f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session)
-        self._outbox = SpanExportQueue(exporter, dropped)
+        self._exporter = OTLPSpanExporter(
+            f"{endpoint}/v1/traces", timeout=_EXPORT_S, session=session
+        )
+        self._dropped = dropped
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=Resource.create(
@@ -67,11 +69,11 @@ class OtlpTracer:
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_attribute_length=_MOST_CHARS),
         )
-        self._provider.add_span_processor(self._outbox)
         self._tracer: OtelTracer = self._provider.get_tracer("racer", __version__)
 
     async def __aenter__(self) -> Self:
-        self._outbox.open()
+        # The processor's constructor starts its thread.
+        self._provider.add_span_processor(CountingSpanProcessor(self._exporter, self._dropped))
         return self
 
     async def __aexit__(self, *_: object) -> None:

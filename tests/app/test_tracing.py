@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext, TraceFlags
 from prometheus_client import CollectorRegistry, Counter
 
 from app import settings
 from app.errors import SettingsError
 from app.routing.service import RoutingService
-from app.telemetry.span_exporter import MOST_SPANS, SpanExportQueue
+from app.telemetry.span_processor import QUEUE_SPANS, CountingSpanProcessor
 from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, Span, collector
 from tests.support.gateway import (
     DATA_KEY,
@@ -323,21 +324,64 @@ class Stuck(SpanExporter):
         return SpanExportResult.SUCCESS
 
 
+def sampled_span() -> ReadableSpan:
+    """A finished span that a processor exports."""
+    flags = TraceFlags(TraceFlags.SAMPLED)
+    return ReadableSpan("one", SpanContext(1, 1, is_remote=False, trace_flags=flags))
+
+
 def test_the_queue_is_bounded() -> None:
     """What finds no room is dropped and counted; what found some is sent in the end."""
     exporter = Stuck()
     dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
-    outbox = SpanExportQueue(exporter, dropped)
-    outbox.open()
-    span = ReadableSpan("one")
-    outbox.on_end(span)
+    processor = CountingSpanProcessor(exporter, dropped)
+    span = sampled_span()
+    processor.on_end(span)
     assert exporter.reached.wait(30)
-    for _ in range(MOST_SPANS + 7):
-        outbox.on_end(span)
+    for _ in range(QUEUE_SPANS + 7):
+        processor.on_end(span)
     exporter.free.set()
-    outbox.shutdown()
-    assert exporter.sent == MOST_SPANS + 1
-    assert dropped.collect()[0].samples[0].value == 7
+    processor.shutdown()
+    assert exporter.sent == QUEUE_SPANS + 1
+    assert next(iter(dropped.collect())).samples[0].value == 7
+
+
+class Refusing(SpanExporter):
+    """Takes no batch: the first raises, the others fail."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def export(self, spans: Any) -> SpanExportResult:
+        """Refuse it."""
+        self.batches += 1
+        if self.batches == 1:
+            raise ConnectionError
+        return SpanExportResult.FAILURE
+
+
+def test_spans_of_a_failed_export_are_counted() -> None:
+    """An exporter that raises loses its batch, and the next one is still exported."""
+    exporter = Refusing()
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    processor = CountingSpanProcessor(exporter, dropped)
+    for batch in (1, 2):
+        processor.on_end(sampled_span())
+        wait_until(lambda batch=batch: exporter.batches == batch)
+    processor.shutdown()
+    assert next(iter(dropped.collect())).samples[0].value == 2
+
+
+def test_a_dead_exporter_does_not_delay_the_shutdown() -> None:
+    """It ends after two seconds, not after the half minute of OpenTelemetry's processor."""
+    exporter = Stuck()
+    dropped = Counter("dropped", "Dropped", registry=CollectorRegistry())
+    processor = CountingSpanProcessor(exporter, dropped)
+    processor.on_end(sampled_span())
+    begun = time.monotonic()
+    processor.shutdown()
+    assert time.monotonic() - begun < 10
+    exporter.free.set()
 
 
 def test_without_a_collector_opentelemetry_is_not_even_loaded() -> None:
@@ -355,7 +399,7 @@ async def main():
         assert tracer is None
 
 asyncio.run(main())
-ours = {"app.telemetry.otlp_tracer", "app.telemetry.span_exporter"}
+ours = {"app.telemetry.otlp_tracer", "app.telemetry.span_processor"}
 print([m for m in sys.modules if m in ours or m.startswith(
     ("opentelemetry.sdk", "opentelemetry.exporter"))])
 """
@@ -380,7 +424,7 @@ def test_without_the_package_the_start_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exit code 2, before anything slow is loaded."""
-    for name in ("app.telemetry.otlp_tracer", "app.telemetry.span_exporter"):
+    for name in ("app.telemetry.otlp_tracer", "app.telemetry.span_processor"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     path = configure(

@@ -89,7 +89,7 @@ def test_what_is_imported_is_declared_and_the_other_way_round():
     # What these import comes with an extra, and nothing else imports them at start.
     optional = {
         "demo": ["app/tools/demo/*.py"],
-        "otel": ["app/telemetry/otlp_tracer.py", "app/telemetry/span_exporter.py"],
+        "otel": ["app/telemetry/otlp_tracer.py", "app/telemetry/span_processor.py"],
         "postgres": ["app/store/notifications.py"],
         "ray": ["app/ray_serve/*.py", "app/tools/ray_batch/*.py"],
     }
