@@ -61,9 +61,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--upstream", required=True)
     parser.add_argument("--port", type=int, required=True)
-    given = parser.parse_args()
-    app = create_app(given.upstream)
-    uvicorn.run(app, port=given.port, access_log=False, log_level="warning")
+    args = parser.parse_args()
+    app = create_app(args.upstream)
+    uvicorn.run(app, port=args.port, access_log=False, log_level="warning")
 
 
 if __name__ == "__main__":

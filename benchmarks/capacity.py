@@ -1,10 +1,11 @@
-"""How many of what for how many requests a second, from what was measured, and what breaks first.
+"""Capacity model: processes and hardware needed for a request rate, and the first bottleneck.
 
     python benchmarks/capacity.py
 
-Reads `results/{gateway,encoder_cpu,state}.json` and writes `results/capacity.{json,png}`. A model
-and no measurement: parts do not slow each other, a fleet balances evenly, and everything runs at
-`FULL` of what it can. What no file has is an argument, and said to be assumed.
+Reads `results/{gateway,encoder_cpu,state}.json` and writes `results/capacity.{json,png}`. It is a
+model, not a measurement: components do not slow each other, load is balanced evenly, and every
+component runs at `UTILISATION` of its measured rate. Values that no result file holds are arguments
+and marked as assumed.
 """
 
 import argparse
@@ -24,69 +25,75 @@ from app.store.engine import PULSES, THREADS
 from racer_core.offline.report.canvas import LAW, Canvas
 
 RESULTS = rig.HERE / "results"
-FULL = 0.7  # of what a part can, or its queue grows without end
+UTILISATION = 0.7  # share of a component's measured rate
 RATES = (10, 100, 1_000, 10_000, 100_000)
-MAX_CONNECTIONS, RESERVED = 100, 3  # PostgreSQL's, as it comes
-CONNECTIONS = THREADS + PULSES + 2  # of a gateway: its threads, the journal, the bell
+MAX_CONNECTIONS, RESERVED = 100, 3  # PostgreSQL's defaults
+# Of one gateway: store threads, polling, the decision writer and the notification listener.
+CONNECTIONS = THREADS + PULSES + 2
 DAY_S = 86_400
 ENCODER = "lean, float32"
 TOKENS = 64
-GPU_TFLOPS, GPU_SHARE = 989.0, 0.35  # an H100's bfloat16 by its data sheet; what is aimed at
+GPU_TFLOPS, GPU_SHARE = 989.0, 0.35  # an H100's bfloat16 rate by its data sheet; our target share
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What one of each can do."""
+    """Measured or assumed rates of single components.
 
-    gateway_per_s: float  # requests with a set of so many, on a core
+    Attributes:
+        watch_s: Time for which one gateway locks the drift state at each update.
+        pulse_s: Time of one poll for the active calibration.
+    """
+
+    gateway_per_s: float  # requests, on one core
     encoder_per_s: float  # queries of 64 tokens, on a core, eight together
     gpu_per_s: float
     decisions_per_s: float  # written to one database
     bytes_a_decision: float
-    watch_s: float  # for which one gateway has the watch
+    watch_s: float
     pulse_s: float
 
     def gateways(self, rate: float) -> int:
-        """Processes, a core each."""
-        return math.ceil(rate / (FULL * self.gateway_per_s))
+        """Gateway processes, one core each."""
+        return math.ceil(rate / (UTILISATION * self.gateway_per_s))
 
     def encoder_cores(self, rate: float, unseen: float) -> int:
-        """Cores of encoders, where so much of the traffic was not seen before."""
-        return math.ceil(rate * unseen / (FULL * self.encoder_per_s))
+        """Encoder cores; ``unseen`` is the share of queries without a cached decision."""
+        return math.ceil(rate * unseen / (UTILISATION * self.encoder_per_s))
 
     def gpus(self, rate: float, unseen: float) -> int:
-        """GPUs instead."""
-        return math.ceil(rate * unseen / (FULL * self.gpu_per_s))
+        """GPUs for the encoder, instead of cores."""
+        return math.ceil(rate * unseen / (UTILISATION * self.gpu_per_s))
 
     def breaks(self, unseen: float) -> Iterator[tuple[float, str, str]]:
-        """Each thing of which there is a limit: the rate it is good for, its name, the cure."""
-        gateway = FULL * self.gateway_per_s
+        """Each bottleneck: the rate at which it is reached, its name, the remedy."""
+        gateway = UTILISATION * self.gateway_per_s
         pooled = (MAX_CONNECTIONS - RESERVED) // CONNECTIONS
         yield (
-            FULL * self.encoder_per_s / unseen if unseen else math.inf,
+            UTILISATION * self.encoder_per_s / unseen if unseen else math.inf,
             "one core for the encoder",
-            "more cores, a GPU, or routers of their own",
+            "more cores, a GPU, or separate routers",
         )
         yield gateway, "one gateway", "several on one PostgreSQL"
         yield (
             gateway * pooled,
             f"PostgreSQL's {MAX_CONNECTIONS} connections, {CONNECTIONS} a gateway",
-            "`max_connections`: they idle most of the time",
+            "raise `max_connections`: connections idle most of the time",
         )
         yield (
-            FULL * self.decisions_per_s,
+            UTILISATION * self.decisions_per_s,
             "decisions written to one database",
-            "a larger server, or cells: fleets with a database each",
+            "a larger server, or cells: gateways with a database each",
         )
         yield (
-            gateway * FULL * SETTLE_S / self.watch_s,
-            f"one watch, to which every gateway adds each {SETTLE_S:g} s",
-            "cells; with `false_alarm: null` nothing is watched",
+            gateway * UTILISATION * SETTLE_S / self.watch_s,
+            f"the drift state, which every gateway updates each {SETTLE_S:g} s",
+            "cells, or `false_alarm: null`: no drift detection",
         )
 
 
 def parts(results: Path, arm: Arm, gpu_per_s: float) -> Parts:
-    """What was measured."""
+    """The measured rates."""
     gateway = _read(results / "gateway.json")
     store = _read(results / "state.json")["stores"]["PostgreSQL"]
     rounds = _read(results / "encoder_cpu.json")["runs"]["1 threads"]["rounds"]
@@ -103,7 +110,7 @@ def parts(results: Path, arm: Arm, gpu_per_s: float) -> Parts:
 
 
 def assumed_gpu_per_s() -> float:
-    """Queries that a GPU would score in a second, if it did what is aimed at."""
+    """Queries a second on a GPU that reaches our target share of its matrix rate."""
     from encoder import flops  # it loads torch and transformers
 
     return GPU_SHARE * GPU_TFLOPS * 1e12 / flops(1, TOKENS)
@@ -117,28 +124,28 @@ def main() -> None:
     parser.add_argument(
         "--gpu-per-s",
         type=float,
-        help="queries a GPU scores in a second; assumed, where nobody measured it",
+        help="queries a second of one GPU; without it, assumed from its data sheet",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    measured = parts(given.results, given.arm, given.gpu_per_s or assumed_gpu_per_s())
+    args = parser.parse_args()
+    measured = parts(args.results, args.arm, args.gpu_per_s or assumed_gpu_per_s())
     document: dict[str, Any] = {
-        "manifest": rig.manifest(arm=given.arm, unseen=given.unseen, full=FULL),
+        "manifest": rig.manifest(arm=args.arm, unseen=args.unseen, full=UTILISATION),
         "parts": asdict(measured),
     }
-    tables = markdown(measured, given.arm, given.unseen)
+    tables = markdown(measured, args.arm, args.unseen)
     document["markdown"] = f"{rig.taken(document['manifest'])}\n\n{tables}"
-    (given.results / "capacity.json").write_text(
+    (args.results / "capacity.json").write_text(
         json.dumps(document, indent=1) + "\n", encoding="utf-8"
     )
-    (given.results / "capacity.png").write_bytes(picture(measured, given.unseen))
+    (args.results / "capacity.png").write_bytes(picture(measured, args.unseen))
     print(document["markdown"])
 
 
 def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
-    """What one of each can do; how many are needed; what breaks first."""
+    """Rates of components, components needed by rate, and bottlenecks in their order."""
     size = f"{measured.bytes_a_decision:,.0f}"
-    known = [
+    components = [
         [f"gateway, `{arm}`, one core", f"{measured.gateway_per_s:,.0f} requests/s", "measured"],
         [
             "encoder, one core",
@@ -149,9 +156,9 @@ def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
         [
             "PostgreSQL on two cores",
             f"{measured.decisions_per_s:,.0f} decisions/s of {size} bytes",
-            "measured, its clients on the same cores",
+            "measured, clients on the same cores",
         ],
-        ["the watch", f"{measured.watch_s * 1e3:,.0f} ms for 500 queries", "measured"],
+        ["drift state", f"{measured.watch_s * 1e3:,.0f} ms for 500 queries", "measured"],
     ]
     needed = [
         [
@@ -169,41 +176,41 @@ def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
     first = [[f"{rate:,.0f}", what, cure] for rate, what, cure in sorted(measured.breaks(unseen))]
     return "\n".join(
         [
-            table(("part", "what it can", ""), known),
+            table(("component", "rate", ""), components),
             table(
                 (
                     "requests/s",
                     "gateways",
-                    "cores of encoders",
+                    "encoder cores",
                     "or GPUs (assumed)",
                     "of one database's writes",
                     "connections",
-                    "of the watch",
+                    "of the drift state's time",
                     "GiB of decisions a day",
                 ),
                 needed,
             ),
-            table(("good for, requests/s", "what", "then"), first),
+            table(("requests/s", "bottleneck", "remedy"), first),
         ]
     )
 
 
 def picture(measured: Parts, unseen: float) -> bytes:
-    """How many are needed by rate, and where something breaks."""
+    """Components needed by rate, with the bottlenecks as lines."""
     canvas = Canvas.of(1, 1)
     (panel,) = canvas.panels
     rates = [10 ** (1 + step / 20) for step in range(81)]
     for name, count in (
         ("gateways", measured.gateways),
-        ("cores of encoders", lambda rate: measured.encoder_cores(rate, unseen)),
-        ("GPUs instead (assumed)", lambda rate: measured.gpus(rate, unseen)),
+        ("encoder cores", lambda rate: measured.encoder_cores(rate, unseen)),
+        ("or GPUs (assumed)", lambda rate: measured.gpus(rate, unseen)),
     ):
         panel.plot(rates, [count(rate) for rate in rates], label=name)
     for rate, what, _ in sorted(measured.breaks(unseen)):
         if RATES[0] <= rate <= RATES[-1]:
             panel.axvline(rate, color=LAW, linewidth=0.5)
             panel.text(rate, 1.2, what, rotation=90, fontsize=6, va="bottom", ha="right")
-    panel.set(xscale="log", yscale="log", xlabel="requests/s", ylabel="how many")
+    panel.set(xscale="log", yscale="log", xlabel="requests/s", ylabel="count")
     panel.legend(loc="upper left")
     return canvas.png()
 

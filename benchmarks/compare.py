@@ -195,34 +195,34 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000, help="over which memory is watched")
     parser.add_argument("--starts", type=int, default=3, help="of each process")
     parser.add_argument("--out", type=Path, default=rig.HERE / "results", help="a folder")
-    given = parser.parse_args()
-    comparison = Comparison(given.rounds, given.seconds, given.requests)
+    args = parser.parse_args()
+    comparison = Comparison(args.rounds, args.seconds, args.requests)
     manifest = rig.manifest(litellm=peers.litellm_version(), gap_ms=GAP_MS)
     with (
         tempfile.TemporaryDirectory() as at_rest,
         tempfile.TemporaryDirectory() as folder,
         rig.candidates(0, GAP_MS) as upstream,
     ):
-        started = starts.measured(Path(at_rest), upstream, given.starts)
+        started = starts.measured(Path(at_rest), upstream, args.starts)
         with arms.running(Path(folder), upstream) as ways:
             gc.freeze()  # what was imported is not looked through again while times are taken
             found = uvloop.run(comparison.measure(ways))
     document: dict[str, Any] = {
         "manifest": manifest,
         "beyond": BEYOND,
-        "requests": given.requests,
+        "requests": args.requests,
         "starts": started,
         "arms": found,
         "wrong": comparison.wrong,
         "unanswered": comparison.unanswered,
     }
     document["markdown"] = verdict.markdown(document)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "gateway.png").write_bytes(plot.png(document))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "gateway.png").write_bytes(plot.png(document))
     text = json.dumps(document, indent=1) + "\n"
-    (given.out / "gateway.json").write_text(text, encoding="utf-8")
+    (args.out / "gateway.json").write_text(text, encoding="utf-8")
     print(document["markdown"])
-    print(f"\nwritten to {given.out}")
+    print(f"\nwritten to {args.out}")
     comparison.fail_if_wrong()
 
 

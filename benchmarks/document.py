@@ -1,10 +1,10 @@
-"""Puts the tables of `results/` into docs/performance.md and docs/scaling.md, and their pictures.
+"""Generator of the result tables in docs/performance.md and docs/scaling.md, and of their figures.
 
     python benchmarks/document.py
 
-`results/NAME.json` holds its own tables as Markdown under `markdown`; they stand between
-`<!-- results: NAME -->` and `<!-- end -->`. What is written around them stays. `results/NAME.png`
-goes to docs/figures.
+`results/NAME.json` holds its tables as Markdown in the field `markdown`. They replace the text
+between `<!-- results: NAME -->` and `<!-- end -->`; all other text stays. `results/NAME.png` moves
+to docs/figures.
 """
 
 import json
@@ -19,20 +19,21 @@ _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables(folder: Path) -> dict[str, str]:
-    """What each result says of itself."""
+    """The Markdown of each result file, by the file's stem."""
     files = sorted(folder.glob("*.json"))
     return {file.stem: json.loads(file.read_text(encoding="utf-8"))["markdown"] for file in files}
 
 
 def filled(pages: Sequence[str], tables: Mapping[str, str]) -> list[str]:
-    """The pages with the tables in their places.
+    """The pages with all tables inserted.
 
     Raises:
-        ValueError: Tables have no place, so that nobody would see them.
+        ValueError: No page has a place for a table.
     """
     lost = tables.keys() - {place[2] for page in pages for place in _PLACE.finditer(page)}
     if lost:
-        raise ValueError(f"no page has a place for {', '.join(sorted(lost))}")
+        names = ", ".join(sorted(lost))
+        raise ValueError(f"no page has a place for {names}: add `<!-- results: NAME -->`")
 
     def put(place: re.Match[str]) -> str:
         return f"{place[1]}\n{tables.get(place[2], 'Not measured yet.').strip()}\n\n{place[3]}"
@@ -41,7 +42,7 @@ def filled(pages: Sequence[str], tables: Mapping[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Write the pages anew."""
+    """Update the pages and move the figures."""
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     for page, text in zip(PAGES, filled(pages, tables(RESULTS)), strict=True):
         page.write_text(text, encoding="utf-8")

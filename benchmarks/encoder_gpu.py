@@ -112,16 +112,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model, one round")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=None)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    if given.device == "cuda" and not torch.cuda.is_available():
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; `--device cpu --quick` is a rehearsal")
-    plan = QUICK if given.quick else FULL
-    compiling = given.device == "cuda" if given.compile is None else given.compile
-    about = manifest(given.device, given.quick)
+    plan = QUICK if args.quick else FULL
+    compiling = args.device == "cuda" if args.compile is None else args.compile
+    about = manifest(args.device, args.quick)
     with torch.inference_mode():
-        arms, failed = opened(plan, given.device, compiling)
+        arms, failed = opened(plan, args.device, compiling)
         found = agreement(arms, plan)
-        rounds = measured(arms, plan, given.device, 0.0 if given.quick else given.seconds)
+        rounds = measured(arms, plan, args.device, 0.0 if args.quick else args.seconds)
     speed = figures(rounds, plan)
     document = {
         "manifest": about,
@@ -133,8 +133,8 @@ def main() -> None:
     }
     document["markdown"] = markdown(document)
     print(document["markdown"])
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def manifest(device: str, quick: bool) -> dict[str, Any]:

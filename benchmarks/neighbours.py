@@ -1,15 +1,15 @@
-"""The nearest of a million training rows: time, memory and recall, and what a set costs on top.
+"""Nearest-neighbour search among a million rows: exact, our inverted file, and FAISS's.
 
-    pip install faiss-cpu   # into an environment of its own; without it its arm is left out
+    pip install faiss-cpu   # in a separate environment; without it the FAISS arm is skipped
     python benchmarks/neighbours.py --records mmlu_pro.jsonl.gz \
       --json benchmarks/results/neighbours.json
 
-Rows and queries are drawn alike: a centre, and around it noise of a given length in all directions.
-Centres are the embeddings of recorded queries, of files in $DATA by the encoder in $MINILM, or
-random directions where none are named. Every arm builds in one process and answers in another,
-which reads what the first one wrote; queries come one at a time. The query's own embedding is no
-part of the times. FAISS's inverted file has as many lists and probes as ours, and finds rows only,
-where the others make scores and patterns of them.
+Measures time, memory and recall, and the time of a `cover` set after the search. Rows and queries
+are drawn from one distribution: a centre plus isotropic noise of a given length. Centres are
+embeddings of recorded queries (files in $DATA, encoder in $MINILM), or random directions without
+``--records``. Every arm builds its index in one process and answers from the written file in
+another, one query at a time; embedding the query is not part of the times. FAISS gets as many lists
+and probes as ours. Its times end with row numbers; ours include scores and neighbours' patterns.
 """
 
 import argparse
@@ -47,21 +47,21 @@ from racer_core.routers.neighbours import InvertedFile
 from racer_core.types import Score
 
 EXACT: Final = "all rows"
-OURS: Final = "lists"
+OURS: Final = "inverted file"
 FAISS: Final = "FAISS, inverted file"
 CANDIDATES: Final = 8
 K, REACH = 40, 200
 CALIBRATION_ROWS: Final = 10_000
 EXACT_TIMED: Final = 40  # queries; comparing with all rows is slow
-ROWS_PER_LIST: Final = 64  # that FAISS's k-means looks at, as ours; its own default is all rows
-AT_ONCE: Final = 8  # queries whose similarities to all rows are in memory together
+ROWS_PER_LIST: Final = 64  # for FAISS's k-means, as for ours
+AT_ONCE: Final = 8  # queries in one exact search, which holds their similarities to all rows
 ENCODER: Final = Path(__file__).parent / "results" / "encoder_cpu.json"
 ENCODER_RUN, ENCODER_ARM = "2 threads", "lean, float32"
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """An encoder of queries that are embedded already: a text is a number."""
+    """An encoder whose texts are row numbers of precomputed embeddings."""
 
     vectors: np.ndarray
     spec: EncoderSpec = SPEC
@@ -82,32 +82,29 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=384, help="of random centres")
     parser.add_argument("--noise", type=float, default=0.5, help="its length; a centre's is 1")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    rng = np.random.default_rng(given.seed)
+    parser.add_argument("--json", type=Path, help="write the result file here")
+    args = parser.parse_args()
+    rng = np.random.default_rng(args.seed)
     centres = (
-        recorded(given.records)
-        if given.records
-        else unit_rows(rng.standard_normal((given.centres, given.width), np.float32))
+        recorded(args.records)
+        if args.records
+        else unit_rows(rng.standard_normal((args.centres, args.width), np.float32))
     )
     manifest = rig.manifest(
-        rows=given.rows,
+        rows=args.rows,
         width=centres.shape[1],
         centres=len(centres),
-        records=given.records,
-        noise=given.noise,
-        seed=given.seed,
+        records=args.records,
+        noise=args.noise,
+        seed=args.seed,
         faiss=metadata.version("faiss-cpu") if find_spec("faiss") else None,
     )
     with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder, "rows.npy"), drawn(centres, given.rows, given.noise, rng))
-        np.save(Path(folder, "queries.npy"), drawn(centres, given.queries, given.noise, rng))
+        np.save(Path(folder, "rows.npy"), drawn(centres, args.rows, args.noise, rng))
+        np.save(Path(folder, "queries.npy"), drawn(centres, args.queries, args.noise, rng))
         arms = measured(Path(folder))
     document = {"manifest": manifest, "arms": arms, "encoder_s": encoder_s()}
-    document["markdown"] = markdown(document)
-    print(document["markdown"])
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rig.publish(document, markdown(document), args.json)
 
 
 def recorded(files: Sequence[str]) -> np.ndarray:
@@ -126,7 +123,7 @@ def drawn(centres: np.ndarray, count: int, noise: float, rng: np.random.Generato
 
 
 def measured(folder: Path) -> dict[str, dict[str, Any]]:
-    """Every arm that can be had here; the neighbours of the first are the true ones."""
+    """Every available arm; the exact search runs first and gives the true neighbours."""
     found: dict[str, dict[str, Any]] = {}
     for name in (EXACT, OURS, *([FAISS] if find_spec("faiss") else [])):
         with alone() as process:
@@ -141,7 +138,7 @@ def measured(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def alone() -> ProcessPoolExecutor:
-    """A fresh process, so that its memory is its own."""
+    """A fresh process, so that memory figures of arms do not mix."""
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
@@ -152,7 +149,7 @@ def recalled(found: np.ndarray, true: np.ndarray, count: int) -> float:
 
 
 def build(name: str, folder: Path) -> dict[str, Any]:
-    """Write an arm's index; what that took."""
+    """Write an arm's index; return its time and peak memory."""
     rows = np.load(folder / "rows.npy")
     before = held(os.getpid()).rss_kib
     begun = time.perf_counter()
@@ -161,7 +158,7 @@ def build(name: str, folder: Path) -> dict[str, Any]:
     else:
         labels = np.random.default_rng(1).random((len(rows), CANDIDATES)) < 0.5
         limit = len(rows) + 1 if name == EXACT else 1
-        # As `racer train` does: made for the most neighbours that validation rows may choose.
+        # As in `racer train`: for the largest number of neighbours that validation may choose.
         wide = KnnRouter.fit(rows, labels, K, max(NEIGHBOURS), exact_below=limit)
         router = wide.reaching(REACH)
         save_file(dict(router.tensors()), folder / f"{name}.safetensors")
@@ -172,7 +169,7 @@ def build(name: str, folder: Path) -> dict[str, Any]:
 
 
 def build_faiss(rows: np.ndarray, folder: Path) -> None:
-    """Its inverted file of whole rows, by cosine, with the lists and probes of ours."""
+    """FAISS's IVFFlat by inner product, with our numbers of lists and probes."""
     import faiss
 
     ours = load_file(folder / f"{OURS}.safetensors")
@@ -187,7 +184,7 @@ def build_faiss(rows: np.ndarray, folder: Path) -> None:
 
 
 def answer(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Open an arm's index and ask it; what that took, and the nearest rows of every query."""
+    """Open an arm's index and query it; return the figures, and every query's nearest rows."""
     queries = np.load(folder / "queries.npy")
     before = held(os.getpid()).rss_kib
     begun = time.perf_counter()
@@ -201,12 +198,12 @@ def answer(name: str, folder: Path) -> tuple[dict[str, Any], np.ndarray]:
     return {"open_s": opened, "mib": memory / 1024, **settings, **spent}, nearest()
 
 
-Ask = Callable[[int], dict[str, float]]  # of a query's number: the seconds that its parts took
+Ask = Callable[[int], dict[str, float]]  # query number to seconds of each part
 Opened = tuple[Ask, Callable[[], np.ndarray], Mapping[str, Any]]
 
 
 def open_router(name: str, folder: Path, queries: np.ndarray) -> Opened:
-    """Scores and neighbours' patterns of one query, and its set by `cover`."""
+    """Router scores, neighbours' patterns and the `cover` set of one query."""
     settings = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     router = KnnRouter.load(load_file(folder / f"{name}.safetensors"), settings)
     calibration = calibrated(router)
@@ -229,7 +226,7 @@ def open_router(name: str, folder: Path, queries: np.ndarray) -> Opened:
 
 
 def calibrated(router: KnnRouter) -> Calibration:
-    """Random rows: what a set costs depends on shapes alone."""
+    """A calibration on random rows: the time of a set depends on shapes alone."""
     rng = np.random.default_rng(2)
     patterns = PatternModel.of(router.labels)
     scores = rng.random((CALIBRATION_ROWS, CANDIDATES))
@@ -246,7 +243,7 @@ def calibrated(router: KnnRouter) -> Calibration:
 
 
 def open_faiss(name: str, folder: Path, queries: np.ndarray) -> Opened:
-    """Rows of one query, and no more."""
+    """The nearest rows of one query."""
     import faiss
 
     index = faiss.read_index(str(folder / name))
@@ -261,7 +258,7 @@ def open_faiss(name: str, folder: Path, queries: np.ndarray) -> Opened:
 
 
 def encoder_s() -> float:
-    """The median time of one query in our own forward, as benchmarks/encoder.py measured it."""
+    """The median time of one query in our own forward, from `encoder.py`'s results."""
     run = json.loads(ENCODER.read_text(encoding="utf-8"))["runs"][ENCODER_RUN]
     return statistics.median(
         each for one in run["rounds"] for each in one["seconds"][ENCODER_ARM]["1"]
@@ -269,19 +266,19 @@ def encoder_s() -> float:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """Where the figures are from, the aims, and a row for each arm."""
+    """Provenance, targets, and a row for each arm."""
     manifest, arms = document["manifest"], document["arms"]
-    given, ours = manifest["settings"], arms[OURS]
+    settings, ours = manifest["settings"], arms[OURS]
     both = [sum(each) for each in zip(ours["knn_s"], ours["cover_s"], strict=True)]
     goals = [
-        Goal("search in lists, p50", 1e3 * quantile(ours["knn_s"], 0.5), 5, unit=" ms"),
+        Goal("inverted file, p50", 1e3 * quantile(ours["knn_s"], 0.5), 5, unit=" ms"),
         *(
             Goal(f"recall of the {count} nearest", 100 * ours[f"recall_{count}"], 99, True, " %")
             for count in (K, REACH)
         ),
         Goal("`cover`, p50", 1e6 * quantile(ours["cover_s"], 0.5), 200, unit=" µs"),
         Goal(
-            f"both, p50, of the encoder's {1e3 * document['encoder_s']:.0f} ms",
+            f"search and `cover`, p50, of the encoder's {1e3 * document['encoder_s']:.0f} ms",
             100 * quantile(both, 0.5) / document["encoder_s"],
             5,
             unit=" %",
@@ -293,7 +290,6 @@ def markdown(document: Mapping[str, Any]) -> str:
         return [
             name,
             number(arm["build_s"], 0),
-            number(arm["build_mib"], 0),
             number(arm["open_s"], 1),
             number(arm["mib"], 0),
             *(number(1e3 * quantile(arm["knn_s"], q), 2) for q in (0.5, 0.95)),
@@ -303,22 +299,21 @@ def markdown(document: Mapping[str, Any]) -> str:
     head = (
         "search",
         "build, s",
-        "memory to build, MiB",
         "open, s",
-        "memory to answer, MiB",
+        "memory, MiB",
         "one query, p50 ms",
         "p95",
         f"recall of {K}",
         f"of {REACH}",
     )
-    kind = f"the queries of {', '.join(given['records'])}" if given["records"] else "random"
-    told = (
-        f"{rig.taken(manifest)}. {given['rows']:,} rows of "
-        f"{given['width']} numbers around {given['centres']:,} centres ({kind}), noise "
-        f"{given['noise']:g}; {len(ours['knn_s']):,} queries. The lists: {ours['lists']:,}, of "
-        f"which {ours['probes']} are probed; recall when that was chosen {ours['recall']:.4f}.\n"
+    records = settings["records"]
+    kind = f"queries of {', '.join(records)}" if records else "random"
+    where = (
+        f"{rig.taken(manifest)}. {settings['rows']:,} rows of {settings['width']} numbers around "
+        f"{settings['centres']:,} centres ({kind}), noise {settings['noise']:g}; "
+        f"{len(ours['knn_s']):,} queries; {ours['probes']} of {ours['lists']:,} lists probed.\n"
     )
-    return "\n".join((told, aims(goals), table(head, map(row, arms))))
+    return "\n".join((where, aims(goals), table(head, map(row, arms))))
 
 
 if __name__ == "__main__":

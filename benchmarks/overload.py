@@ -133,19 +133,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20, help="of a step")
     parser.add_argument("--latency-ms", type=float, default=20, help="of a candidate, +- 25 %%")
     parser.add_argument("--json", type=Path, help="write the document here, not to stdout")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        rig.running(Path(folder), given.latency_ms) as gateway,
+        rig.running(Path(folder), args.latency_ms) as gateway,
     ):
-        result = uvloop.run(measure(gateway, given.seconds))
-    settings = {"seconds": given.seconds, "latency_ms": given.latency_ms}
+        result = uvloop.run(measure(gateway, args.seconds))
+    settings = {"seconds": args.seconds, "latency_ms": args.latency_ms}
     document = json.dumps({"manifest": rig.manifest(**settings), **result}, indent=1)
     show(result)
-    if given.json is None:
+    if args.json is None:
         print(f"\n```json\n{document}\n```")
     else:
-        given.json.write_text(document + "\n", encoding="utf-8")
+        args.json.write_text(document + "\n", encoding="utf-8")
     if any(not seen <= most for _, seen, most in bars(result)):
         raise SystemExit(1)
 

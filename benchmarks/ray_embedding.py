@@ -8,7 +8,6 @@ cluster of two nodes that share this machine. Exit code 1 where a single bit dif
 
 import argparse
 import itertools
-import json
 import os
 import secrets
 import sys
@@ -35,11 +34,11 @@ def main() -> None:
     """Measure, and print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    manifest = rig.manifest(rows=given.rows, nodes=NODES)
+    parser.add_argument("--json", type=Path, help="write the result file here")
+    args = parser.parse_args()
+    manifest = rig.manifest(rows=args.rows, nodes=NODES)
     encoder = HuggingFaceEncoder(str(ENCODER))
-    texts = list(itertools.islice(queries.endless(0), given.rows))
+    texts = list(itertools.islice(queries.endless(0), args.rows))
     with tempfile.TemporaryDirectory() as folder:
         here, here_s = embedded(CachedEncoder(encoder, Path(folder) / "here.sqlite"), texts)
         with cluster() as address:
@@ -50,15 +49,12 @@ def main() -> None:
             there, there_s = embedded(over, texts)
     document: dict[str, Any] = {
         "manifest": manifest,
-        "rows": given.rows,
+        "rows": args.rows,
         "seconds": {"here": here_s, "cluster": there_s},
         "equal": np.array_equal(here.embeddings, there.embeddings)
         and np.array_equal(here.truncated, there.truncated),
     }
-    document["markdown"] = markdown(document)
-    print(document["markdown"])
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rig.publish(document, markdown(document), args.json)
     if not document["equal"]:
         sys.exit(1)
 

@@ -248,8 +248,16 @@ def taken(manifest: Mapping[str, Any]) -> str:
     return (
         f"`{manifest['command']}` at {manifest['commit']}, {manifest['taken_at'][:10]}: "
         f"{manifest['processor']}, {manifest['cores']} cores, load "
-        f"{manifest['load_average'][0]:.1f} before it began"
+        f"{manifest['load_average'][0]:.1f} at start"
     )
+
+
+def publish(document: Mapping[str, Any], markdown: str, path: Path | None) -> None:
+    """Print the tables of a result; write the file that `document.py` reads."""
+    print(markdown)
+    if path is not None:
+        text = json.dumps({**document, "markdown": markdown}, indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

@@ -213,17 +213,17 @@ def main() -> None:
     )
     parser.add_argument("--latency-ms", type=float, default=20, help="of a candidate, +- 25 %%")
     parser.add_argument("--json", type=Path, help="write the document with all samples here")
-    given = parser.parse_args()
+    args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
-        rig.running(Path(folder), given.latency_ms, watching=WATCHING) as gateway,
+        rig.running(Path(folder), args.latency_ms, watching=WATCHING) as gateway,
     ):
-        result = uvloop.run(run(gateway, given.minutes, given.rate))
+        result = uvloop.run(run(gateway, args.minutes, args.rate))
     show(result)
-    if given.json is not None:
-        settings = {"minutes": given.minutes, "latency_ms": given.latency_ms}
+    if args.json is not None:
+        settings = {"minutes": args.minutes, "latency_ms": args.latency_ms}
         document = {"manifest": rig.manifest(**settings), **result}
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     if any(not seen <= most for _, seen, most in bars(result)):
         raise SystemExit(1)
 

@@ -1,15 +1,14 @@
-"""What gateways cost their store, and how soon one knows what another did.
+"""Store load of gateways, and the delay until an activation reaches another gateway.
 
     python benchmarks/state.py --json benchmarks/results/state.json
 
-With SQLite in a temporary folder; and with PostgreSQL where `RACER_STORE_URL` names an *empty*
-database, which is not empty afterwards. Decisions are written as a gateway writes them, 500 in a
-transaction; all else is what a gateway does in the background, whatever its load.
+Uses SQLite in a temporary folder, and PostgreSQL if `RACER_STORE_URL` names an *empty* database,
+which is filled. Decisions are written as a gateway writes them, 500 in a transaction; the other
+figures are background work that does not depend on a gateway's load.
 """
 
 import argparse
 import asyncio
-import json
 import os
 import secrets
 import statistics
@@ -55,19 +54,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of writing decisions")
     parser.add_argument("--rows", type=int, default=100_000, help="of a large calibration")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    manifest = rig.manifest(rows=given.rows, seconds=given.seconds)
+    parser.add_argument("--json", type=Path, help="write the result file here")
+    args = parser.parse_args()
+    manifest = rig.manifest(rows=args.rows, seconds=args.seconds)
     with tempfile.TemporaryDirectory() as folder:
         urls = {"SQLite": f"sqlite:///{folder}/racer.db"}
         if url := os.environ.get("RACER_STORE_URL"):
             urls["PostgreSQL"] = url
-        found = {name: measured(url, given.seconds, given.rows) for name, url in urls.items()}
+        found = {name: measured(url, args.seconds, args.rows) for name, url in urls.items()}
     document: dict[str, Any] = {"manifest": manifest, "stores": found}
-    document["markdown"] = markdown(document)
-    print(document["markdown"])
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    rig.publish(document, markdown(document), args.json)
 
 
 def measured(url: str, seconds: float, rows: int) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def measured(url: str, seconds: float, rows: int) -> dict[str, Any]:
 
 
 def record(rows: int) -> CalibrationRecord:
-    """Random scores and labels: what is stored is as long as if they meant something."""
+    """A calibration on random rows: the stored size depends on shapes alone."""
     rng = np.random.default_rng(rows)
     scores = np.round(rng.random((rows, len(POOL))), 6)
     return CalibrationRecord(
@@ -115,7 +111,7 @@ def record(rows: int) -> CalibrationRecord:
 
 
 def notes(record: CalibrationRecord, count: int) -> list[DecisionRecord]:
-    """Decisions as they are remembered."""
+    """Decisions as they are stored."""
     rng = np.random.default_rng()
     usual = DecisionRecord(
         decision_id="",
@@ -150,7 +146,7 @@ def notes(record: CalibrationRecord, count: int) -> list[DecisionRecord]:
 def write(
     store: Store, record: CalibrationRecord, writers: int, seconds: float
 ) -> dict[str, float]:
-    """So many gateways write as fast as the store takes it."""
+    """Throughput of ``writers`` gateways that write without pause."""
     decision_store, counts = DecisionStore(store), [0] * writers
     ready = [[notes(record, BATCH) for _ in range(4)] for _ in range(writers)]
     start = threading.Barrier(writers + 1)
@@ -176,7 +172,7 @@ def write(
 
 
 def watch_s(store: Store, record: CalibrationRecord) -> float:
-    """Seconds for which a gateway holds the watch to add what it saw, with full bags."""
+    """Seconds for which one gateway locks the drift state to add a batch, with full samples."""
     full = replace(record, id=f"cal-{secrets.token_hex(8)}")
     rng = np.random.default_rng(0)
     full = replace(full, calibration=_longer(full.calibration, 12_000, rng))
@@ -209,13 +205,13 @@ def _longer(calibration: Calibration, rows: int, rng: np.random.Generator) -> Ca
 
 
 def leases_s(store: Store) -> float:
-    """Seconds of one drawing of all leases."""
+    """Seconds to draw the leases of all keys once."""
     held = {Limit(f"key-{number:03}", "requests", 600.0): 0.0 for number in range(KEYS)}
     return median_s(lambda: quota_leases.draw(store, "a gateway", held), times=20)
 
 
 def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
-    """Seconds from an activation's answer until another gateway decides with it, eleven times."""
+    """Seconds from an activation's response until another gateway uses it, eleven times."""
     other = replace(record, id=f"cal-{secrets.token_hex(8)}")
     store.add(other, activate=False)
 
@@ -223,9 +219,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
         with Store(url) as theirs:
             active, heard = ActiveCalibration(Metrics()), asyncio.Queue[str]()
 
-            async def hear(
-                record: CalibrationRecord,
-            ) -> None:  # at the moment when it begins to decide
+            async def hear(record: CalibrationRecord) -> None:  # called when it becomes active
                 heard.put_nowait(record.id)
 
             await active.tell(hear)
@@ -235,7 +229,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
                 times: list[float] = []
                 for turn in range(11):
                     wanted = (record, other)[turn % 2].id
-                    await asyncio.sleep(0.1 + 0.07 * turn)  # at any moment between two polls
+                    await asyncio.sleep(0.1 + 0.07 * turn)  # at varying moments between two polls
                     await asyncio.to_thread(store.activate, wanted, None, record.artifact)
                     began = time.monotonic()
                     while await heard.get() != wanted:
@@ -247,7 +241,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
 
 
 def median_s(work: Callable[[], object], times: int = TIMES) -> float:
-    """The median time of a piece of work."""
+    """The median duration of ``work``."""
     found: list[float] = []
     for _ in range(times):
         began = time.monotonic()
@@ -257,14 +251,14 @@ def median_s(work: Callable[[], object], times: int = TIMES) -> float:
 
 
 def version(store: Store) -> str:
-    """What the store is."""
+    """The database's version."""
     with connected(store) as (session, postgres):
-        asked = "SHOW server_version" if postgres else "SELECT sqlite_version()"
-        return str(session.scalar(text(asked)))
+        statement = "SHOW server_version" if postgres else "SELECT sqlite_version()"
+        return str(session.scalar(text(statement)))
 
 
 def size(store: Store) -> int:
-    """Bytes on disk of decisions and their indices."""
+    """Bytes on disk: decisions and their indices in PostgreSQL, the whole file in SQLite."""
     with connected(store) as (session, postgres):
         if postgres:
             return int(session.scalar(text("SELECT pg_total_relation_size('decisions')")) or 0)
@@ -274,13 +268,13 @@ def size(store: Store) -> int:
 
 @contextmanager
 def connected(store: Store) -> Iterator[tuple[Any, bool]]:
-    """A session, and whether it is PostgreSQL's."""
+    """A session, and whether its database is PostgreSQL."""
     with store.transaction() as session:
         yield session, session.connection().dialect.name == "postgresql"
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """What was aimed at, and the figures."""
+    """Provenance, targets and figures."""
     stores: dict[str, dict[str, Any]] = document["stores"]
     rows: list[list[str]] = []
     goals: list[Goal] = []
@@ -288,8 +282,8 @@ def markdown(document: dict[str, Any]) -> str:
         for count, times in found["seen_ms"].items():
             goals.append(
                 Goal(
-                    f"{name}: a calibration of {int(count):,} rows is used by another gateway, "
-                    "the longest of 11",
+                    f"{name}: activation of {int(count):,} rows used by another gateway, "
+                    "slowest of 11",
                     max(times) / 1e3,
                     SEEN_S,
                     unit=" s",
@@ -312,10 +306,10 @@ def markdown(document: dict[str, Any]) -> str:
         "store",
         f"decisions/s, {', '.join(map(str, WRITERS))} writers",
         "bytes a decision",
-        "adding 500 queries to the watch, ms",
-        "asking what is active, ms",
+        "adding 500 queries to the drift state, ms",
+        "polling the active calibration, ms",
         f"drawing {KEYS} leases, ms",
-        "an activation seen elsewhere, ms, by rows",
+        "an activation used elsewhere, ms, by rows",
     ]
     return "\n\n".join([rig.taken(document["manifest"]), aims(goals), table(head, rows)])
 

@@ -137,5 +137,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--latency-ms", type=float, default=20)
     parser.add_argument("--gap-ms", type=float, default=0, help="between a stream's letters")
-    given = parser.parse_args()
-    uvloop.run(serve(given.latency_ms / 1e3, given.gap_ms / 1e3))
+    args = parser.parse_args()
+    uvloop.run(serve(args.latency_ms / 1e3, args.gap_ms / 1e3))

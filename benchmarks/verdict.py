@@ -1,7 +1,7 @@
-"""What the figures of a comparison come to: medians, ratios, goals, and the tables that say so.
+"""Statistics and tables of a comparison: medians, ratios, targets, Markdown.
 
 Pure functions of the document that `compare.py` writes. Every difference and ratio is taken within
-a round, where both arms ran side by side, and the median is that of the rounds.
+a round, in which both arms ran one after the other; the reported figure is the median of rounds.
 """
 
 import math
@@ -15,7 +15,7 @@ Document = Mapping[str, Any]
 
 
 class Arm(StrEnum):
-    """What is compared."""
+    """A way to get an answer; the compared systems."""
 
     DIRECT = "direct"
     BARE_1 = "bare x1"
@@ -36,17 +36,22 @@ FLOOR = {Arm.PINNED: Arm.BARE_1, Arm.SET_1: Arm.BARE_1, Arm.SET_3: Arm.BARE_3}
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is aimed at, and what was seen; NaN: not measured."""
+    """A measured figure and its target.
+
+    Attributes:
+        seen: The figure; NaN: not measured.
+        least: The bound is a minimum, else a maximum.
+    """
 
     name: str
     seen: float
     bound: float
-    least: bool = False  # the bound is the least that it should be, else the most
+    least: bool = False
     unit: str = ""
 
     @property
     def said(self) -> str:
-        """In a word."""
+        """Whether the target is met, as a word."""
         if math.isnan(self.seen):
             return "not measured"
         return (
@@ -57,24 +62,24 @@ class Goal:
 
 
 def typical(document: Document, arm: Arm, cell: str, figure: str) -> float:
-    """The median over the rounds; NaN where it was not measured."""
+    """The median over rounds; NaN if not measured."""
     return _median(_rounds(document, arm, cell, figure))
 
 
 def added(document: Document, arm: Arm, cell: str, figure: str) -> float:
-    """What an arm has more than the candidates have when they are asked directly."""
+    """The median difference to the candidates called directly."""
     pairs = _pairs(document, arm, Arm.DIRECT, cell, figure)
     return _median([one - other for one, other in pairs])
 
 
 def ratio(document: Document, arm: Arm, other: Arm) -> float:
-    """Of the throughputs."""
+    """The median ratio of throughputs."""
     pairs = _pairs(document, arm, other, "closed", "rate")
     return _median([one / other for one, other in pairs])
 
 
 def per_letter(document: Document, arm: Arm) -> float:
-    """Microseconds of processor for one letter of a stream: from a long answer less a short one."""
+    """CPU microseconds for one letter of a stream: long streams minus short ones, by letters."""
     long, short = (
         list(
             zip(
@@ -92,11 +97,9 @@ def per_letter(document: Document, arm: Arm) -> float:
 
 
 def goals(document: Document) -> list[Goal]:
-    """All that is aimed at."""
+    """All targets."""
     times = [
-        Goal(
-            f"throughput of `{arm}`, of `{other}`'s", ratio(document, arm, other), bound, True, " x"
-        )
+        Goal(f"throughput, `{arm}` / `{other}`", ratio(document, arm, other), bound, True, " x")
         for arm, other, bound in (
             (Arm.SET_1, Arm.LITELLM, 20),
             (Arm.SET_1, Arm.BARE_1, 0.5),
@@ -106,7 +109,7 @@ def goals(document: Document) -> list[Goal]:
     ]
     delays = [
         Goal(
-            f"added {figure} of `{arm}` at 60/s",
+            f"added {figure}, `{arm}`, 60/s",
             added(document, arm, "open", f"{figure}_ms"),
             most,
             unit=" ms",
@@ -121,28 +124,26 @@ def goals(document: Document) -> list[Goal]:
     return [
         *times,
         *delays,
+        Goal(f"added p50 of the first token, `{Arm.SET_1}`, 25/s", first, 0.5, unit=" ms"),
         Goal(
-            f"`{Arm.SET_1}` streaming at 25/s: added p50 of the first token", first, 0.5, unit=" ms"
-        ),
-        Goal(
-            f"`{Arm.SET_1}` streaming: processor per chunk",
+            f"CPU per streamed chunk, `{Arm.SET_1}`",
             per_letter(document, Arm.SET_1),
             40,
             unit=" µs",
         ),
         Goal(
-            f"a decision seen before: `{Arm.ROUTE}` at 60/s, p50 over `direct`",
+            f"cached decision: added p50, `{Arm.ROUTE}`, 60/s",
             again,
             0.3,
             unit=" ms",
         ),
-        Goal(f"`{WITH_TORCH}`: from its start to its first answer", ready_s, 6, unit=" s"),
-        Goal(f"`{PINNED_ONLY}`: memory at rest", rest_mb, 150, unit=" MB"),
+        Goal(f"start, `{WITH_TORCH}`", ready_s, 6, unit=" s"),
+        Goal(f"memory at rest, `{PINNED_ONLY}`", rest_mb, 150, unit=" MB"),
     ]
 
 
 def markdown(document: Document) -> str:
-    """Where the figures are from, all tables, and the place of the picture."""
+    """Provenance, all tables, and the picture."""
     parts = [
         _provenance(document),
         aims(goals(document)),
@@ -162,7 +163,7 @@ def _provenance(document: Document) -> str:
     day = manifest["taken_at"].partition("T")[0]
     return (
         f"`{manifest['command']}` at {manifest['commit']}, {day}: {manifest['processor']}, "
-        f"{manifest['cores']} cores, load {manifest['load_average'][0]:.1f} before it began; "
+        f"{manifest['cores']} cores, load {manifest['load_average'][0]:.1f} at start; "
         f"Python {manifest['python']}, {peer}.\n"
     )
 
@@ -185,7 +186,7 @@ def _throughput(document: Document) -> str:
     head = (
         "requests/s, 16 connections",
         "of its core",
-        "processor, ms a request",
+        "CPU, ms a request",
         "x bare",
         "x LiteLLM",
         "added p50, p95, p99 at 60/s, ms",
@@ -200,17 +201,10 @@ def _streams(document: Document) -> str:
         return [
             arm,
             ", ".join(number(each, 2) for each in first),
-            number(typical(document, arm, "short", "cpu_ms"), 2),
-            number(typical(document, arm, "long", "cpu_ms"), 2),
             number(per_letter(document, arm), 0),
         ]
 
-    direct = document["arms"][Arm.DIRECT]["rounds"][0]
-    short, long = (
-        f"processor, ms a stream of {direct[each]['letters']:.0f} letters"
-        for each in ("short", "long")
-    )
-    head = ("streams at 25/s", "first token: added p50, p99, ms", short, long, "µs a letter")
+    head = ("streams at 25/s", "first token: added p50, p99, ms", "CPU, µs a letter")
     return table(head, map(row, _measured(document, "short")))
 
 
@@ -233,17 +227,17 @@ def _load(document: Document) -> str:
     head = (
         "under load",
         "knee, requests/s (connections)",
-        f"at {document['beyond']} x the knee: answered, of the knee",
+        f"at {document['beyond']} x the knee: answered / knee",
         "refused with `retry-after`",
         "errors",
         "p99 of answers; of refusals, ms",
-        f"memory over {document['requests']:,} requests, KiB per 1,000 (95 %)",
+        f"memory growth over {document['requests']:,} requests, KiB per 1,000 (95 %)",
     )
     arms = [arm for arm in Arm if "beyond" in document["arms"].get(arm, {})]
     return table(head, map(row, arms))
 
 
-LATE_MS = 10.0  # the generator's own p99, past which the figures are not the gateway's
+LATE_MS = 10.0  # p99 lateness of the generator above which it limits the figures
 
 
 def _started(document: Document, process: str, figure: str) -> float:
@@ -255,18 +249,18 @@ def _starts(document: Document) -> str:
         [name, number(each["ready_s"], 1), number(each["rest_mib"], 0)]
         for name, each in document["starts"].items()
     )
-    return table(("process", "from its start to its first answer, s", "memory at rest, MiB"), rows)
+    return table(("process", "start to first answer, s", "memory at rest, MiB"), rows)
 
 
 def aims(found: Sequence[Goal]) -> str:
-    """What is aimed at, what was seen, and in a word whether it was met."""
+    """The table of targets."""
 
     def row(goal: Goal) -> list[str]:
         sign = "≥" if goal.least else "≤"
         seen = f"{number(goal.seen, 2)}{goal.unit}"
         return [goal.name, seen, f"{sign} {goal.bound:g}{goal.unit}", goal.said]
 
-    return table(("aim", "seen", "aimed at", ""), map(row, found))
+    return table(("figure", "measured", "target", ""), map(row, found))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -297,5 +291,5 @@ def _median(values: Sequence[float]) -> float:
 
 
 def number(value: float, digits: int) -> str:
-    """As it is written; NaN is a dash."""
+    """A number with a fixed number of digits; NaN is a dash."""
     return "–" if math.isnan(value) else f"{value:,.{digits}f}"

@@ -166,19 +166,19 @@ def test_every_aim_can_be_missed_alone() -> None:
     )
     missed = [each.name for each in goals(slower) if each.said == "MISSED"]
     assert missed == [
-        "throughput of `racer, set of 1`, of `LiteLLM`'s",
-        "throughput of `racer, set of 1`, of `bare x1`'s",
-        "throughput of `racer, set of 3`, of `LiteLLM`'s",
-        "throughput of `racer, set of 3`, of `bare x3`'s",
-        "added p50 of `racer, set of 3` at 60/s",
+        "throughput, `racer, set of 1` / `LiteLLM`",
+        "throughput, `racer, set of 1` / `bare x1`",
+        "throughput, `racer, set of 3` / `LiteLLM`",
+        "throughput, `racer, set of 3` / `bare x3`",
+        "added p50, `racer, set of 3`, 60/s",
     ]
     streaming = a_document(SET_1=an_arm(2_400, 0.6, 45), ROUTE=an_arm(4_000, 0.5, 0))
     missed = [each.name for each in goals(streaming) if each.said == "MISSED"]
     assert len(missed) == 3
-    assert [name.partition(":")[0] for name in missed] == [
-        "`racer, set of 1` streaming at 25/s",
-        "`racer, set of 1` streaming",
-        "a decision seen before",
+    assert missed == [
+        "added p50 of the first token, `racer, set of 1`, 25/s",
+        "CPU per streamed chunk, `racer, set of 1`",
+        "cached decision: added p50, `racer, route only`, 60/s",
     ]
     started = {PINNED_ONLY: {"rest_mib": 144.0}, WITH_TORCH: {"ready_s": 6.1}}
     slow = goals(a_document() | {"starts": started})[-2:]
