@@ -11,8 +11,8 @@ import uvloop
 
 import app
 from app.upstream.http_client import UpstreamClient
+from tests.support.gateway import ONE
 
-from .conftest import ONE
 from .test_cost import Instant, application, ask, calibrated, chat, posted
 
 __all__ = ["calibrated"]  # a fixture

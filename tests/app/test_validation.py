@@ -20,8 +20,7 @@ from app.wire.schemas import (
     LevelsRequest,
     RouteRequest,
 )
-
-from .conftest import ONE, candidates, configure, user
+from tests.support.gateway import ONE, candidates, configure, user
 
 URL = "http://127.0.0.1:1/v1"
 SECRET = "CANARY-7f3a91"
