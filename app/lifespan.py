@@ -32,6 +32,7 @@ from app.store import Store
 from app.telemetry.loop_lag import LoopLag
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer, open_tracer
+from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
 from racer_core.racer import Trained
@@ -117,6 +118,7 @@ async def open_services(
             tracer=tracer,
             direct=NamedCandidateService(settings, fleet),
             router=router,
+            ui_assets=Assets(),
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 
+from app.api.routes import ROUTES
 from app.errors import SettingsError
 from app.http.connection import Connection, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
@@ -148,7 +149,11 @@ def _config(services: Services) -> ConnectionConfig:
     most = limits.connections_per_address if services.keys.has("data") else None
     refused = RefusedConnections(services.metrics.connection_refusals)
     return ConnectionConfig(
-        create_gateway(services), limits, UnauthenticatedConnections(most), refused
+        create_gateway(services),
+        limits=limits,
+        unauthenticated=UnauthenticatedConnections(most),
+        refused=refused,
+        upload_paths=ROUTES.upload_paths,
     )
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated
-
-from fastapi import Depends, Request
 
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
@@ -21,6 +18,7 @@ from app.settings import Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
+from app.ui.assets import Assets
 
 
 class Drain:
@@ -76,6 +74,7 @@ class Services:
     tracer: Tracer | None
     direct: NamedCandidateService
     router: RouterServices | None
+    ui_assets: Assets
 
     @property
     def store(self) -> Store:
@@ -102,10 +101,3 @@ class Services:
         if self.router is None:
             raise NoRouter
         return self.router
-
-
-async def _services(request: Request) -> Services:
-    return request.app.state.services
-
-
-OpenServices = Annotated[Services, Depends(_services)]

@@ -1,1 +1,1 @@
-"""Who may ask and how much: keys, roles, quotas, allowed hosts and failed logins."""
+"""Access rules: API keys, quotas, quota leases, allowed hosts, failed logins."""

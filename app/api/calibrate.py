@@ -8,20 +8,21 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline, json_body
+from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline
 from app.calibrations.jobs import Job
 from app.calibrations.upload import receive, spool_folder
-from app.services import OpenServices
+from app.route_table import JsonBody, Routes
+from app.services import Services
 from app.wire import bodies, sse
 from app.wire.schemas import ActivateRequest, CalibrateOptions, CalibrateQuery
 from racer_core import strict_json
 
-router = APIRouter(tags=["calibration"])
+routes = Routes("calibration")
 
-ACTIVATION_BYTES: Final = 64 * 2**10
+ACTIVATE_BODY: Final = JsonBody(ActivateRequest, max_bytes=64 * 2**10, is_required=False)
 _ROWS_SCHEMA: Final = {
     "type": "object",
     "required": ["rows"],
@@ -39,8 +40,12 @@ _FILE_SCHEMA: Final = {
 _BINARY_SCHEMA: Final = {"type": "string", "format": "binary"}
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/calibrate",
+    role="admin",
+    alias="/v1/calibrate",
+    is_upload=True,
     summary="Recalibrate from labelled rows",
     responses=errors(*KEYED, *BODY, 409, 507)
     | {202: {"description": "A job; `location` says where to ask for it."}},
@@ -60,8 +65,7 @@ _BINARY_SCHEMA: Final = {"type": "string", "format": "binary"}
         },
     },
 )
-@router.post("/v1/calibrate", include_in_schema=False)
-async def calibrate(request: Request, services: OpenServices) -> Response:
+async def calibrate(request: Request, services: Services) -> Response:
     """Rows as JSON, NDJSON, CSV, parquet or a file; nothing changes unless every row is valid.
 
     Options are fields of the JSON body, form fields, or query parameters. Large uploads are
@@ -88,81 +92,106 @@ async def calibrate(request: Request, services: OpenServices) -> Response:
     return bodies.json_response(job.outcome())
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/calibrations/jobs",
+    role="admin",
     summary="Calibrations under way and lately ended, newest first",
     responses=errors(*KEYED),
 )
-async def list_jobs(services: OpenServices) -> Response:
+async def list_jobs(_: Request, services: Services) -> Response:
     """For whoever lost the answer that named a job."""
     jobs = [job.as_json() for job in services.calibrations.jobs.all()]
     return bodies.json_response({"object": "list", "data": jobs})
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/calibrations/jobs/{job_id}",
+    role="admin",
     summary="How far a calibration is",
     responses=errors(*KEYED, 404),
 )
-async def get_job(job_id: str, services: OpenServices) -> Response:
+async def get_job(request: Request, services: Services) -> Response:
     """Status, phase, and in the end the result or the error."""
-    return bodies.json_response({"job": services.calibrations.jobs.get(job_id).as_json()})
+    return bodies.json_response(
+        {"job": services.calibrations.jobs.get(request.path_params["job_id"]).as_json()}
+    )
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/calibrations/jobs/{job_id}/events",
+    role="admin",
     summary="The progress of a calibration, live",
     response_class=Response,
     responses=errors(*KEYED, 404) | content(EVENTS),
 )
-async def job_events(job_id: str, services: OpenServices) -> Response:
+async def job_events(request: Request, services: Services) -> Response:
     """Server-sent events, each the whole job; the stream ends with the job."""
-    job = services.calibrations.jobs.get(job_id)
+    job = services.calibrations.jobs.get(request.path_params["job_id"])
     events = _events(job, services.settings.limits.comment_every_s)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
-@router.delete(
+@routes.add(
+    "DELETE",
     "/calibrations/jobs/{job_id}",
+    role="admin",
     summary="Cancel a calibration",
     responses=errors(*KEYED, 404, 409),
 )
-async def cancel_job(job_id: str, services: OpenServices) -> Response:
+async def cancel_job(request: Request, services: Services) -> Response:
     """Nothing is changed by it then; 409 once it is too late."""
     return bodies.json_response(
-        {"job": (await services.calibrations.jobs.cancel(job_id)).as_json()}
+        {"job": (await services.calibrations.jobs.cancel(request.path_params["job_id"])).as_json()}
     )
 
 
-@router.get("/calibrations", summary="All calibrations, newest first", responses=errors(*KEYED))
-async def list_calibrations(services: OpenServices) -> Response:
+@routes.add(
+    "GET",
+    "/calibrations",
+    role="admin",
+    summary="All calibrations, newest first",
+    responses=errors(*KEYED),
+)
+async def list_calibrations(_: Request, services: Services) -> Response:
     """History with evidence."""
     summaries = await services.store.run(services.store.summaries)
     return bodies.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
 
 
-@router.get(
-    "/calibrations/{calibration_id}", summary="One calibration", responses=errors(*KEYED, 404)
+@routes.add(
+    "GET",
+    "/calibrations/{calibration_id}",
+    role="admin",
+    summary="One calibration",
+    responses=errors(*KEYED, 404),
 )
-async def get_calibration(calibration_id: str, services: OpenServices) -> Response:
+async def get_calibration(request: Request, services: Services) -> Response:
     """Options and evidence."""
-    summary = await services.store.run(services.store.summary, calibration_id)
+    summary = await services.store.run(
+        services.store.summary, request.path_params["calibration_id"]
+    )
     return bodies.json_response(asdict(summary))
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/calibrations/{calibration_id}/activate",
+    role="admin",
     summary="Make a calibration the active one",
     responses=errors(*KEYED, 404, 409, 413, 422, 507),
-    openapi_extra=json_body(ActivateRequest, required=False),
+    body=ACTIVATE_BODY,
 )
-async def activate(calibration_id: str, request: Request, services: OpenServices) -> Response:
+async def activate(request: Request, services: Services) -> Response:
     """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
-    most = min(ACTIVATION_BYTES, services.settings.limits.body_bytes)
-    data = await bodies.read_body(request, most)
+    data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
-    record = await services.calibrations.activate(calibration_id, options.expected_active_id)
+    record = await services.calibrations.activate(
+        request.path_params["calibration_id"], options.expected_active_id
+    )
     return bodies.json_response({"id": record.id, "active": True, "evidence": record.evidence})
 
 

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Final
 
-from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from fastapi import Request, Response
+
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors
 from app.api.request_limits import check_fields
 from app.api.respond import ParsedRequest, respond
+from app.route_table import JsonBody, Routes
 from app.routing import query
-from app.services import OpenServices
-from app.wire import bodies, candidate_payload
+from app.services import Services
+from app.wire import candidate_payload
 from app.wire.chat import Chat
 from app.wire.schemas import ChatRequest, RacerOptions
 
-router = APIRouter(tags=["openai"])
+routes = Routes("openai")
+
+CHAT_BODY: Final = JsonBody(ChatRequest)
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/v1/chat/completions",
+    role="data",
+    body=CHAT_BODY,
+    is_traced=True,
     summary="Chat completion by a calibrated set of candidates",
     responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
-    openapi_extra=json_body(ChatRequest),
 )
-async def chat_completions(request: Request, services: OpenServices) -> Response:
+async def chat_completions(request: Request, services: Services) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
     settings = services.settings
-    body, raw = await bodies.read(request, ChatRequest, settings.limits.body_bytes)
+    body, raw = await CHAT_BODY.read(request, settings.limits)
     fields = candidate_payload.passed_through(raw)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Final
 
-from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from fastapi import Request, Response
+
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors
 from app.api.request_limits import check_fields, texts
 from app.api.respond import ParsedRequest, respond
+from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.query import Query
-from app.services import OpenServices
+from app.services import Services
 from app.settings import Settings
-from app.wire import bodies, candidate_payload
+from app.wire import candidate_payload
 from app.wire.completions import Completions
 from app.wire.schemas import CompletionRequest, RacerOptions
 from racer_core.errors import InputError
 
-router = APIRouter(tags=["openai"])
+routes = Routes("openai")
+
+COMPLETION_BODY: Final = JsonBody(CompletionRequest)
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/v1/completions",
+    role="data",
+    body=COMPLETION_BODY,
+    is_traced=True,
     summary="Text completion by a calibrated set of candidates",
     responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
-    openapi_extra=json_body(CompletionRequest),
 )
-async def completions(request: Request, services: OpenServices) -> Response:
+async def completions(request: Request, services: Services) -> Response:
     """Routing needs one text as the prompt; a named candidate takes whatever its server takes."""
     settings = services.settings
-    body, raw = await bodies.read(request, CompletionRequest, settings.limits.body_bytes)
+    body, raw = await COMPLETION_BODY.read(request, settings.limits)
     fields = candidate_payload.passed_through(raw)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options

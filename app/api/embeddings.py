@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Final
+
+from fastapi import Request, Response
 
 from app.api.models import unknown_model
-from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
+from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
 from app.api.respond import check_allowed, unless_left
 from app.errors import NotFound
-from app.services import OpenServices
+from app.route_table import JsonBody, Routes
+from app.services import Services
 from app.settings import AUTO
 from app.wire import bodies, candidate_payload
 from app.wire.schemas import EmbeddingsRequest
 
-router = APIRouter(tags=["openai"])
+routes = Routes("openai")
+
+EMBEDDINGS_BODY: Final = JsonBody(EmbeddingsRequest)
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/v1/embeddings",
+    role="data",
+    body=EMBEDDINGS_BODY,
+    is_traced=True,
     summary="Embeddings by the candidate that serves them",
     responses=errors(*KEYED, *BODY, *CALLS),
-    openapi_extra=json_body(EmbeddingsRequest),
 )
-async def embeddings(request: Request, services: OpenServices) -> Response:
+async def embeddings(request: Request, services: Services) -> Response:
     """`auto` is the candidate that the configuration names for it; any other must be named."""
     settings = services.settings
-    body, raw = await bodies.read(request, EmbeddingsRequest, settings.limits.body_bytes)
+    body, raw = await EMBEDDINGS_BODY.read(request, settings.limits)
     name = settings.embeddings if body.model == AUTO else body.model
     if name is None:
         raise NotFound(

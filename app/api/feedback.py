@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.access.api_keys import caller_of
-from app.api.openapi import BODY, KEYED, errors, json_body
+from app.api.openapi import BODY, KEYED, errors
 from app.monitoring.feedback import verdicts_as_json
-from app.services import OpenServices
+from app.route_table import JsonBody, Routes
+from app.services import Services
 from app.wire import bodies
 
-router = APIRouter(tags=["feedback"])
+routes = Routes("feedback")
 
 MAX_BYTES: Final = 64 * 2**10
 DecisionId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -38,28 +39,36 @@ class AcceptRequest(BaseModel):
     decision_ids: list[DecisionId] = Field(min_length=1, max_length=1000)
 
 
-@router.post(
+FEEDBACK_BODY: Final = JsonBody(FeedbackRequest, max_bytes=MAX_BYTES)
+ACCEPT_BODY: Final = JsonBody(AcceptRequest, max_bytes=MAX_BYTES)
+
+
+@routes.add(
+    "POST",
     "/feedback",
+    role="data",
+    body=FEEDBACK_BODY,
     summary="Say which candidates answered right",
     responses=errors(*KEYED, *BODY, 404, 409, 507),
-    openapi_extra=json_body(FeedbackRequest),
 )
-async def feedback(request: Request, services: OpenServices) -> Response:
+async def feedback(request: Request, services: Services) -> Response:
     """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
-    body, _ = await bodies.read(request, FeedbackRequest, MAX_BYTES)
+    body, _ = await FEEDBACK_BODY.read(request, services.settings.limits)
     said = await services.monitor.feedback.say(body.decision_id, body.correct, caller_of(request))
     return bodies.json_response(said.as_json())
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/feedback/accept",
+    role="admin",
+    body=ACCEPT_BODY,
     summary="Let waiting verdicts count",
     responses=errors(*KEYED, *BODY, 404, 507),
-    openapi_extra=json_body(AcceptRequest),
 )
-async def accept(request: Request, services: OpenServices) -> Response:
+async def accept(request: Request, services: Services) -> Response:
     """Of all these decisions or of none."""
-    body, _ = await bodies.read(request, AcceptRequest, MAX_BYTES)
+    body, _ = await ACCEPT_BODY.read(request, services.settings.limits)
     accepted = await services.monitor.feedback.accept(body.decision_ids)
     data: list[dict[str, Any]] = [verdicts_as_json(known) for known in accepted]
     return bodies.json_response({"object": "list", "data": data})

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Request, Response
 
 from app.api.openapi import KEYED, errors
 from app.errors import NotFound
-from app.services import OpenServices
+from app.route_table import Routes
+from app.services import Services
 from app.wire import bodies
 
-router = APIRouter(tags=["openai"])
+routes = Routes("openai")
 
 
-@router.get("/v1/models", summary="The router and its candidates", responses=errors(*KEYED))
-async def list_models(services: OpenServices) -> Response:
+@routes.add(
+    "GET",
+    "/v1/models",
+    role="data",
+    summary="The router and its candidates",
+    responses=errors(*KEYED),
+)
+async def list_models(_: Request, services: Services) -> Response:
     """`auto` first, then its named pools and the candidates."""
     names = services.settings.models
     return bodies.json_response({"object": "list", "data": [_model(name) for name in names]})
 
 
-@router.get("/v1/models/{model_id:path}", summary="One model", responses=errors(*KEYED, 404))
-async def get_model(model_id: str, services: OpenServices) -> Response:
+@routes.add(
+    "GET",
+    "/v1/models/{model_id:path}",
+    role="data",
+    summary="One model",
+    responses=errors(*KEYED, 404),
+)
+async def get_model(request: Request, services: Services) -> Response:
     """404 `model_not_found` for anything else."""
+    model_id: str = request.path_params["model_id"]
     if model_id not in services.settings.models:
         raise unknown_model(model_id, services.settings.models)
     return bodies.json_response(_model(model_id))

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from app.access.api_keys import caller_of
 from app.api.openapi import KEYED, content, errors
 from app.monitoring.feedback import verdicts_as_json
-from app.services import OpenServices
+from app.route_table import Routes
+from app.services import Services
 from app.wire import bodies
 
-router = APIRouter(tags=["watching"])
+routes = Routes("watching")
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/decisions/{decision_id}",
+    role="data",
     summary="One decision, as it is remembered",
     responses=errors(*KEYED, 404),
 )
-async def get_decision(decision_id: str, request: Request, services: OpenServices) -> Response:
+async def get_decision(request: Request, services: Services) -> Response:
     """Its own key's, or an admin's to see."""
-    known = await services.monitor.feedback.known(decision_id, caller_of(request))
+    known = await services.monitor.feedback.known(
+        request.path_params["decision_id"], caller_of(request)
+    )
     verdicts = {name: asdict(each) for name, each in known.verdicts.items()}
     return bodies.json_response(
         known.note.as_json()
@@ -34,41 +39,53 @@ async def get_decision(decision_id: str, request: Request, services: OpenService
     )
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/decisions/{decision_id}/verify",
+    role="admin",
     summary="Decide again what was decided",
     responses=errors(*KEYED, 404),
 )
-async def verify(decision_id: str, services: OpenServices) -> Response:
+async def verify(request: Request, services: Services) -> Response:
     """Threshold and set recomputed from the stored scores, beside what was said then."""
-    verification = await services.monitor.verification(decision_id)
+    verification = await services.monitor.verification(request.path_params["decision_id"])
     return bodies.json_response(verification.as_json())
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/drift",
+    role="admin",
     summary="Drift alarms, and the risk that feedback shows",
     responses=errors(*KEYED),
 )
-async def drift(services: OpenServices) -> Response:
+async def drift(_: Request, services: Services) -> Response:
     """Of the active calibration."""
     return bodies.json_response(await services.monitor.drift())
 
 
-@router.post("/drift/reset", summary="Begin the drift alarms again", responses=errors(*KEYED, 507))
-async def reset(services: OpenServices) -> Response:
+@routes.add(
+    "POST",
+    "/drift/reset",
+    role="admin",
+    summary="Begin the drift alarms again",
+    responses=errors(*KEYED, 507),
+)
+async def reset(_: Request, services: Services) -> Response:
     """With a new false-alarm probability: say so where you report the old one."""
     await services.monitor.reset()
     return bodies.json_response(await services.monitor.drift())
 
 
-@router.get(
+@routes.add(
+    "GET",
     "/shadow/rows",
+    role="admin",
     summary="The judged shadow sample as labelled rows",
     response_class=Response,
     responses=errors(*KEYED) | content("application/x-ndjson"),
 )
-async def shadow_rows(services: OpenServices) -> Response:
+async def shadow_rows(_: Request, services: Services) -> Response:
     """JSON lines with router scores instead of queries, for `POST /calibrate`."""
     rows = await services.monitor.shadow_rows()
     return Response(rows, media_type="application/x-ndjson")

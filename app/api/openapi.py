@@ -1,18 +1,27 @@
-"""Bodies, errors and keys in the interface description.
+"""OpenAPI document: built by FastAPI from the route table.
 
-Handlers read bytes, and keys are judged before there is a handler: FastAPI sees neither.
+FastAPI derives documents from the signatures of endpoints. Handlers here read bodies from the
+request, and access control checks keys before dispatch, so parameters, bodies, errors and security
+are stated explicitly.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from fastapi import FastAPI
+from fastapi import Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
+from starlette.routing import compile_path
 
-from app.access.route_roles import DOORS, Door
 from app.errors import RETRY_AFTER_S
+from app.route_table import JsonBody, Route, RouteRole
+from racer_core import __version__
 
+TITLE: Final = "RACER gateway"
 Responses = dict[int | str, dict[str, Any]]
 
 EVENTS: Final = "text/event-stream"
@@ -58,29 +67,65 @@ _KEYS: Final = {
         "description": "A key whose role is admin.",
     },
 }
-# One of these keys opens the door.
-_OPENED_BY: Final[dict[Door, tuple[str, ...]]] = {
+# Any one of these keys suffices.
+_KEYS_OF_ROLE: Final[dict[RouteRole, tuple[str, ...]]] = {
     "public": (),
     "data": ("data_key", "admin_key"),
     "admin": ("admin_key",),
 }
 
 
-class DescribedAPI(FastAPI):
-    """A FastAPI application whose description says which key opens what."""
+def openapi_document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The OpenAPI document of all routes that have a summary."""
+    document = get_openapi(
+        title=TITLE,
+        version=__version__,
+        summary="Routes each query to a calibrated set of language models and merges their answers",
+        routes=[_api_route(route) for route in routes if route.summary is not None],
+    )
+    document["components"]["securitySchemes"] = _KEYS
+    return document
 
-    def openapi(self) -> dict[str, Any]:
-        """FastAPI's document, which it keeps, with the locks of the table of doors."""
-        document = super().openapi()
-        document["components"]["securitySchemes"] = _KEYS
-        doors: dict[str, Door] = {
-            route.replace(":path}", "}"): door for route, door in DOORS.items()
+
+def _api_route(route: Route) -> APIRoute:
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "title": name.replace("_", " ").title()},
         }
-        for path, operations in document["paths"].items():
-            for method, operation in operations.items():
-                opened_by = _OPENED_BY[doors[f"{method.upper()} {path}"]]
-                operation["security"] = [{key: []} for key in opened_by]
-        return document
+        for name in compile_path(route.path)[2]
+    ]
+    extra: dict[str, Any] = {"security": [{key: []} for key in _KEYS_OF_ROLE[route.role]]}
+    if parameters:
+        extra["parameters"] = parameters
+    if route.body is not None:
+        extra["requestBody"] = _request_body(route.body)
+    return APIRoute(
+        route.path,
+        _endpoint,
+        methods=[route.method],
+        name=route.handler.__name__,
+        summary=route.summary,
+        description=inspect.cleandoc(route.handler.__doc__ or ""),
+        tags=[*route.tags],
+        responses=dict(route.responses),
+        response_class=route.response_class,
+        openapi_extra={**extra, **route.openapi_extra},
+    )
+
+
+async def _endpoint() -> Response:
+    """Stands for every handler: FastAPI reads nothing from its signature."""
+    raise NotImplementedError
+
+
+def _request_body(body: JsonBody[Any]) -> dict[str, Any]:
+    return {
+        "required": body.is_required,
+        "content": {"application/json": {"schema": inline(body.model)}},
+    }
 
 
 class ErrorDetail(BaseModel):
@@ -114,14 +159,6 @@ def errors(*statuses: int) -> Responses:
 def content(*kinds: str) -> Responses:
     """``responses`` of a route that answers with these content types when all is well."""
     return {200: {"content": {kind: {} for kind in kinds}}}
-
-
-def json_body(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """``openapi_extra`` for a handler that reads one JSON model."""
-    schema = inline(model)
-    return {
-        "requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}
-    }
 
 
 def inline(model: type[BaseModel]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
@@ -29,7 +29,7 @@ from racer_core.errors import InputError
 
 T = TypeVar("T")
 
-GONE = 499  # nobody reads it: the client closed the connection
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def note_answer(
         http.state.answer = text[: services.settings.limits.query_chars]
 
 
-class ClientLeft(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection; whatever is answered now, nobody reads it."""
 
 
@@ -124,7 +124,7 @@ async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
     """Do the work, but cancel it as soon as the client is gone. The body must have been read.
 
     Raises:
-        ClientLeft: It was cancelled.
+        ClientDisconnected: It was cancelled.
     """
     patience = asyncio.timeout(None)
     at_work = True
@@ -140,7 +140,7 @@ async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
             return await work
     except TimeoutError:
         if patience.expired():
-            raise ClientLeft from None
+            raise ClientDisconnected from None
         raise
     finally:
         at_work = False
@@ -179,7 +179,7 @@ class _EventStream(StreamingResponse):
             if sending.done():
                 sending.result()
             else:
-                self._metrics.clients_left.inc()
+                self._metrics.client_disconnects.inc()
         finally:
             for each in (sending, gone):
                 each.cancel()

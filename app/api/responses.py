@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
-from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors, json_body
+from app.api.openapi import BODY, CALLS, EVENTS, KEYED, content, errors
 from app.api.request_limits import check_fields
 from app.api.respond import ParsedRequest, respond
+from app.route_table import JsonBody, Routes
 from app.routing import query
-from app.services import OpenServices
-from app.wire import bodies, candidate_payload
+from app.services import Services
+from app.wire import candidate_payload
 from app.wire.responses import Responses
 from app.wire.schemas import InputItem, Message, RacerOptions, ResponsesRequest
 from racer_core.errors import InputError
 
-router = APIRouter(tags=["openai"])
+routes = Routes("openai")
+
+RESPONSE_BODY: Final = JsonBody(ResponsesRequest)
 
 # Field -> what it would have to be: nothing is kept here between two requests.
 _STATEFUL: Final[Mapping[str, tuple[object, ...]]] = {
@@ -29,16 +32,19 @@ _STATEFUL: Final[Mapping[str, tuple[object, ...]]] = {
 _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/v1/responses",
+    role="data",
+    body=RESPONSE_BODY,
+    is_traced=True,
     summary="Response by a calibrated set of candidates",
     responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
-    openapi_extra=json_body(ResponsesRequest),
 )
-async def responses(request: Request, services: OpenServices) -> Response:
+async def responses(request: Request, services: Services) -> Response:
     """Candidates must serve this interface themselves, as vLLM does."""
     settings = services.settings
-    body, raw = await bodies.read(request, ResponsesRequest, settings.limits.body_bytes)
+    body, raw = await RESPONSE_BODY.read(request, settings.limits)
     for name, possible in _STATEFUL.items():
         if raw.get(name) not in possible:
             raise InputError(

@@ -6,41 +6,48 @@ POST /route/levels: the same at every alpha, for who wants to choose one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from app.access.api_keys import caller_of
 from app.answering.request import InferenceRequest
-from app.api.openapi import BODY, CALLS, KEYED, errors, json_body
+from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
 from app.api.respond import note_answer, note_prompt, unless_left
+from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.service import RoutingRequest
-from app.services import OpenServices
+from app.services import Services
 from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
 from app.wire.schemas import DecisionOptions, LevelsRequest, Message, RouteRequest
 from racer_core.errors import InputError
 
-router = APIRouter(tags=["racer"])
+routes = Routes("racer")
+
+ROUTE_BODY: Final = JsonBody(RouteRequest)
+LEVELS_BODY: Final = JsonBody(LevelsRequest)
 
 _OPTIONS = frozenset(DecisionOptions.model_fields)
 _OURS = frozenset(RouteRequest.model_fields) - {"messages"}
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/route",
+    role="data",
+    alias="/v1/route",
+    body=ROUTE_BODY,
+    is_traced=True,
     summary="Choose the set for a query",
     responses=errors(*KEYED, *BODY, *CALLS),
-    openapi_extra=json_body(RouteRequest),
 )
-@router.post("/v1/route", include_in_schema=False)
-async def route(request: HttpRequest, services: OpenServices) -> Response:
+async def route(request: HttpRequest, services: Services) -> Response:
     """With `execute: true` also each candidate's answer, the votes and the aggregate."""
     settings = services.settings
-    body, raw = await bodies.read(request, RouteRequest, settings.limits.body_bytes)
+    body, raw = await ROUTE_BODY.read(request, settings.limits)
     fields = candidate_payload.passed_through(raw, _OURS)
     check_fields(fields, settings.limits)
     asked = query.of_messages(_messages(body), fields, settings)
@@ -72,16 +79,18 @@ async def route(request: HttpRequest, services: OpenServices) -> Response:
     return bodies.json_response(told, headers=outcome.headers)
 
 
-@router.post(
+@routes.add(
+    "POST",
     "/route/levels",
+    role="data",
+    body=LEVELS_BODY,
     summary="The sets that every alpha would choose",
     responses=errors(*KEYED, *BODY, 404, 409),
-    openapi_extra=json_body(LevelsRequest),
 )
-async def levels(request: HttpRequest, services: OpenServices) -> Response:
+async def levels(request: HttpRequest, services: Services) -> Response:
     """Nobody is called, and nothing of it is remembered or counted."""
     settings = services.settings
-    body, _ = await bodies.read(request, LevelsRequest, settings.limits.body_bytes)
+    body, _ = await LEVELS_BODY.read(request, settings.limits)
     asked = query.of_messages(_question(body.query), {}, settings)
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
     note_prompt(request, services, lambda: asked)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Request, Response
 
 from app.errors import NotFound
+from app.route_table import Routes
+from app.services import Services
 from app.ui.assets import PAGE, Assets
 
-router = APIRouter(include_in_schema=False)
+routes = Routes()
 
 # Scripts and styles of our own files alone; nothing is embedded, framed, evaluated or sent away.
 POLICY: Final = "; ".join(
@@ -35,23 +37,16 @@ _HEADERS: Final = {
 }
 
 
-async def _assets(request: Request) -> Assets:
-    return request.app.state.assets
-
-
-Files = Annotated[Assets, Depends(_assets)]
-
-
-@router.get("/ui")
-async def page(request: Request, assets: Files) -> Response:
+@routes.add("GET", "/ui", role="public")
+async def page(request: Request, services: Services) -> Response:
     """The document; it asks for the rest."""
-    return await _served(PAGE, request, assets)
+    return await _served(PAGE, request, services.ui_assets)
 
 
-@router.get("/ui/{name}")
-async def file(name: str, request: Request, assets: Files) -> Response:
+@routes.add("GET", "/ui/{name}", role="public")
+async def file(request: Request, services: Services) -> Response:
     """A script, a style, a picture. 404 `not_found` for any other name."""
-    return await _served(name, request, assets)
+    return await _served(request.path_params["name"], request, services.ui_assets)
 
 
 async def _served(name: str, request: Request, assets: Assets) -> Response:

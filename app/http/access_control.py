@@ -6,23 +6,20 @@ listener, browser, key, quota, in this order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from fastapi.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.allowed_hosts import HostCheck
 from app.access.api_keys import LOCAL, Caller, KeyRing
 from app.access.failed_logins import FailedLogins
 from app.access.quotas import Quotas, Ticket
-from app.access.route_roles import PROBES, DoorPlan, Match
 from app.errors import CrossSite, Forbidden, NotFound, RateLimited, Unauthorized
 from app.http.admission_queue import AdmissionQueue
-from app.services import Drain
+from app.route_table import Match, RouteTable
 from app.settings import Settings
-from app.wire import bodies, error_envelope
+from app.wire import error_envelope
 from racer_core.errors import RacerError
 
 _READ_ONLY = ("GET", "HEAD", "OPTIONS")
@@ -35,16 +32,15 @@ class AccessControl:
         self,
         app: ASGIApp,
         *,
-        routes: Sequence[BaseRoute],
+        routes: RouteTable,
         settings: Settings,
         keys: KeyRing,
         quotas: Quotas,
-        drain: Drain,
     ) -> None:
         access = settings.access
         bound = [settings.host] if access.admin is None else [settings.host, access.admin.host]
         self._app = app
-        self._plan = DoorPlan(routes)
+        self._routes = routes
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
         self._quotas = quotas
@@ -52,45 +48,42 @@ class AccessControl:
         self._turnstile = AdmissionQueue()
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
-        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide, then refuse or hand on."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":  # the server speaks no WebSocket; should it ever, it is shut
+        if scope["type"] != "http":  # the server enables neither WebSockets nor lifespan events
             await send({"type": "websocket.close", "code": 1008})
             return
-        match = self._plan.match(scope["method"], scope["path"])
-        scope.setdefault("state", {})["route"] = match.path
+        match = self._routes.match(scope["method"], scope["path"])
+        scope.setdefault("state", {})["path_template"] = match.template
         try:
             ticket = self._admit(scope, match)
         except RacerError as exc:
             await _refusal(exc)(scope, receive, send)
             return
-        if match.door is None:
+        if match.route is None:
             await _wrong_method(match)(scope, receive, send)
-        elif self._drain.begun and match.path == "/readyz":
-            await bodies.json_response({"status": "draining"}, status=503)(scope, receive, send)
-        else:
-            with ticket as place:
-                if place is not None and place.is_work:
-                    await self._turnstile.turn()
-                await self._app(scope, receive, send)
+            return
+        scope["route"], scope["path_params"] = match.route, match.path_params
+        with ticket as place:
+            if place is not None and place.is_work:
+                await self._turnstile.turn()
+            await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
         """The request's place, once it may go on; a path's wrong methods need none."""
-        self._hosts.check(scope["headers"], any_name=match.path in PROBES)
-        if match.path is None or (match.door is None and scope["method"] in match.methods):
+        is_probe = match.template in self._routes.probe_paths
+        self._hosts.check(scope["headers"], any_name=is_probe)
+        if match.template is None:
             raise NotFound("Not Found")
-        if match.door == "admin" and self._admin_port not in (None, scope["server"][1]):
+        role = None if match.route is None else match.route.role
+        if role == "admin" and self._admin_port not in (None, scope["server"][1]):
             raise NotFound("Not Found")
-        if match.door in (None, "public"):
+        if role in (None, "public"):
             return nullcontext()
         if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
             raise CrossSite("a page of another site may not do this")
-        caller = self._admin(scope) if match.door == "admin" else self._data(scope)
+        caller = self._admin(scope) if role == "admin" else self._data(scope)
         scope["state"]["caller"] = caller  # known, whether or not there is room
         is_work = scope["method"] != "GET"  # looking at an overloaded gateway is no work
         ticket = self._quotas.admit(caller.name, is_work=is_work)

@@ -13,6 +13,7 @@ import fcntl
 import math
 import struct
 import termios
+from collections.abc import Collection
 from typing import Any, Final, cast
 
 import httptools
@@ -26,7 +27,6 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from app.access.route_roles import UPLOADS
 from app.http.connection_limits import UnauthenticatedConnections
 from app.http.corked_transport import CorkedTransport
 from app.http.refused_connections import RefusedConnections
@@ -50,9 +50,11 @@ class ConnectionConfig(uvicorn.Config):
     def __init__(
         self,
         app: ASGIApp,
+        *,
         limits: Limits,
         unauthenticated: UnauthenticatedConnections,
         refused: RefusedConnections,
+        upload_paths: Collection[str],
     ) -> None:
         super().__init__(
             app,
@@ -69,6 +71,7 @@ class ConnectionConfig(uvicorn.Config):
         self.limits = limits
         self.unauthenticated = unauthenticated
         self.refused = refused
+        self.upload_paths = upload_paths
 
 
 class _Part(enum.Enum):
@@ -99,6 +102,7 @@ class Connection(HttpToolsProtocol):
         self._limits = config.limits
         self._unauthenticated = config.unauthenticated
         self._refused = config.refused
+        self._upload_paths = config.upload_paths
         self._has_place = True  # among the connections of its address
         self._was_known = False
         self._part = _Part.NOTHING
@@ -189,7 +193,7 @@ class Connection(HttpToolsProtocol):
         self._stop_receiving()
         super().on_headers_complete()
         self._part = _Part.BODY
-        is_upload = self.scope["path"] in UPLOADS
+        is_upload = self.scope["path"] in self._upload_paths
         self._body_s = self._limits.upload_s if is_upload else self._limits.body_s
         self._body_bytes = 0
 

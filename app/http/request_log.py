@@ -116,7 +116,7 @@ class _Answer:
 
     @property
     def route(self) -> str:
-        return self._state.get("route") or "unmatched"
+        return self._state.get("path_template") or "unmatched"
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

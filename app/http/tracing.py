@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.route_table import Route
 from app.telemetry.tracing import Tracer
-
-_ASKING: Final = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/embeddings",
-        "/route",
-        "/v1/route",
-    }
-)
 
 
 class RequestTracing:
@@ -30,12 +20,12 @@ class RequestTracing:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand on inside a span."""
-        state: dict[str, Any] = scope.get("state", {})
-        path: str | None = state.get("route")
-        if scope["type"] != "http" or path not in _ASKING:
+        route: Route = scope["route"]
+        if not route.is_traced:
             await self._app(scope, receive, send)
             return
-        with self._tracer.route(path, scope["method"], _traceparent(scope)) as span:
+        state: dict[str, Any] = scope["state"]
+        with self._tracer.route(route.path, scope["method"], _traceparent(scope)) as span:
 
             async def seen(message: Message) -> None:
                 if message["type"] == "http.response.start":

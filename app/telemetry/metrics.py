@@ -27,7 +27,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.clients_left = Counter(
+        self.client_disconnects = Counter(
             "racer_cancelled_requests",
             "Requests whose client left before the end of the answer",
             registry=self.registry,

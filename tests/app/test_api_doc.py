@@ -1,4 +1,4 @@
-"""docs/api.md: what it says to type works as it says, and it names every door and every error."""
+"""docs/api.md: what it says to type works as it says, and it names every route and every error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.access.route_roles import DOORS
+from app.api.routes import ROUTES
 from app.errors import STATUS
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
 
@@ -26,7 +26,7 @@ EXAMPLE = re.compile(
     r"(?P<said>`\d{3}`[^\n]*)\n(?:\n```json\n(?P<shown>.*?)```)?",
     re.DOTALL,
 )
-DOOR = re.compile(r"`((?:GET|POST|DELETE) /[^`]*)`")
+ROUTE = re.compile(r"`((?:GET|POST|DELETE) /[^`]*)`")
 CURLRC = 'silent\nnoproxy = "*"\nwrite-out = "%{stderr}%{http_code} %{content_type}\\n"\n'
 NUMBER = (int, float)
 
@@ -117,17 +117,17 @@ def test_no_command_goes_untried() -> None:
     assert [len(example.statuses) for example in examples()] == counts
 
 
-def test_every_door_stands_in_the_document_and_the_other_way_round() -> None:
+def test_the_document_has_exactly_the_routes_of_the_table() -> None:
     """As a heading or as a row of a table; and each is tried in some example."""
     places = [line for line in DOCUMENT.splitlines() if line.startswith(("### ", "| `"))]
-    described = {door for line in places for door in DOOR.findall(line)}
-    doors = {door.replace(":path", "") for door in DOORS}
-    assert described == doors
-    assert set(DOOR.findall(DOCUMENT)) == doors
+    described = {name for line in places for name in ROUTE.findall(line)}
+    routes = {route.name for route in ROUTES}
+    assert described == routes
+    assert set(ROUTE.findall(DOCUMENT)) == routes
     commands = "".join(example.commands for example in examples())
-    for door in described:
-        path = re.sub(r"\\\{\w+\\\}", r"[$\\w]+", re.escape(door.split()[1]))
-        assert re.search(rf'\$RACER_URL{path}[" ?\n]', commands), door
+    for name in described:
+        path = re.sub(r"\\\{\w+\\\}", r"[$\\w]+", re.escape(name.split()[1]))
+        assert re.search(rf'\$RACER_URL{path}[" ?\n]', commands), name
 
 
 def test_every_error_stands_in_the_table() -> None:

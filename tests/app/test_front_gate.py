@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.routing import Mount, Route
 
 from app import settings
 from app.access.allowed_hosts import HostCheck
 from app.access.failed_logins import FailedLogins
 from app.access.quotas import Bucket, Quotas
-from app.access.route_roles import DOORS, DoorPlan
+from app.api.routes import ROUTES
 from app.errors import InvalidHost, RateLimited, SettingsError
+from app.route_table import Route, Routes, RouteTable
+from app.services import Services
 from app.settings import key_format
 from app.settings.access import Key
 from tests.support.gateway import (
@@ -123,20 +124,70 @@ def test_which_hosts_are_ours(
             check.check([(b"host", host.encode())])
 
 
-# Doors.
+# Routes and their roles.
+
+
+async def handler(_: Request, __: Services) -> Response:
+    """Of routes that are only matched."""
+    raise AssertionError("not called")
+
+
+def row(method: str, path: str, **columns: Any) -> Route:
+    """A public route."""
+    return Route(method=method, path=path, role="public", handler=handler, **columns)
+
+
+def test_a_route_cannot_be_declared_without_a_role() -> None:
+    """Neither without one, nor with an unknown one."""
+    declare: Any = Routes().add
+    with pytest.raises(TypeError, match="role"):
+        declare("GET", "/new")
+    with pytest.raises(ValueError, match="GET /new: role None is none of"):
+        declare("GET", "/new", role=None)(handler)
+    with pytest.raises(ValueError, match="role 'anyone' is none of"):
+        declare("GET", "/new", role="anyone")(handler)
 
 
 def test_a_route_that_is_not_in_the_table_is_shut() -> None:
-    """Nobody opens a new route, a mount or another method by forgetting about it."""
-    app = FastAPI()
-    routes = [Route("/new", lambda _: None), Mount("/files", FastAPI()), *app.routes]
-    plan = DoorPlan([*routes, Route("/healthz", lambda _: None, methods=["GET", "DELETE"])])
-    assert plan.match("GET", "/new").door is None
-    assert plan.match("GET", "/files/x").path is None
-    assert plan.match("GET", "/healthz").door == "public"
-    assert plan.match("HEAD", "/healthz").door == "public"
-    assert plan.match("DELETE", "/healthz").door is None
-    assert plan.match("PUT", "/healthz").door is None
+    """Only rows have handlers: another path, or another method of a path, leads to none."""
+    table = RouteTable([row("GET", "/healthz", allows_head=True), row("POST", "/a/{b}")])
+    assert table.match("GET", "/new").template is None
+    assert table.match("GET", "/healthz/x").template is None
+    for method in ("GET", "HEAD"):
+        found = table.match(method, "/healthz").route
+        assert found is not None
+        assert found.name == "GET /healthz"
+    for method, path in (("DELETE", "/healthz"), ("get", "/healthz"), ("GET", "/a/b")):
+        match = table.match(method, path)
+        assert match.route is None
+        assert match.template is not None
+    assert table.match("DELETE", "/healthz").methods == {"GET", "HEAD"}
+
+
+def test_a_route_is_declared_once() -> None:
+    """Two rows for one method and path: the second would never be reached."""
+    with pytest.raises(ValueError, match="declared twice: GET /a"):
+        RouteTable([row("GET", "/a"), row("POST", "/a"), row("GET", "/a")])
+
+
+def test_an_alias_is_the_same_route() -> None:
+    """Role, handler and limits are those of the first path; the OpenAPI document has one."""
+    routes = Routes()
+    routes.add("POST", "/a", role="admin", alias="/b", summary="One", is_upload=True)(handler)
+    first, second = routes
+    assert (first.path, second.path) == ("/a", "/b")
+    assert first.summary == "One"
+    assert second.summary is None
+    assert (second.role, second.handler, second.is_upload) == ("admin", handler, True)
+    assert RouteTable(routes).upload_paths == {"/a", "/b"}
+
+
+def test_parameters_of_a_path_are_matched() -> None:
+    """Up to a slash; with it where the template says so."""
+    table = RouteTable([row("GET", "/a/{b}/c/{d}"), row("GET", "/e/{f:path}")])
+    assert table.match("GET", "/a/1/c/2").path_params == {"b": "1", "d": "2"}
+    assert table.match("GET", "/e/1/2").path_params == {"f": "1/2"}
+    assert table.match("GET", "/a/1/2/c/3").template is None
 
 
 PIECES = st.sampled_from(
@@ -153,27 +204,28 @@ def gateway_app() -> FastAPI:
         return None
 
     app = FastAPI(openapi_url=None, redirect_slashes=False)
-    for door in DOORS:
-        method, path = door.split(" ")
-        app.add_api_route(path, endpoint, methods=[method])
+    for route in ROUTES:
+        app.add_api_route(route.path, endpoint, methods=[*route.methods])
     return app
 
 
-REAL = [re.sub(r"\{.*?\}", "x", door.split(" ")[1]) for door in DOORS]
+REAL = [re.sub(r"\{.*?\}", "x", route.path) for route in ROUTES]
 ODD = st.lists(PIECES, max_size=4).map("".join)
 METHODS = ["GET", "POST", "DELETE", "HEAD"]
 
 
 def see_the_same(app: FastAPI, method: str, path: str) -> bool:
-    """Whether the gate and the router find the same route, or both none."""
+    """Whether the table and Starlette's router find the same route and parameters, or none."""
     scope = {"type": "http", "method": method, "path": path, "headers": []}
     served = [
-        route.path  # type: ignore[attr-defined]
+        (route.path, child["path_params"])  # type: ignore[attr-defined]
         for route in app.router.routes
-        if route.matches(dict(scope))[0].name == "FULL"
+        for found, child in [route.matches(dict(scope))]
+        if found.name == "FULL"
     ]
-    match = DoorPlan(app.routes).match(method, path)
-    return (match.path if method in match.methods else None) == (served[0] if served else None)
+    match = ROUTES.match(method, path)
+    found = None if match.route is None else (match.route.path, match.path_params)
+    return found == (served[0] if served else None)
 
 
 @given(
@@ -183,7 +235,7 @@ def see_the_same(app: FastAPI, method: str, path: str) -> bool:
 def test_the_gate_and_the_router_see_the_same_route(
     gateway_app: FastAPI, path: str, method: str
 ) -> None:
-    """Whatever the path looks like, what is authorised is what would be served."""
+    """Whatever the path looks like, the table matches it as Starlette does."""
     assert see_the_same(gateway_app, method, path)
 
 

@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 
+from app.api.routes import ROUTES
 from app.http.connection import PATIENCE_S, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.http.refused_connections import RefusedConnections
@@ -74,9 +75,10 @@ class Bare:
         configured = Limits(**wanted)
         config = ConnectionConfig(
             application,
-            configured,
-            UnauthenticatedConnections(configured.connections_per_address),
-            RefusedConnections(self.told.connection_refusals, every_s=SUMMARY_S),
+            limits=configured,
+            unauthenticated=UnauthenticatedConnections(configured.connections_per_address),
+            refused=RefusedConnections(self.told.connection_refusals, every_s=SUMMARY_S),
+            upload_paths=ROUTES.upload_paths,
         )
         self.server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.access.route_roles import DOORS
+from app.api.routes import ROUTES
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
 
 ENDPOINTS = {
@@ -47,12 +47,12 @@ def test_the_description_lists_every_endpoint(gateway: Gateway) -> None:
     paths = {path: set(methods) for path, methods in document["paths"].items()}
     assert paths.items() >= ENDPOINTS.items()
     described = {f"{method.upper()} {path}" for path, of in paths.items() for method in of}
-    assert described == {door.replace(":path", "") for door in DOORS} - UNDESCRIBED
+    assert described == {route.name for route in ROUTES} - UNDESCRIBED
     for methods in document["paths"].values():
         assert all(operation["summary"] for operation in methods.values())
 
 
-def test_locks_are_those_of_the_doors(gateway: Gateway) -> None:
+def test_security_is_that_of_the_route_table(gateway: Gateway) -> None:
     """Every operation names the keys that open it; both are schemes that clients know."""
     document = gateway.get("/openapi.json", None).json()
     schemes = document["components"]["securitySchemes"]
@@ -65,14 +65,14 @@ def test_locks_are_those_of_the_doors(gateway: Gateway) -> None:
         for method, operation in operations.items()
     }
     assert named == {
-        name: [{key: []} for key in keys[door]]
-        for route, door in DOORS.items()
-        if (name := route.replace(":path", "")) not in UNDESCRIBED
+        route.name: [{key: []} for key in keys[route.role]]
+        for route in ROUTES
+        if route.name not in UNDESCRIBED
     }
 
 
 def test_locks_tell_the_truth(serve: Serve) -> None:
-    """Nobody, a data key and an admin key get past the gate exactly where the description says."""
+    """No key, a data key and an admin key pass access control exactly where the document says."""
     gateway = serve(calibrated=False)
     document = gateway.get("/openapi.json", None).json()
     presented = {None: None, "data_key": DATA_KEY, "admin_key": ADMIN_KEY}

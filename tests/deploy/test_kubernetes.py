@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from app import settings
-from app.access.route_roles import DOORS, PROBES
+from app.api.routes import ROUTES
 from app.cli import main
 from app.errors import SettingsError
 from app.server import GOODBYE_S
@@ -286,8 +286,8 @@ def test_one_port_from_the_image_to_the_network():
 def test_probes_ask_public_paths_of_the_gateways_own_port(kind: str):
     """Red when a path needs a key or does not exist, or the port is another one."""
     asked = PROBING[kind]["httpGet"]
-    assert asked["path"] in PROBES
-    assert DOORS[f"GET {asked['path']}"] == "public"
+    assert asked["path"] in ROUTES.probe_paths
+    assert [each.role for each in ROUTES if each.path == asked["path"]] == ["public"]
     assert asked["port"] == GATEWAY["ports"][0]["name"]
 
 

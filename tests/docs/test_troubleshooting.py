@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from app.access.route_roles import DOORS
+from app.api.routes import ROUTES
 from app.cli.console import DEFAULT_URL
 from app.cli.main import cli
 from app.errors import STATUS
@@ -127,7 +127,7 @@ def test_every_door_that_is_named_exists() -> None:
     """Red when an endpoint is renamed."""
     named = {span for span in SPANS if DOOR.match(span)}
     assert len(named) > 5
-    assert named - set(DOORS) == set()
+    assert named - {route.name for route in ROUTES} == set()
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))
@@ -138,7 +138,7 @@ def test_a_command_exists_with_its_options(line: str) -> None:
         case "racer":
             check_racer(words[1:])
         case "curl":
-            assert door(words) in {re.sub(r"\{\w+\}", "{}", each) for each in DOORS}
+            assert door(words) in {re.sub(r"\{\w+\}", "{}", each.name) for each in ROUTES}
         case "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE)

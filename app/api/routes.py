@@ -1,0 +1,42 @@
+"""The gateway's route table, assembled from the endpoint modules.
+
+The first row that fits a path serves it, and the OpenAPI document keeps this order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from app.api import (
+    calibrate,
+    chat,
+    completions,
+    docs,
+    embeddings,
+    feedback,
+    health,
+    metrics,
+    models,
+    monitoring,
+    responses,
+    route,
+    ui,
+)
+from app.route_table import RouteTable
+
+_ROUTES: Final = (
+    *health.routes,
+    *chat.routes,
+    *completions.routes,
+    *responses.routes,
+    *embeddings.routes,
+    *route.routes,
+    *models.routes,
+    *calibrate.routes,
+    *feedback.routes,
+    *monitoring.routes,
+    *ui.routes,
+    *metrics.routes,
+    *docs.routes,
+)
+ROUTES: Final = RouteTable([*_ROUTES, *docs.document_routes(_ROUTES)])
