@@ -164,7 +164,15 @@ async def _open_routing(
             similarity=settings.aggregation.similarity,
             embed_chars=settings.limits.query_chars,
         )
-        routing = RoutingService(settings, trained, scoring, active, grouping, fleet.down, metrics)
+        routing = RoutingService(
+            settings=settings,
+            trained=trained,
+            scoring=scoring,
+            active=active,
+            grouping=grouping,
+            down=fleet.down,
+            metrics=metrics,
+        )
         chat = ChatService(
             settings=settings,
             routing=routing,

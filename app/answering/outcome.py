@@ -12,7 +12,7 @@ from app.answering.request import RequestState
 from app.monitoring.decision_record import RequestEnd
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
-from app.routing.reasons import Reason
+from app.routing.premises import failure_reasons
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
 
@@ -169,10 +169,6 @@ def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str)
     }
 
 
-def _failures(state: RequestState, results: FanOutResult) -> list[str]:
-    """A reason for every candidate of the set that gave no answer."""
+def _failures(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
     failed = [name for name in results.failures if name in state.selected]
-    if not failed:
-        return []
-    reason = Reason.OUTVOTED_FAILED if state.vote.settled(results) else Reason.CANDIDATE_FAILED
-    return [reason.of(name) for name in failed]
+    return failure_reasons(failed, is_outvoted=state.vote.settled(results)) if failed else ()

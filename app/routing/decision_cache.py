@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from app.access.api_keys import Caller
+from app.routing.premises import CandidateChoice
 from app.routing.query import Query
 from racer_core.types import Score
 
@@ -27,22 +28,20 @@ class CacheKey:
 
     Attributes:
         query: What the router reads, and what is special about the request.
-        names: The candidates among which is chosen.
-        reasons: Why they are not all, and the like.
+        choice: The candidates among which the set is chosen, and why they are not the whole pool.
         alpha: The risk level in force; None: the calibration's.
         score: The nonconformity score; None: the calibration's.
         group: Which the request says that it belongs to.
-        asked_alpha: The risk level that the client asked for, which leaves a remark; None: none.
+        requested_alpha: The alpha of the request itself, which adds a reason; None: none.
         caller: Whose key it is.
     """
 
     query: Query
-    names: tuple[str, ...]
-    reasons: tuple[str, ...]
+    choice: CandidateChoice
     alpha: float | None
     score: Score | None
     group: str | None
-    asked_alpha: float | None
+    requested_alpha: float | None
     caller: Caller
 
 

@@ -16,6 +16,7 @@ from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.groups import Grouping, GroupThreshold
+from app.routing.premises import CandidateChoice, Premises, TurnKind
 from app.routing.query import Query
 from app.routing.reasons import Reason
 from app.routing.risk_levels import RiskLevels, alphas_for
@@ -49,6 +50,7 @@ class RoutingService:
 
     def __init__(
         self,
+        *,
         settings: Settings,
         trained: Trained,
         scoring: RouterBackend,
@@ -64,33 +66,33 @@ class RoutingService:
         self._grouping = grouping
         self._down = down
         self._metrics = metrics
-        self._kept = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
+        self._cache = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
-    async def route(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """Score the query and apply the threshold.
 
         Args:
-            ask: What is to be decided.
+            request: What is to be decided.
             deadline: Of the request, a ``time.monotonic()``; routing has its own limit, too.
 
         Raises:
             NotReady: No calibration is active.
             Overloaded: The router's queue is full, or too slow.
             InputError: Alpha outside (0, 1), or no candidate can be asked this.
-            Forbidden: An alpha or a candidate that the key may not ask for.
+            Forbidden: The key may not request this alpha or candidate.
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
         """
-        routed = await self._routed(ask, deadline)
+        routed = await self._routed(request, deadline)
         self._count(routed)
         return routed
 
-    async def levels(self, ask: RoutingRequest, deadline: float) -> RiskLevels:
+    async def levels(self, request: RoutingRequest, deadline: float) -> RiskLevels:
         """The decision, and what it would be at every other alpha. It is counted nowhere.
 
         Only for one question without turns before it. Raises as :meth:`route`.
         """
-        routed = await self._routed(ask, deadline)
+        routed = await self._routed(request, deadline)
         record, pool, scored = routed.record, routed.certificate.pool, routed.scored
         threshold = await self._threshold(record, pool, routed.group, later=False)
         if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
@@ -99,7 +101,7 @@ class RoutingService:
             threshold.calibration.levels,
             routed.fingerprint,
             [scored.scores[self._trained.pool.index(name)] for name in pool],
-            alphas_for(ask.caller.max_alpha, routed.decision.alpha),
+            alphas_for(request.caller.max_alpha, routed.decision.alpha),
             neighbours=scored.neighbours,
             score=routed.decision.score,
         )
@@ -116,99 +118,98 @@ class RoutingService:
             if not (refused and each.trivial)
         )
 
-    async def _routed(self, ask: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def _routed(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         record = self._active.record()  # read once: one record decides and certifies
-        query, options = ask.query, self._with_defaults(ask)
-        reasons = list(query.reasons)
-        names = self._allowed(ask, reasons)
-        able = set(query.able(self._settings.candidates))
-        if not able.issuperset(names):  # a cause inside the query: needs rows of that kind
-            names = self._only(names, able)
-            reasons.append(Reason.UNLABELLED_KIND)
+        options = self._with_defaults(request)
+        choice = self._choice(request)
+        query = request.query
+        if choice.has_unable:  # a cause inside the query: needs rows of that kind
             query = replace(query, whole_pool=True)
-        down = self._down()
-        up = [name for name in names if name not in down]
-        if up and len(up) < len(names):  # a cause outside the query
-            reasons += [Reason.CANDIDATE_DOWN.of(name) for name in names if name not in up]
-            names = tuple(up)
-        conditions = CacheKey(
+        key = CacheKey(
             query=query,
-            names=names,
-            reasons=tuple(reasons),
+            choice=choice,
             alpha=options.alpha,
             score=options.score,
             group=options.group,
-            asked_alpha=ask.options.alpha,
-            caller=ask.caller,
+            requested_alpha=request.options.alpha,
+            caller=request.caller,
         )
-        routed = self._kept.find(record.id, conditions)
+        routed = self._cache.find(record.id, key)
         if routed is None:
             scored = await self._score(query.text, deadline)
-            routed = await self._decided(record, names, query, options, ask, scored, reasons)
+            routed = await self._certified(record, choice, query, options, request, scored)
             if routed.is_lasting:
-                self._kept.keep(record.id, conditions, routed)
+                self._cache.keep(record.id, key, routed)
         return routed
 
     async def without(
-        self, routed: CertifiedDecision, ask: RoutingRequest, failed: Collection[str]
+        self, routed: CertifiedDecision, request: RoutingRequest, failed: Collection[str]
     ) -> tuple[str, ...]:
-        """What the threshold of the surviving pool selects; empty when nobody survives.
+        """The set of the surviving pool's threshold; empty when no candidate survives.
 
-        For a candidate that failed in mid-request. Its failure may depend on the query, so this
-        certifies nothing.
+        For candidates that failed in the middle of a request. Such a failure may depend on the
+        query, so this certifies nothing.
         """
         names = tuple(name for name in routed.certificate.pool if name not in failed)
         if not names:
             return ()
-        options = self._with_defaults(ask)
+        options = self._with_defaults(request)
+        choice = CandidateChoice(names=names)
         try:
-            survived = await self._decided(
-                routed.record, names, ask.query, options, ask, routed.scored, []
+            survived = await self._certified(
+                routed.record, choice, request.query, options, request, routed.scored
             )
         except InfeasibleAlphaError:  # too late to refuse: the others were called
             return names
         return survived.decision.selected
 
-    async def _decided(
+    async def _certified(
         self,
         record: CalibrationRecord,
-        names: tuple[str, ...],
+        choice: CandidateChoice,
         query: Query,
         options: DecisionOptions,
-        ask: RoutingRequest,
+        request: RoutingRequest,
         scored: ScoredQuery | None,
-        reasons: list[str],
     ) -> CertifiedDecision:
-        plain = query.later and Reason.MULTI_TURN not in query.reasons
-        later = plain and self._covers_later_turns(record)
-        if query.later:
-            reasons.append(Reason.LATER_TURN if later else Reason.MULTI_TURN)
-        group = self._grouping.of_request(query.text, options.group, ask.caller.group)
-        threshold = await self._threshold(record, names, group, later=later)
+        """Decide among the chosen candidates, and certify the decision with its premises."""
+        turn = self._turn(query, record)
+        later = turn is TurnKind.LATER
+        group = self._grouping.of_request(query.text, options.group, request.caller.group)
+        threshold = await self._threshold(record, choice.names, group, later=later)
+        is_pending = threshold is None
         if threshold is None:
-            calibration = await asyncio.to_thread(record.rows(later=later).restrict, names)
+            calibration = await asyncio.to_thread(record.rows(later=later).restrict, choice.names)
             threshold = GroupThreshold(calibration=calibration, group=None)
             query = replace(query, whole_pool=True)
-            reasons.append(Reason.SUB_POOL_PENDING)
         calibration = threshold.calibration
-        if calibration.n == 0:
-            reasons.append(Reason.NO_CALIBRATION_FOR_POOL)
-        if ask.options.alpha is not None and ask.options.alpha != calibration.options.alpha:
-            reasons.append(Reason.ALPHA_ASSUMED)
-        if options.score not in (None, calibration.options.score):
-            reasons.append(Reason.SCORE_ASSUMED)
-        asked = options.group is not None and self._settings.routing.group_by == "request"
-        if asked and record.rows(later=later).groups is not None:
-            reasons.append(Reason.GROUP_ASSUMED)
         fingerprint = self._trained.fingerprint(query.text)
         decision = self._decide(calibration, query, scored, options, fingerprint)
-        if decision.trivial and not query.whole_pool:
-            reasons.append(_why_everyone(calibration, decision, scored))
-        everyone = scored is None or query.whole_pool
+        usual, requested = calibration.options, request.options.alpha
+        premises = Premises(
+            query_reasons=query.reasons,
+            choice=choice,
+            turn=turn,
+            is_pending=is_pending,
+            has_rows=calibration.n > 0,
+            is_alpha_requested=requested is not None and requested != usual.alpha,
+            is_score_requested=options.score not in (None, usual.score),
+            is_group_requested=(
+                options.group is not None
+                and self._settings.routing.group_by == "request"
+                and record.rows(later=later).groups is not None
+            ),
+            whole_pool=(
+                _why_whole_pool(calibration, decision, scored)
+                if decision.trivial and not query.whole_pool
+                else None
+            ),
+        )
+        selects_all = scored is None or query.whole_pool
         routed = CertifiedDecision(
             decision=decision,
             certificate=Certificate.of(
-                record, calibration, decision, tuple(reasons), threshold.group
+                record, calibration, decision, premises.reasons, threshold.group
             ),
             pool_scores=self._best_first(calibration.pool, scored),
             fingerprint=fingerprint,
@@ -216,37 +217,52 @@ class RoutingService:
             record=record,
             group=group,
             chosen=decision.selected,
-            chosen_by=ChosenBy.EVERYONE if everyone else ChosenBy.THRESHOLD,
+            chosen_by=ChosenBy.EVERYONE if selects_all else ChosenBy.THRESHOLD,
         )
         limit = self._settings.limits.fan_out
         if len(decision.selected) > limit:
             routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
         return routed
 
-    def _with_defaults(self, ask: RoutingRequest) -> DecisionOptions:
+    def _with_defaults(self, request: RoutingRequest) -> DecisionOptions:
         """The request's options; a named pool's alpha where it gives none; the key's bounds."""
-        alpha, most = ask.options.alpha, ask.caller.max_alpha
+        alpha, most = request.options.alpha, request.caller.max_alpha
         if alpha is not None and most is not None and alpha > most:
-            raise Forbidden(f"this key may ask for an alpha of at most {most:g}")
-        if alpha is None and ask.pool is not None:
-            alpha = self._settings.pools[ask.pool].alpha
+            raise Forbidden(f"this key may request an alpha of at most {most:g}")
+        if alpha is None and request.pool is not None:
+            alpha = self._settings.pools[request.pool].alpha
         if most is not None:
             usual = self._active.record().calibration.options.alpha
             alpha = min(usual if alpha is None else alpha, most)
-        if alpha == ask.options.alpha:
-            return ask.options
-        return ask.options.model_copy(update={"alpha": alpha})
+        if alpha == request.options.alpha:
+            return request.options
+        return request.options.model_copy(update={"alpha": alpha})
 
-    def _allowed(self, ask: RoutingRequest, reasons: list[str]) -> tuple[str, ...]:
+    def _choice(self, request: RoutingRequest) -> CandidateChoice:
+        """The candidates that may be called: by the request, its pool and key, able and up."""
+        allowed = self._allowed(request)
+        able = set(request.query.able(self._settings.candidates))
+        names = allowed if able.issuperset(allowed) else self._only(allowed, able)
+        all_down = self._down()
+        down = [name for name in names if name in all_down]
+        if len(down) == len(names):  # calling them is better than an error
+            down = []
+        return CandidateChoice(
+            names=tuple(name for name in names if name not in down) if down else names,
+            is_requested=request.options.candidates is not None,
+            has_unable=names is not allowed,
+            down=tuple(down),
+        )
+
+    def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:
         """The candidates that the request, its pool and its key leave."""
         names = self._trained.pool
-        if ask.pool is not None:
-            names = self._only(names, self._settings.pools[ask.pool].candidates)
-        if ask.caller.candidates is not None:
-            names = self._only(names, ask.caller.candidates)
-        if ask.options.candidates is not None:
-            names = self._only(names, self._known(ask.options.candidates))
-            reasons.append(Reason.POOL_ASSUMED)
+        if request.pool is not None:
+            names = self._only(names, self._settings.pools[request.pool].candidates)
+        if request.caller.candidates is not None:
+            names = self._only(names, request.caller.candidates)
+        if request.options.candidates is not None:
+            names = self._only(names, self._existing(request.options.candidates))
         return names
 
     def _only(self, names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
@@ -257,6 +273,13 @@ class RoutingService:
                 param="candidates",
             )
         return left
+
+    def _turn(self, query: Query, record: CalibrationRecord) -> TurnKind:
+        if not query.later:
+            return TurnKind.FIRST
+        is_like_rows = Reason.MULTI_TURN not in query.reasons
+        covered = is_like_rows and self._covers_later_turns(record)
+        return TurnKind.LATER if covered else TurnKind.UNCALIBRATED
 
     def _covers_later_turns(self, record: CalibrationRecord) -> bool:
         """Whether it has rows enough of later turns, of which the router read what it reads now."""
@@ -320,7 +343,7 @@ class RoutingService:
             )
         return decision
 
-    def _known(self, names: Sequence[str]) -> Sequence[str]:
+    def _existing(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
             if name not in self._trained.pool:
                 raise NotFound(
@@ -345,7 +368,7 @@ class RoutingService:
             self._metrics.void.inc()
 
 
-def _why_everyone(
+def _why_whole_pool(
     calibration: Calibration, decision: RoutingDecision, scored: ScoredQuery | None
 ) -> Reason:
     if scored is None:

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from app.access.api_keys import LOCAL, Caller
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
+from app.routing.premises import CandidateChoice
 from app.routing.query import Query
 from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
 
 BARE = CacheKey(
     query=Query(text=ONE),
-    names=POOL,
-    reasons=(),
+    choice=CandidateChoice(names=POOL),
     alpha=None,
     score=None,
     group=None,
-    asked_alpha=None,
+    requested_alpha=None,
     caller=LOCAL,
 )
 
@@ -92,10 +92,12 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
         replace(BARE, query=Query(text=ONE, later=True)),
         replace(BARE, query=Query(text=ONE, whole_pool=True)),
         replace(BARE, query=Query(text=ONE, reasons=("x",))),
-        replace(BARE, names=POOL[:2]),
-        replace(BARE, reasons=("x",)),
+        replace(BARE, choice=CandidateChoice(names=POOL[:2])),
+        replace(BARE, choice=CandidateChoice(names=POOL, is_requested=True)),
+        replace(BARE, choice=CandidateChoice(names=POOL, has_unable=True)),
+        replace(BARE, choice=CandidateChoice(names=POOL, down=("x",))),
         replace(BARE, alpha=0.2),
-        replace(BARE, asked_alpha=0.2),
+        replace(BARE, requested_alpha=0.2),
         replace(BARE, group="g"),
         replace(BARE, caller=Caller(name="another")),
         replace(BARE, caller=Caller(name="local", group="g")),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.routing.premises import CandidateChoice, Premises, TurnKind
 from app.routing.reasons import Reason, breaks
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -154,3 +155,32 @@ def test_every_reason_is_explained(gateway: Gateway) -> None:
         re.findall(r"^\| `([a-z_]+)(?::<name>)?` \| (yes|no) \|", DESIGN.read_text(), re.M)
     )
     assert table == {str(reason): "no" if breaks(reason) else "yes" for reason in Reason}
+
+
+def test_the_reasons_of_a_decision_have_one_order() -> None:
+    """The query's, the pool's, the rows', the options', and why no threshold selects."""
+    premises = Premises(
+        query_reasons=(Reason.CONDITIONS_DIFFER,),
+        choice=CandidateChoice(names=("a",), is_requested=True, has_unable=True, down=("b", "c")),
+        turn=TurnKind.UNCALIBRATED,
+        is_pending=True,
+        has_rows=False,
+        is_alpha_requested=True,
+        is_score_requested=True,
+        is_group_requested=True,
+        whole_pool=Reason.ROUTER_FAILED,
+    )
+    assert premises.reasons == (
+        "conditions_differ",
+        "pool_assumed_independent_of_query",
+        "unlabelled_request_kind",
+        "candidate_down:b",
+        "candidate_down:c",
+        "multi_turn_uncalibrated",
+        "sub_pool_pending_whole_pool",
+        "no_calibration_for_pool",
+        "alpha_assumed_independent_of_query",
+        "score_assumed_independent_of_query",
+        "group_assumed_independent_of_query",
+        "router_failed_whole_pool",
+    )

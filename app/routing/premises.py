@@ -1,0 +1,104 @@
+"""The premises of a decision: the facts from which all reasons of its certificate follow.
+
+Each fact is found where it arises and returned as a value. The reasons are derived here alone, in
+the order in which clients see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from app.routing.reasons import Reason
+
+
+class TurnKind(Enum):
+    """The turn of the conversation that a request asks about."""
+
+    FIRST = auto()
+    LATER = auto()  # the calibration has rows of later turns
+    UNCALIBRATED = auto()  # a later turn, and no row is like it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateChoice:
+    """The candidates among which a set is chosen, and what narrowed the pool to them.
+
+    Attributes:
+        names: In the order of the pool.
+        is_requested: The request lists candidates.
+        has_unable: Some candidate cannot serve this kind of request.
+        down: Candidates of which every replica is out.
+    """
+
+    names: tuple[str, ...]
+    is_requested: bool = False
+    has_unable: bool = False
+    down: tuple[str, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why ``names`` is not the whole pool."""
+        return (
+            *((Reason.POOL_ASSUMED,) if self.is_requested else ()),
+            *((Reason.UNLABELLED_KIND,) if self.has_unable else ()),
+            *(Reason.CANDIDATE_DOWN.of(name) for name in self.down),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premises:
+    """What a certificate rests on.
+
+    Attributes:
+        query_reasons: What the guarantee does not cover of the query.
+        choice: The candidates among which the set is chosen.
+        turn: The turn of the conversation.
+        is_pending: The smaller pool's threshold is still being computed.
+        has_rows: The calibration has rows for these candidates.
+        is_alpha_requested: The request sets another alpha than the calibration.
+        is_score_requested: The request sets another score than the calibration.
+        is_group_requested: The request names its group, and the rows have groups.
+        whole_pool: Why no threshold selects; None: one does, or the query's kind has no rows.
+    """
+
+    query_reasons: tuple[str, ...]
+    choice: CandidateChoice
+    turn: TurnKind
+    is_pending: bool
+    has_rows: bool
+    is_alpha_requested: bool
+    is_score_requested: bool
+    is_group_requested: bool
+    whole_pool: Reason | None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons of the decision, in the order of a certificate."""
+        facts = (
+            (self.turn is TurnKind.LATER, Reason.LATER_TURN),
+            (self.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
+            (self.is_pending, Reason.SUB_POOL_PENDING),
+            (not self.has_rows, Reason.NO_CALIBRATION_FOR_POOL),
+            (self.is_alpha_requested, Reason.ALPHA_ASSUMED),
+            (self.is_score_requested, Reason.SCORE_ASSUMED),
+            (self.is_group_requested, Reason.GROUP_ASSUMED),
+        )
+        return (
+            *self.query_reasons,
+            *self.choice.reasons,
+            *(reason for is_so, reason in facts if is_so),
+            *(() if self.whole_pool is None else (self.whole_pool,)),
+        )
+
+
+def failure_reasons(failed: Collection[str], *, is_outvoted: bool) -> tuple[str, ...]:
+    """A reason for each member of the set that gave no answer.
+
+    Args:
+        failed: The members.
+        is_outvoted: The others decide the vote, whatever the failed ones would have answered.
+    """
+    reason = Reason.OUTVOTED_FAILED if is_outvoted else Reason.CANDIDATE_FAILED
+    return tuple(reason.of(name) for name in failed)
