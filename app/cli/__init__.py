@@ -1,1 +1,1 @@
-"""The commands of ``racer``: each reads arguments, calls, prints; no logic."""
+"""Subcommands of ``racer``: each reads arguments, calls a tool and prints; no logic."""

@@ -1,4 +1,4 @@
-"""``backup`` and ``restore``: what must outlive a database."""
+"""``racer backup`` and ``racer restore``: calibrations and key hashes as a file."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from app.errors import SettingsError, StoreDamaged
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
 @JSON
 def backup(file: Path, config: Path, as_json: bool) -> None:
-    """Write calibrations, drift alarms and hashes of keys to FILE; gateways may run meanwhile.
+    """Back up calibrations, drift alarms and key hashes to FILE; gateways may keep running.
 
-    Neither secrets nor decisions are in it. A FILE that is there is replaced once all is written.
+    The backup holds no secrets and no decisions. An existing FILE is replaced at the end.
     """
     from app.store import Store, engine, inspection
     from app.store.backup import calibrations
 
     configured, secrets = settings.load(config)
     url = secrets.store(configured)
-    if inspection.read_only(url) is None:  # a backup of nothing would look like one of something
-        raise SettingsError(f"store {engine.shown(url)} is not there")
+    if inspection.read_only(url) is None:  # an empty backup would pass for a good one
+        raise SettingsError(
+            f"store {engine.shown(url)} does not exist: check `store` in {config}, or "
+            f"${configured.store_env}"
+        )
     with Store(url) as store:
         saved = calibrations.save(store, configured.access.keys, file)
     _show({"file": str(file), **saved.manifest.counts.model_dump()}, as_json)
     if saved.damaged:
         raise StoreDamaged(
-            f"{', '.join(saved.damaged)}: damaged in the store, for digests do not match; not in "
-            f"the backup, which has all the rest"
+            f"{', '.join(saved.damaged)}: damaged in the store (the digests do not match) and left "
+            "out of the backup, which holds all the others"
         )
 
 
@@ -45,12 +48,14 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
 @click.option(
     "--activate",
     is_flag=True,
-    help="Let what was active decide again, also where another calibration does now.",
+    help="Activate what was active at the time of the backup, even over another calibration.",
 )
-@click.option("--keys", "with_keys", is_flag=True, help="Add the keys that it lacks to --config.")
+@click.option(
+    "--keys", "with_keys", is_flag=True, help="Add the missing keys to the file of --config."
+)
 @JSON
 def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: bool) -> None:
-    """Add the calibrations of the backup FILE that the store lacks: all or nothing."""
+    """Add the calibrations of the backup FILE that the store lacks, all or none."""
     from app.store import Store
     from app.store.backup import calibrations, keys
     from app.store.backup.file import Backup

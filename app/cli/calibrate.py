@@ -22,37 +22,45 @@ from racer_core.types import RiskTarget, Score
 @click.argument("rows", type=FILE)
 @URL
 @ADMIN_KEY
-@click.option("--alpha", type=float, help="Risk level; the configuration's by default.")
+@click.option("--alpha", type=float, help="Risk level; default: the configuration's.")
 @click.option("--delta", type=float, help="P(risk <= alpha) >= 1 - delta instead of the mean.")
 @click.option(
     "--score",
     type=click.Choice([each.value for each in Score]),
-    help="What thresholds are drawn on; the configuration's by default.",
+    help="Nonconformity score; default: the configuration's.",
 )
 @click.option(
     "--risk-target",
     type=click.Choice([each.value for each in RiskTarget]),
-    help="What alpha bounds; the configuration's by default.",
+    help="Which risk alpha bounds; default: the configuration's.",
 )
-@click.option("--r", type=click.IntRange(1), help="Right candidates wanted in the set.")
+@click.option(
+    "--r",
+    type=click.IntRange(1),
+    help="Number of correct candidates that the set must contain; default: 1.",
+)
 @click.option(
     "--smoothing",
     type=click.Choice(["none", "hash"]),
-    help="`hash` breaks ties of scores by keyed noise; `none` by default.",
+    help="`hash` breaks ties between scores with keyed noise; default: `none`.",
 )
-@click.option("--expected-active-id", help="Change nothing if another calibration is active.")
-@click.option("--allow-overlap", is_flag=True, help="Accept training rows; the guarantee is void.")
+@click.option("--expected-active-id", help="Change nothing unless this calibration is active.")
+@click.option(
+    "--allow-overlap",
+    is_flag=True,
+    help="Accept rows that the router was trained on; voids the guarantee.",
+)
 @click.option(
     "--activate/--no-activate",
     default=True,
     show_default=True,
-    help="Let it decide from now on, or only store it.",
+    help="Activate the new calibration, or only store it.",
 )
-@click.option("--dry-run", is_flag=True, help="Show the evidence, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the evidence and change nothing.")
 @click.option(
     "--max-shift",
     type=click.FloatRange(0, min_open=True),
-    help="Change nothing if mean set size or lambda_hat move by more than this share.",
+    help="Change nothing if mean set size or lambda_hat changes by more than this fraction.",
 )
 @JSON
 def calibrate(
@@ -72,7 +80,7 @@ def calibrate(
     max_shift: float | None,
     as_json: bool,
 ) -> None:
-    """Upload labelled ROWS to a running gateway; Ctrl-C cancels it and changes nothing."""
+    """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
     options = {
         "alpha": alpha,
         "delta": delta,
@@ -86,7 +94,7 @@ def calibrate(
         "dry_run": dry_run,
         "max_shift": max_shift,
     }
-    quiet = as_json or not err.is_terminal  # a log has no use for a bar that moves
+    quiet = as_json or not err.is_terminal  # progress bars are for terminals
     with progress_bars(quiet) as show, GatewayClient(url, key) as client:
         show("uploading", 0, 1)
         result = client.calibrate(rows, options, partial(_show_phase, show))
@@ -102,14 +110,14 @@ def calibrate(
 
 
 def _show_phase(show: Progress, phase: str, done: int, total: int) -> None:
-    """A bar per phase; reading is counted in MiB, and what counts nothing is one step."""
+    """Update the bar of a phase: reading counts MiB, a phase without a count is one step."""
     if phase == "reading":
         phase, done, total = "reading, MiB", done >> 20, total >> 20
     show(phase, done, max(total, 1))
 
 
 def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
-    """Figures that all lines have, one line each."""
+    """Render rows that have the same fields."""
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for name in lines[0]:
         table.add_column(name, justify="right")
@@ -120,7 +128,7 @@ def _table(title: str, lines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _flat(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts of a part under both names, so that each has a line."""
+    """Flatten nested values: ``{"a": {"b": 1}}`` becomes ``{"a b": 1}``."""
     flat: dict[str, Any] = {}
     for name, value in evidence.items():
         if isinstance(value, dict):

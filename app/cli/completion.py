@@ -1,4 +1,4 @@
-"""``completion``: what teaches a shell the command line."""
+"""``racer completion``: shell completion scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def completion(context: click.Context, shell: str) -> None:
 
     For bash: racer completion bash > ~/.local/share/bash-completion/completions/racer
     """
-    known = get_completion_class(shell)
-    assert known is not None, "click knows every shell of the choice"
-    # As click itself asks for it once the script calls back.
-    click.echo(known(context.find_root().command, {}, "racer", "_RACER_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None, "click supports every shell of the choice"
+    # The variable is the one that click reads when the script calls back.
+    click.echo(
+        completion_class(context.find_root().command, {}, "racer", "_RACER_COMPLETE").source()
+    )

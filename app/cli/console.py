@@ -1,4 +1,4 @@
-"""What the commands share: where they print, their bars, and options that mean the same."""
+"""Consoles, progress bars and options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,37 +22,43 @@ from rich.progress import (
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
-# Wide when nobody's terminal sets a width, so that tables stay whole in files and pipes.
+# Without a terminal the width is fixed, so that tables in files and pipes are not wrapped.
 out = Console(width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True)
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
-URL = click.option("--url", default=DEFAULT_URL, show_default=True, help="A running gateway.")
-KEY = click.option("--key", envvar="RACER_DATA_KEY", show_envvar=True, help="Data key.")
-ADMIN_KEY = click.option("--key", envvar="RACER_ADMIN_KEY", show_envvar=True, help="Admin key.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+URL = click.option(
+    "--url", default=DEFAULT_URL, show_default=True, help="URL of a running gateway."
+)
+KEY = click.option(
+    "--key", envvar="RACER_DATA_KEY", show_envvar=True, help="Data key of the gateway."
+)
+ADMIN_KEY = click.option(
+    "--key", envvar="RACER_ADMIN_KEY", show_envvar=True, help="Admin key of the gateway."
+)
 MAX_TOKENS = click.option(
     "--max-tokens",
     type=click.IntRange(8),
     default=512,
     show_default=True,
-    help="Of a query; the encoder reads no further.",
+    help="Tokens of a query that the encoder reads; the rest is cut.",
 )
 SEED = click.option(
-    "--seed", type=int, default=0, show_default=True, help="The same one draws alike."
+    "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."
 )
 FILE = click.Path(path_type=Path)
 
 
 def print_json(value: Any) -> None:
-    """One line on stdout."""
+    """Print a value as one line of JSON on stdout."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 @contextmanager
 def busy(task: str, silent: bool) -> Generator[None]:
-    """A bar for work that does not tell how far it is."""
+    """Show a bar for work of unknown length."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    shown = err.is_terminal and not silent  # a log has no use for a bar that moves
+    shown = err.is_terminal and not silent  # progress bars are for terminals
     with Progress(*columns, console=err, transient=True, disable=not shown) as bars:
         bars.add_task(task, total=None)
         yield
@@ -60,7 +66,7 @@ def busy(task: str, silent: bool) -> Generator[None]:
 
 @contextmanager
 def progress_bars(silent: bool) -> Generator[Callable[[str, int, int], None]]:
-    """A bar per stage, on stderr, so that stdout stays the result."""
+    """Show one progress bar per stage on stderr; stdout is for the result."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""``racer convert``: rows out of the files of other tools."""
+"""``racer convert``: labelled rows from the files of other evaluation tools."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from app.cli.console import FILE, JSON, out, print_json
 
 @click.command()
 @click.argument("records", type=FILE, nargs=-1, required=True)
-@click.option("--out", "rows", type=FILE, required=True, help="A new file (.jsonl).")
-@click.option("--metric", help="lm-eval: the logged metric that means right.")
-@click.option("--filter", "filter_name", help="lm-eval: the filter whose lines count.")
-@click.option("--question", help="lm-eval: the document's field that is the query.")
+@click.option("--out", "rows", type=FILE, required=True, help="New file for the rows (.jsonl).")
+@click.option("--metric", help="lm-eval: the logged metric that says whether an answer is correct.")
+@click.option("--filter", "filter_name", help="lm-eval: the filter whose results are used.")
+@click.option("--question", help="lm-eval: the field of the document that holds the query.")
 @click.option(
     "--incomplete",
     type=click.Choice(["refuse", "drop"]),
     default="refuse",
     show_default=True,
-    help="lm-eval: documents that some model's run lacks.",
+    help="lm-eval: what to do with documents that the run of a model lacks.",
 )
-@click.option("--threshold", type=float, help="RouterBench: the score that counts as right.")
-@click.option("--task", "tasks", multiple=True, help="RouterBench: only this; repeatable.")
+@click.option(
+    "--threshold", type=float, help="RouterBench: the lowest score that counts as correct."
+)
+@click.option("--task", "tasks", multiple=True, help="RouterBench: use only this task; repeatable.")
 @JSON
 def convert(
     records: tuple[Path, ...],
@@ -38,7 +40,7 @@ def convert(
     tasks: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write labelled rows from RECORDS: lm-eval folders, RouterBench's table, or rows."""
+    """Convert RECORDS (lm-eval folders, the RouterBench table or rows) to labelled rows."""
     from racer_core.records import convert as conversion
 
     choices = conversion.Choices(

@@ -1,4 +1,4 @@
-"""``db``: the version of the store's tables."""
+"""``racer db``: schema migrations of the store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from app.errors import SettingsError
 
 @click.group()
 def db() -> None:
-    """Look after the store's tables."""
+    """Manage the tables of the store."""
 
 
 @db.command()
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
 @JSON
 def upgrade(config: Path, as_json: bool) -> None:
-    """Bring the tables to this program's version, all or nothing. Make a backup before."""
+    """Migrate the tables to this version of the program, in one transaction. Back up first."""
     from app.store import schema
     from app.store.engine import open_engine, shown
 

@@ -9,18 +9,18 @@ from app.cli.console import JSON, out, print_json
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Exit after the table.")
-@click.option("--port", type=int, default=8080, show_default=True, help="The gateway's port.")
+@click.option("--once", is_flag=True, help="Exit after the results are printed.")
+@click.option("--port", type=int, default=8080, show_default=True, help="Port of the gateway.")
 @click.option(
     "--queries",
     type=click.IntRange(10),
     default=300,
     show_default=True,
-    help="Test queries that it is measured with.",
+    help="Number of test queries.",
 )
 @JSON
 def demo(once: bool, port: int, queries: int, as_json: bool) -> None:
-    """Start the demo's models and the gateway, calibrate it, and measure it."""
+    """Start the demo models and a gateway, calibrate it and measure it."""
     from app.tools.demo import run
 
     run.run(

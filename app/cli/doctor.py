@@ -1,4 +1,4 @@
-"""``doctor``: what is well, what is not, and what to do next."""
+"""``racer doctor``: diagnostics of a deployment, with what to do next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from app.cli import tables
 from app.cli.console import FILE, JSON, busy, out, print_json
 
-EXIT_ILL = 1
+EXIT_UNHEALTHY = 1
 
 
 @click.command()
@@ -27,12 +27,12 @@ EXIT_ILL = 1
 def doctor(config: Path, as_json: bool) -> None:
     """Check configuration, artifact, machine, servers and store; change nothing.
 
-    Exit code 1 where something failed; a warning is none.
+    Exit code 1 if a check failed; warnings do not count.
     """
     from app.tools.doctor.examination import examine
     from app.tools.doctor.finding import State
 
-    with busy("looking", as_json):
+    with busy("checking", as_json):
         findings = list(examine(config, os.environ))
     healthy = all(each.state is not State.FAILED for each in findings)
     if as_json:
@@ -40,4 +40,4 @@ def doctor(config: Path, as_json: bool) -> None:
     else:
         out.print(tables.findings([(*asdict(each).values(),) for each in findings]))
     if not healthy:
-        sys.exit(EXIT_ILL)
+        sys.exit(EXIT_UNHEALTHY)

@@ -1,4 +1,4 @@
-"""``evaluate``: what labelled rows say about it all."""
+"""``racer evaluate``: measures risk, set size and accuracy on labelled rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from racer_core.types import RiskTarget, Score
 def _assertions(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> list[Any]:
-    """Read before anything is measured; what cannot be read is no exit code 1."""
+    """Parse before anything is measured, so that a syntax error is exit code 2 and not 1."""
     from racer_core.offline.assertions import Assertion
 
     try:
@@ -35,88 +35,103 @@ def _assertions(
     metavar="[NAME=]FILE",
     multiple=True,
     required=True,
-    help="Labelled rows of a benchmark; repeatable. Named after the file where no NAME is given.",
+    help="Labelled rows of a benchmark; repeatable. NAME defaults to the file's.",
 )
-@click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
-@click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
+@click.option("--encoder", help="Folder, hub name or `char-ngrams`; default: mDeBERTa-v3-base.")
+@click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS
 @click.option(
     "--router",
     type=click.Choice(["knn", "mlp"]),
     default="knn",
     show_default=True,
-    help="Trained anew on every split.",
+    help="Router to train on every split.",
 )
 @click.option(
     "--splits",
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Random divisions of the rows.",
+    help="Number of random splits of the rows.",
 )
-@click.option("--alpha", "alphas", type=float, multiple=True, help="Repeatable; the paper's grid.")
+@click.option(
+    "--alpha",
+    "alphas",
+    type=float,
+    multiple=True,
+    help="Risk level; repeatable. Default: the paper's grid.",
+)
 @click.option(
     "--score",
     "scores",
     type=click.Choice([each.value for each in Score]),
     multiple=True,
-    help="Repeatable; all by default, cover_cost where prices are given.",
+    help="Nonconformity score; repeatable. Default: all (cover_cost only with prices).",
 )
 @click.option(
     "--risk-target",
     "risk_targets",
     type=click.Choice([each.value for each in RiskTarget]),
     multiple=True,
-    help="Repeatable; both by default.",
+    help="Which risk alpha bounds; repeatable. Default: both.",
 )
 @click.option(
     "--calibrated",
     type=click.Choice(["each", "merged"]),
     default="each",
     show_default=True,
-    help="Thresholds for each benchmark, or for all of them together.",
+    help="One threshold per benchmark, or one for all benchmarks together.",
 )
 @click.option(
     "--share",
     "shares",
     metavar="NAME=TRAIN,CALIBRATION,VALIDATION",
     multiple=True,
-    help="Shares of a benchmark's rows, or of all others (NAME `all`); the paper's 0.4,0.5,0.1.",
+    help="Split of a benchmark's rows (NAME `all`: of all others). Default: 0.4,0.5,0.1.",
 )
 @click.option(
     "--equality",
     type=click.Choice(["choice", "number", "exact"]),
     default="exact",
     show_default=True,
-    help="When two answers are the same to the vote.",
+    help="When the vote counts two answers as equal.",
 )
-@click.option("--smoothing", is_flag=True, help="Break ties at random, in both phases.")
+@click.option("--smoothing", is_flag=True, help="Break ties at random, in calibration and test.")
 @click.option(
     "--false-abstain-budget",
     "budget",
     metavar="SHARE|off",
     default="0.01",
     show_default=True,
-    help="Answerable validation rows that p_null may refuse.",
+    help="Share of answerable validation rows that p_null may refuse.",
 )
 @click.option(
     "--price",
     "prices",
     metavar="CANDIDATE=NUMBER",
     multiple=True,
-    help="Price of a call, for every candidate; adds cover_cost and the money spent.",
+    help="Price of a call, once per candidate; adds cover_cost and the cost.",
 )
 @SEED
-@click.option("--cache", metavar="FILE|off", help="Where embeddings are kept; the user's cache.")
-@click.option("--ray", metavar="ADDRESS", help="Embed over this Ray cluster.")
-@click.option("--report", "folder", type=FILE, help="Folder for a page, figures and tables.")
+@click.option(
+    "--cache",
+    metavar="FILE|off",
+    help="File for cached embeddings; default: in the user's cache folder.",
+)
+@click.option("--ray", metavar="ADDRESS", help="Compute embeddings on this Ray cluster.")
+@click.option(
+    "--report",
+    "folder",
+    type=FILE,
+    help="Write an HTML report with figures and tables to this folder.",
+)
 @click.option(
     "--assert",
     "assertions",
     metavar="COMPARISON",
     multiple=True,
     callback=_assertions,
-    help="Exit with 1 unless the means show it: 'risk<=alpha', 'size<=2.0'; repeatable.",
+    help="Exit with 1 unless it holds for the means: 'risk<=alpha', 'size<=2.0'; repeatable.",
 )
 @JSON
 def evaluate(
@@ -142,7 +157,7 @@ def evaluate(
     assertions: list[Any],
     as_json: bool,
 ) -> None:
-    """Measure risk, size and accuracy on labelled rows over random splits."""
+    """Measure risk, set size and accuracy on labelled rows over random splits."""
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
     from racer_core.offline.protocol import PAPER_ALPHAS, Calibrated, Protocol

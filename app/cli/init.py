@@ -1,4 +1,4 @@
-"""``racer init``: asks servers what they serve and writes a first configuration."""
+"""``racer init``: writes a first configuration from the model lists of servers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from app.cli.console import FILE, JSON, busy, out, print_json
     type=FILE,
     default=Path("racer.yaml"),
     show_default=True,
-    help="Where the configuration goes; its schema goes beside it.",
+    help="File for the configuration; its JSON schema is written beside it.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8080,
     show_default=True,
-    help="Where the gateway will listen.",
+    help="Port of the gateway.",
 )
-@click.option("--key-env", metavar="NAME", help="The variable that holds the servers' key.")
-@click.option("--keep-unreachable", is_flag=True, help="Write servers that do not answer, too.")
-@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option(
+    "--key-env", metavar="NAME", help="Environment variable with the API key of the servers."
+)
+@click.option("--keep-unreachable", is_flag=True, help="Include servers that do not answer.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @JSON
 def init(
     urls: tuple[str, ...],
@@ -41,15 +43,15 @@ def init(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Ask the servers at URLs which models they serve, and write a first configuration.
+    """Read the model lists of the servers at URLs and write a first configuration.
 
-    Without a URL $OPENAI_BASE_URL is asked, or OpenAI, with the key in $OPENAI_API_KEY.
+    Without a URL: $OPENAI_BASE_URL, or OpenAI, with the key in $OPENAI_API_KEY.
     """
     from app.tools import first_configuration
 
     plan = first_configuration.Plan.of(urls, path, port, key_env, os.environ)
     plan.check(force=force)
-    with busy("asking the servers", as_json):
+    with busy("reading model lists", as_json):
         result = first_configuration.write(plan, os.environ, keep_unreachable=keep_unreachable)
     if as_json:
         print_json(result.as_json())

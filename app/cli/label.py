@@ -1,4 +1,4 @@
-"""``racer label``: asks candidates about queries and grades their answers."""
+"""``racer label``: makes labelled rows from the candidates' graded answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
 
 @click.command()
 @click.argument("questions", type=FILE)
-@click.option("--config", type=FILE, required=True, help="The YAML configuration: whom to ask.")
-@click.option("--out", "rows", type=FILE, required=True, help="Rows (.jsonl); added to.")
+@click.option(
+    "--config", type=FILE, required=True, help="The YAML configuration with the candidates."
+)
+@click.option(
+    "--out",
+    "rows",
+    type=FILE,
+    required=True,
+    help="File for the rows (.jsonl); an existing one is appended to.",
+)
 @click.option(
     "--grade",
     "kind",
@@ -22,17 +30,19 @@ from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
     required=True,
     help="How an answer is compared with the reference.",
 )
-@click.option("--judge", help="For `judge`: a candidate's name, or another server's URL.")
-@click.option("--judge-model", help="The judge's name at that URL.")
-@click.option("--judge-key", envvar="RACER_JUDGE_KEY", show_envvar=True, help="Its key there.")
+@click.option("--judge", help="With `--grade judge`: a candidate, or the URL of another server.")
+@click.option("--judge-model", help="Model name of the judge at that URL.")
+@click.option(
+    "--judge-key", envvar="RACER_JUDGE_KEY", show_envvar=True, help="API key for that URL."
+)
 @click.option(
     "--concurrency",
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help="Questions under way at once.",
+    help="Questions processed at the same time.",
 )
-@click.option("--ray", metavar="ADDRESS", help="Ask from all nodes of this Ray cluster.")
+@click.option("--ray", metavar="ADDRESS", help="Run on all nodes of this Ray cluster.")
 @JSON
 def label(
     questions: Path,
@@ -46,9 +56,9 @@ def label(
     ray: str | None,
     as_json: bool,
 ) -> None:
-    """Ask every candidate QUESTIONS (query and reference), grade, and write labelled rows.
+    """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
-    Interrupt it at any time: the same command goes on where it stopped and asks nothing twice.
+    After an interruption the same command resumes and repeats no finished call.
     """
     from app.tools.labelling import run
     from app.tools.labelling.grading import Grading
@@ -75,7 +85,7 @@ def label(
             spread=spread,
         )
     if result.interrupted:
-        err.print("racer: stopped; the same command goes on from here", soft_wrap=True)
+        err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
         raise KeyboardInterrupt
     shown = {"out": str(rows), **result.as_json()}
     print_json(shown) if as_json else out.print(tables.fields(shown))

@@ -1,7 +1,7 @@
-"""The ``racer`` command: its subcommands, and every expected error as an exit code.
+"""Entry point of the ``racer`` command: its subcommands, and exit codes for expected errors.
 
-Exit codes: 0 done, 1 the data or the request was refused, 2 usage or configuration, 3 the gateway
-or its candidates cannot be reached, 130 interrupted.
+Exit codes: 0 success, 1 the data or the request was refused, 2 usage or configuration, 3 the
+gateway or its candidates cannot be reached, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXIT_REFUSED, EXIT_CONFIGURATION, EXIT_UNREACHABLE = 1, 2, 3
 
 
 def main() -> None:
-    """Run the command; every expected error is one sentence and an exit code."""
+    """Run the command. An expected error becomes one sentence on stderr and an exit code."""
     try:
         cli(prog_name="racer", standalone_mode=False)
     except click.exceptions.Exit as exc:
@@ -48,21 +48,21 @@ def main() -> None:
         exc.show()
         sys.exit(EXIT_CONFIGURATION)
     except click.UsageError as exc:
-        _say(_misused(exc))
+        _print_error(_usage_error(exc))
         sys.exit(EXIT_CONFIGURATION)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except RacerError as exc:
-        _say(str(exc))
+        _print_error(str(exc))
         sys.exit(_exit_code(exc))
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     err.print(f"racer: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
-def _misused(exc: click.UsageError) -> str:
-    """Click's words as one sentence; what the command takes is the next step."""
+def _usage_error(exc: click.UsageError) -> str:
+    """Click's message as one sentence that points to the command's help."""
     words = " ".join(exc.format_message().split()).removesuffix(".")
     command = exc.ctx.command_path if exc.ctx else "racer"
     return f"{words}: see `{command} --help`"

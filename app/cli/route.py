@@ -1,4 +1,4 @@
-"""``racer route``: asks a running gateway which models it would call."""
+"""``racer route``: the routing decision of a running gateway for one query."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from app.tools.gateway_client import GatewayClient
 @click.argument("text")
 @URL
 @KEY
-@click.option("--alpha", type=float, help="Risk level; the calibration's own by default.")
-@click.option("--execute", is_flag=True, help="Call the set too, and merge its answers.")
+@click.option("--alpha", type=float, help="Risk level; default: the calibration's.")
+@click.option(
+    "--execute", is_flag=True, help="Also call the selected candidates and merge their answers."
+)
 @JSON
 def route(
     text: str, url: str, key: str | None, alpha: float | None, execute: bool, as_json: bool
 ) -> None:
-    """Ask a running gateway which models it would call for TEXT."""
+    """Print which candidates a running gateway would call for TEXT."""
     with GatewayClient(url, key) as client:
         decision = client.route(text, alpha, execute=execute)
     if as_json:

@@ -9,5 +9,5 @@ from app.settings import schema as settings_schema
 
 @click.command()
 def schema() -> None:
-    """Print the JSON schema of the configuration, for editors and validators."""
+    """Print the JSON Schema of the configuration, for editors and validators."""
     click.echo(settings_schema.text(), nl=False)

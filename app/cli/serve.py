@@ -14,8 +14,8 @@ from app.cli.console import FILE
 
 @click.command()
 @click.option("--config", type=FILE, required=True, help="The YAML configuration.")
-@click.option("--host", help="Instead of the configuration's.")
-@click.option("--port", type=int, help="Instead of the configuration's.")
+@click.option("--host", help="Overrides the configuration.")
+@click.option("--port", type=int, help="Overrides the configuration.")
 def serve(config: Path, host: str | None, port: int | None) -> None:
     """Run the gateway."""
     import uvloop
@@ -23,8 +23,8 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     from app import server
     from app.telemetry import logs
 
-    given: dict[str, Any] = {"host": host, "port": port}
-    given = {name: value for name, value in given.items() if value is not None}
-    configured, secrets = settings.load(config, **given)
+    overrides: dict[str, Any] = {"host": host, "port": port}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
+    configured, secrets = settings.load(config, **overrides)
     with server.bind(configured) as listener, logs.written(configured.telemetry.log, sys.stderr):
         uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())

@@ -1,4 +1,4 @@
-"""What the command line prints: tables and fields. Reads results, computes nothing."""
+"""Tables and field lists that the command line prints. Reads results, computes nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fields(values: Mapping[str, Any]) -> Table:
-    """Names and values, one a line."""
+    """A list of names and values, one per line."""
     table = Table.grid(padding=(0, 2))
     for name, value in values.items():
         table.add_row(Text(name, style="bold"), Text(_plain(value)))
@@ -25,7 +25,7 @@ def fields(values: Mapping[str, Any]) -> Table:
 
 
 def findings(rows: Sequence[tuple[str, ...]]) -> Table:
-    """What `racer doctor` found: check, state, what it saw, what to do next."""
+    """The findings of `racer doctor`: check, state, finding, what to do next."""
     table = Table("check", "state", "found", "what to do next", box=SIMPLE_HEAD)
     colours = {"OK": "green", "warning": "yellow", "failed": "bold red"}
     for check, state, found, cure in rows:
@@ -34,7 +34,7 @@ def findings(rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, Any]:
-    """What `racer train` did."""
+    """The summary of `racer train`: the artifact's router, pool and encoder."""
     return {
         "artifact": str(folder),
         "router": artifact.router.kind,
@@ -50,11 +50,11 @@ def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, A
 
 
 def decision(value: Mapping[str, Any]) -> Table:
-    """What `racer route` found: the set, every candidate's score, and the certificate."""
+    """The decision of `racer route`: set, router scores of the pool, certificate."""
     certificate = value["certificate"]
     guarantee = certificate["guarantee"]
     shown = {
-        "selected": ", ".join(value["selected"]) or f"nobody ({value['abstain_reason']})",
+        "selected": ", ".join(value["selected"]) or f"none ({value['abstain_reason']})",
         "router scores": "  ".join(f"{m} {s:.2f}" for m, s in value["pool_scores"].items()),
         "alpha": f"{guarantee['alpha']:g} ({guarantee['risk_target']})",
         "lambda_hat": certificate["lambda_hat"],
@@ -68,7 +68,7 @@ def decision(value: Mapping[str, Any]) -> Table:
 
 
 def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]:
-    """The protocol, one table per risk target, and the controls."""
+    """The result of `racer evaluate`: protocol, one table per risk target, controls."""
     from racer_core.offline.report import overview, sections, view
 
     return [
@@ -82,7 +82,7 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
 
 
 def _table(grid: Grid) -> Table:
-    """A grid as it stands; long headings break, so that columns stay narrow."""
+    """Render a grid; headings break at spaces, so that columns stay narrow."""
     table = Table(title=Text(grid.title), box=SIMPLE_HEAD, collapse_padding=True)
     for number, name in enumerate(grid.head):
         heading = name if number == 0 else name.replace(" ", "\n")
@@ -93,7 +93,7 @@ def _table(grid: Grid) -> Table:
 
 
 def demo(result: Mapping[str, Any]) -> list[Table]:
-    """What `racer demo` measured."""
+    """The result of `racer demo`: one row per alpha, and the controls."""
     table = Table(
         "alpha",
         "miss | answerable",
@@ -123,9 +123,9 @@ def demo(result: Mapping[str, Any]) -> list[Table]:
                 "best single candidate": f"{controls['best_single']['name']} "
                 f"{controls['best_single']['accuracy']:.1%}",
                 "router's top-1": f"{controls['router_top1']:.1%}",
-                "full vote (everyone called)": f"{controls['full_vote']:.1%}",
+                "full vote (all called)": f"{controls['full_vote']:.1%}",
                 "brackets": "95 % beta-binomial interval of the realised risk, each risk from the "
-                "calibration that targets it; where scores tie, risk may lie below",
+                "calibration that targets it; with tied scores the risk may be lower",
             }
         ),
     ]

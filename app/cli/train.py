@@ -31,7 +31,7 @@ def _routers_like(_context: click.Context, _parameter: click.Parameter, begun: s
 def _router_options(
     _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, Any]:
-    """JSON values as what they say, everything else as text."""
+    """Parse values that are JSON; take everything else as text."""
     options: dict[str, Any] = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -45,53 +45,67 @@ def _router_options(
 
 
 @click.command()
-@click.option("--data", type=FILE, required=True, help="Training rows.")
+@click.option("--data", type=FILE, required=True, help="Labelled training rows.")
 @click.option(
     "--validation",
     type=FILE,
     required=True,
-    help="Rows on which tau, neighbours and the like are chosen.",
+    help="Validation rows, for choosing tau, k and other hyperparameters.",
 )
-@click.option("--out", "folder", type=FILE, required=True, help="Where the artifact goes.")
+@click.option("--out", "folder", type=FILE, required=True, help="Folder for the artifact.")
 @click.option(
     "--router",
     callback=_known_router,
     shell_complete=_routers_like,
     default="knn",
     show_default=True,
-    help="knn, mlp, routerdc, or one that an installed package offers (docs/routers.md).",
+    help="knn, mlp, routerdc, or a router of an installed package (docs/routers.md).",
 )
 @click.option(
     "--router-option",
     "options",
     multiple=True,
     callback=_router_options,
-    help="key=value for the router; repeatable.",
+    help="Hyperparameter of the router as key=value; repeatable.",
 )
-@click.option("--steps", type=click.IntRange(1), help="Steps of RouterDC, epochs of an MLP.")
-@click.option("--resume", is_flag=True, help="Go on with a training that stopped.")
-@click.option("--encoder", help="Folder, hub name or `char-ngrams`; mDeBERTa-v3-base by default.")
+@click.option(
+    "--steps", type=click.IntRange(1), help="Training steps of RouterDC, epochs of an MLP."
+)
+@click.option("--resume", is_flag=True, help="Resume an interrupted training.")
+@click.option("--encoder", help="Folder, hub name or `char-ngrams`; default: mDeBERTa-v3-base.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls"]),
     default="mean",
     show_default=True,
-    help="How token vectors become one: their mean, or the first token's.",
+    help="Pooling of token vectors: their mean, or the first token's.",
 )
 @MAX_TOKENS
-@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="A GPU if there is one.")
-@click.option("--dtype", type=click.Choice(["float32", "bfloat16"]), help="What runs natively.")
-@click.option("--forward", type=click.Choice(["transformers", "lean"]), help="`lean` is our own.")
-@click.option("--lexical", is_flag=True, help="Hashed character n-grams beside the encoder.")
+@click.option(
+    "--backend", type=click.Choice(["cpu", "cuda"]), help="Default: `cuda` if there is a GPU."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    help="Default: the format that the device runs natively.",
+)
+@click.option(
+    "--forward",
+    type=click.Choice(["transformers", "lean"]),
+    help="Implementation of the encoder; `lean` is RACER's own.",
+)
+@click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @click.option(
     "--false-abstain-budget",
     "budget",
     metavar="FLOAT|off",
     default="0.01",
     show_default=True,
-    help="Share of answerable queries that may be refused; well below the smallest alpha.",
+    help="Share of answerable queries that may be refused; keep it well below the smallest alpha.",
 )
-@click.option("--config", type=FILE, help="Take candidates and their parameters from here.")
+@click.option(
+    "--config", type=FILE, help="Take candidates and their parameters from this configuration."
+)
 @SEED
 @JSON
 def train(

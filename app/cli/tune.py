@@ -19,14 +19,14 @@ from racer_core.records.reader import read_rows
 @click.option(
     "--objective",
     type=click.Choice(["size", "cost"]),
-    help="What to spend little of; cost where the configuration has prices.",
+    help="What to minimise; default: cost if the configuration has prices, else size.",
 )
-@click.option("--write", is_flag=True, help="Change the configuration as the diff says.")
+@click.option("--write", is_flag=True, help="Apply the diff to the configuration.")
 @JSON
 def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
-    """Choose score, alpha and vote on validation rows; show the change as a diff.
+    """Choose score, alpha and vote on validation rows; print the change as a diff.
 
-    An evaluator in the configuration is asked about the rows' answers.
+    An evaluator in the configuration rates the answers of the rows.
     """
     from app.routing.artifact import open_racer
     from app.tools import tuning

@@ -1,4 +1,4 @@
-"""``verify``: whether a decision was what its calibration says."""
+"""``racer verify``: recomputes a stored decision and compares."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ EXIT_DIFFERS = 1
 
 @click.command()
 @click.argument("decision_id")
-@click.option("--config", type=FILE, help="Read the store of this configuration.")
-@click.option("--url", help=f"Ask a running gateway; {DEFAULT_URL} when neither is given.")
+@click.option("--config", type=FILE, help="Configuration whose store is read.")
+@click.option(
+    "--url", help=f"URL of a running gateway; default: {DEFAULT_URL}, unless --config is given."
+)
 @ADMIN_KEY
 @JSON
 def verify(
     decision_id: str, config: Path | None, url: str | None, key: str | None, as_json: bool
 ) -> None:
-    """Decide DECISION_ID again from what is stored, and compare.
+    """Recompute decision DECISION_ID from the stored calibration, and compare.
 
-    With --config nothing but the store is read and everything is recomputed here. Exit code 1 when
-    the decision differs.
+    With --config the store is read directly and the recomputation runs here. Exit code 1 if the
+    result differs.
     """
     if config is not None and url is not None:
         raise click.UsageError("give --config or --url, not both")
     if config is None:
-        with _Verifying(url or DEFAULT_URL, key) as client:
+        with _VerificationClient(url or DEFAULT_URL, key) as client:
             result = client.verify(decision_id)
     else:
         result = _from_store(decision_id, config)
@@ -53,26 +55,26 @@ def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
         return verification.verify(note, store.record(note.calibration_id)).as_json()
 
 
-class _Verifying(GatewayClient):
+class _VerificationClient(GatewayClient):
     def verify(self, decision_id: str) -> dict[str, Any]:
         """POST /decisions/{id}/verify."""
         return self._request("POST", f"/decisions/{decision_id}/verify")
 
 
 def _shown(result: dict[str, Any]) -> dict[str, Any]:
-    said, again = result["decision"], result["recomputed"]
+    stored, recomputed = result["decision"], result["recomputed"]
     return {
-        "decision": said["decision_id"],
-        "made": said["created_at"],
-        "calibration": f"{said['calibration_id']}, {again['n']} rows count",
-        "group": again["group"],
-        "alpha": f"{said['alpha']:g} ({said['score']})",
-        "guarantee": "held" if said["holds"] else "void",
-        "reasons": ", ".join(said["reasons"]) or "-",
-        "chosen by": said["chosen_by"],
-        "lambda_hat then": said["lambda_hat"],
-        "lambda_hat now": again["lambda_hat"],
-        "selected then": ", ".join(said["selected"]) or "nobody",
-        "selected now": ", ".join(again["selected"]) or "nobody",
+        "decision": stored["decision_id"],
+        "made": stored["created_at"],
+        "calibration": f"{stored['calibration_id']}, {recomputed['n']} rows count",
+        "group": recomputed["group"],
+        "alpha": f"{stored['alpha']:g} ({stored['score']})",
+        "guarantee": "held" if stored["holds"] else "void",
+        "reasons": ", ".join(stored["reasons"]) or "-",
+        "chosen by": stored["chosen_by"],
+        "lambda_hat then": stored["lambda_hat"],
+        "lambda_hat now": recomputed["lambda_hat"],
+        "selected then": ", ".join(stored["selected"]) or "none",
+        "selected now": ", ".join(recomputed["selected"]) or "none",
         "matches": "yes" if result["matches"] else "NO",
     }

@@ -478,7 +478,10 @@ def test_a_store_that_is_not_there_has_no_backup(
     store = tmp_path / "misspelt.db"
     changes: dict[str, Any] = {"store": f"sqlite:///{store}"}
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1", **changes)
-    told = f"racer: store sqlite:///{store} is not there\n"
+    told = (
+        f"racer: store sqlite:///{store} does not exist: check `store` in {config}, or "
+        "$RACER_STORE_URL\n"
+    )
     assert racer("backup", file, "--config", config) == (2, "", told)
     assert not store.exists()
     assert not file.exists()

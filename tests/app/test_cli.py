@@ -377,7 +377,7 @@ def test_route_shows_the_decision(racer: Command, gateway: Gateway, pool: FakePo
     assert (code, said) == (0, "")
     assert "adder, speller" in out
     assert "holds" in out
-    assert "nobody (p_null)" in racer("route", NOBODY, *at)[1]
+    assert "none (p_null)" in racer("route", NOBODY, *at)[1]
     assert pool.asked() == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from app.cli import main
-from app.cli.doctor import EXIT_ILL
+from app.cli.doctor import EXIT_UNHEALTHY
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
 
@@ -37,7 +37,7 @@ def test_every_exit_code_is_told() -> None:
     """Red when one is added or means something else."""
     told = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
     known = {main.EXIT_REFUSED, main.EXIT_CONFIGURATION, main.EXIT_UNREACHABLE}
-    assert told == known | {0, 130, EXIT_ILL, EXIT_DIFFERS}
+    assert told == known | {0, 130, EXIT_UNHEALTHY, EXIT_DIFFERS}
 
 
 def test_every_check_of_the_doctor_is_in_its_table() -> None:

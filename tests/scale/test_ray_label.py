@@ -320,7 +320,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
         _, said = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGKILL), said
     assert "Traceback" not in said
-    assert how == signal.SIGKILL or "the same command goes on from here" in said
+    assert how == signal.SIGKILL or "run the same command again to resume" in said
     written = {each["query"] for each in lines(out)}
     assert 4 <= len(written) < len(QUESTIONS)
     pool.say("adder", "4")
