@@ -42,8 +42,8 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.selection import NEIGHBOURS
 from racer_core.records.reader import read_rows
 from racer_core.routers.base import Batch
+from racer_core.routers.inverted_file import InvertedFile
 from racer_core.routers.knn import KnnRouter
-from racer_core.routers.neighbours import InvertedFile
 from racer_core.types import Score
 
 EXACT: Final = "all rows"

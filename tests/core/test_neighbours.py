@@ -18,9 +18,9 @@ from racer_core.encoder.base import unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
 from racer_core.routers.base import Batch
+from racer_core.routers.inverted_file import InvertedFile, build_inverted_file, fewest_probes
 from racer_core.routers.knn import EXACT_BELOW, KnnRouter
-from racer_core.routers.lists import enough, sorted_into_lists
-from racer_core.routers.neighbours import InvertedFile, Scan
+from racer_core.routers.neighbours import ExactSearch
 from tests.support.synthetic import POOL, synthetic_rows
 
 COUNTS = (10, 50)
@@ -37,7 +37,7 @@ def clustered(seed, rows, centres=60, width=24, noise=0.5):
 @pytest.fixture(scope="module")
 def lists():
     """Lists of 5,000 rows."""
-    return sorted_into_lists(clustered(1, 5_000), max(COUNTS))
+    return build_inverted_file(clustered(1, 5_000), max(COUNTS))
 
 
 def in_order(lists):
@@ -65,14 +65,14 @@ def worlds(draw):
 
 @given(world=worlds(), seed=st.integers(0, 9))
 def test_probing_all_lists_is_exact_search(world, seed):
-    """The same rows in the same order as Scan's, ties included. Red when rows get lost in lists."""
+    """The same rows in the same order, ties included. Red when lists lose rows."""
     rows, queries, reach = world
-    lists = sorted_into_lists(rows, reach, seed)
+    lists = build_inverted_file(rows, reach, seed)
     np.testing.assert_array_equal(in_order(lists), rows)
     everywhere = probing(lists, len(lists.sizes))
     asked = queries.astype(np.float64)
     np.testing.assert_array_equal(
-        everywhere.nearest(asked, reach), Scan(rows).nearest(asked, reach)
+        everywhere.nearest(asked, reach), ExactSearch(rows).nearest(asked, reach)
     )
 
 
@@ -80,7 +80,7 @@ def test_probing_all_lists_is_exact_search(world, seed):
 def test_what_is_found_is_the_best_of_what_was_probed(world, seed, data):
     """Whatever is probed: ``reach`` different rows, no nearer one in the lists of those found."""
     rows, queries, reach = world
-    lists = sorted_into_lists(rows, reach, seed)
+    lists = build_inverted_file(rows, reach, seed)
     lists = probing(lists, data.draw(st.integers(1, len(lists.sizes))))
     owner = np.empty(len(rows), int)
     owner[lists.rows] = np.repeat(np.arange(len(lists.sizes)), lists.sizes)
@@ -97,7 +97,7 @@ def test_rows_closer_than_the_grid_tie_whatever_single_precision_says():
     """A thousand rows within 1e-7 of each other: the earliest ones, not the roundest ones."""
     rng = np.random.default_rng(5)
     rows = unit_rows((np.ones(64) + 1e-4 * rng.standard_normal((1_000, 64))).astype(np.float32))
-    lists = sorted_into_lists(rows, 5)
+    lists = build_inverted_file(rows, 5)
     everywhere = probing(lists, len(lists.sizes))
     query = unit_rows(np.ones((1, 64), np.float32)).astype(np.float64)
     assert np.unique(np.round(rows @ query[0], 6)).size == 1
@@ -108,7 +108,7 @@ def test_recall_is_what_was_aimed_at_and_what_is_stored(lists):
     """On queries of their own: 0.99 of those that vote, and of those that are reported."""
     queries = clustered(2, 1_000).astype(np.float64)
     found = lists.nearest(queries, max(COUNTS))
-    exact = Scan(in_order(lists)).nearest(queries, max(COUNTS))
+    exact = ExactSearch(in_order(lists)).nearest(queries, max(COUNTS))
     for count in COUNTS:
         pairs = zip(found[:, :count], exact[:, :count], strict=True)
         recall = np.mean([np.isin(true, seen).mean() for seen, true in pairs])
@@ -133,7 +133,7 @@ def test_the_probes_are_as_few_as_find_enough(lists, count):
         near = index.nearest(rows[held_out].astype(np.float64), count + 1)
         return [ids[ids != own][:count] for own, ids in zip(held_out, near, strict=True)]
 
-    exact = found(Scan(rows))
+    exact = found(ExactSearch(rows))
 
     def recall(probes):
         pairs = zip(found(probing(lists, probes)), exact, strict=True)
@@ -151,10 +151,10 @@ def test_who_looks_for_more_neighbours_finds_no_fewer_of_the_nearest():
     """
     places = np.zeros((1_000, 3), int)
     places[:10, 0] = 3
-    probes, recall = enough(places)
+    probes, recall = fewest_probes(places)
     assert probes.tolist() == [4, 4, 4]
     assert recall == 1.0
-    assert enough(places[:, 1:])[0].tolist() == [1, 1]
+    assert fewest_probes(places[:, 1:])[0].tolist() == [1, 1]
 
 
 def test_lists_that_hold_too_few_rows_are_not_all_that_is_looked_at(lists):
@@ -178,7 +178,7 @@ def test_a_query_has_the_same_neighbours_in_whatever_batch(lists):
 def test_the_same_rows_make_the_same_lists():
     """A function of the rows and the seed."""
     rows = clustered(1, 1_000)
-    first, second, other = (sorted_into_lists(rows, 50, seed) for seed in (3, 3, 4))
+    first, second, other = (build_inverted_file(rows, 50, seed) for seed in (3, 3, 4))
     assert first.settings() == second.settings()
     for name, tensor in first.tensors().items():
         np.testing.assert_array_equal(tensor, second.tensors()[name])
@@ -198,7 +198,7 @@ def test_below_the_limit_search_and_artifact_are_those_of_exact_search():
     """Not a tensor and not a setting more; lists from the limit on, which is 100,000 rows."""
     rows = synthetic_rows(80, seed=3)
     exact = router_of(rows, exact_below=81)
-    assert isinstance(exact.index, Scan)
+    assert isinstance(exact.index, ExactSearch)
     assert set(exact.tensors()) == {"embeddings", "labels"}
     assert exact.settings() == {"k": 5, "reach": 20}
     listed = router_of(rows, exact_below=80)
