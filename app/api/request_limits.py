@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from app.errors import SchemaError
 from app.settings import Limits
-
-_TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+from app.wire.candidate_payload import TOKEN_LIMITS
 
 
 def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
@@ -23,7 +22,7 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
         _at_most(name, count, limits.choices)
         each = max(each, count)
     _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices)
-    for name in _TOKEN_LIMITS:
+    for name in TOKEN_LIMITS:
         _at_most(name, _count(name, fields.get(name)), limits.max_tokens)
     _at_most("input", texts(fields.get("input")), limits.messages)
     lists = {"messages": limits.messages, "tools": limits.tools, "functions": limits.tools}

@@ -22,8 +22,8 @@ _HARMLESS = frozenset(
      "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
      "include", "background"}
 )  # fmt: skip
-# One limit, by three names.
-_TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+# The three API formats' names of the limit on output tokens.
+TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _THE_LIMIT_OF: Final = {"completions": "max_tokens", "responses": "max_output_tokens"}
 _OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"})
 
@@ -54,11 +54,11 @@ def candidate_payload(
 ) -> dict[str, Any]:
     """What one candidate is sent: the client's fields, else the candidate's own parameters."""
     defaults = dict(candidate.parameters)
-    if any(fields.get(name) is not None for name in _TOKEN_LIMITS):
-        defaults = {name: value for name, value in defaults.items() if name not in _TOKEN_LIMITS}
+    if any(fields.get(name) is not None for name in TOKEN_LIMITS):
+        defaults = {name: value for name, value in defaults.items() if name not in TOKEN_LIMITS}
     if (limit := _THE_LIMIT_OF.get(path)) is not None:
         defaults = {
-            limit if name in _TOKEN_LIMITS else name: value for name, value in defaults.items()
+            limit if name in TOKEN_LIMITS else name: value for name, value in defaults.items()
         }
     said = {name: value for name, value in fields.items() if value is not None}
     sent = {candidate.renames.get(name, name): value for name, value in (defaults | said).items()}
@@ -86,6 +86,6 @@ def _matters(name: str, value: object, parameters: Mapping[str, Any]) -> bool:
 
 def _alias(name: str, candidate: Candidate) -> str:
     """The name under which the candidate's parameters hold the same limit."""
-    if name not in _TOKEN_LIMITS or name in candidate.parameters:
+    if name not in TOKEN_LIMITS or name in candidate.parameters:
         return name
-    return next((other for other in _TOKEN_LIMITS if other in candidate.parameters), name)
+    return next((other for other in TOKEN_LIMITS if other in candidate.parameters), name)
