@@ -36,7 +36,7 @@ class Chat(ChunkedFormat):
     def _text_of(self, choice: Mapping[str, Any]) -> object:
         return choice["delta"].get(self.text_key)
 
-    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
         return {**choice, "delta": {**choice["delta"], self.text_key: text}}
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:

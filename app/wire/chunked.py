@@ -58,10 +58,10 @@ class ChunkedFormat(ABC):
         if not isinstance(text, str):
             return None
 
-        def saying(other: str) -> dict[str, Any]:
-            return {**piece, "choices": [self._saying(choice, other)]}
+        def with_text(other: str) -> dict[str, Any]:
+            return {**piece, "choices": [self._with_text(choice, other)]}
 
-        return EventTemplate.of(data, self.text_key, text, saying)
+        return EventTemplate.of(data, self.text_key, text, with_text)
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class ChunkedFormat(ABC):
         """What a checked choice of a chunk has under ``text_key``."""
 
     @abstractmethod
-    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
         """The choice with another text there."""
 
     @abstractmethod

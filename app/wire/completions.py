@@ -31,7 +31,7 @@ class Completions(ChunkedFormat):
     def _text_of(self, choice: Mapping[str, Any]) -> object:
         return choice["text"]
 
-    def _saying(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
+    def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
         return {**choice, self.text_key: text}
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def mould_of(api_format: ApiFormat, data: str) -> EventTemplate | None:
+def template_of(api_format: ApiFormat, data: str) -> EventTemplate | None:
     """What is learnt from one event."""
     return api_format.event_template(data, api_format.piece("adder", data))
 
@@ -59,7 +59,7 @@ def test_an_alike_event_is_read_as_it_would_be(
     api_format: ApiFormat, chunk: Any, form: dict[str, Any], first: str, second: str
 ) -> None:
     """Whatever the texts are, and however the server writes JSON."""
-    event_template = mould_of(api_format, json.dumps(chunk(first), **form))
+    event_template = template_of(api_format, json.dumps(chunk(first), **form))
     assert event_template is not None
     data = json.dumps(chunk(second), **form)
     assert event_template.piece(data) == api_format.piece("adder", data)
@@ -77,7 +77,7 @@ def test_an_alike_event_is_read_as_it_would_be(
     escaped=True,
     deeper=True,
 )
-def test_a_mould_never_says_what_the_event_does_not(
+def test_a_template_never_says_what_the_event_does_not(
     learnt: dict[str, str], read: dict[str, str], escaped: bool, deeper: bool
 ) -> None:
     """Fields around the text that look like it, with its key spelled in escapes or not."""
@@ -92,7 +92,7 @@ def test_a_mould_never_says_what_the_event_does_not(
         data = json.dumps(fields)
         return data.replace('{"content"', '{"c\\u006fntent"') if escaped else data
 
-    event_template = mould_of(Chat(), event(learnt))
+    event_template = template_of(Chat(), event(learnt))
     data = event(read)
     if event_template is not None and (piece := event_template.piece(data)) is not None:
         assert piece == Chat().piece("adder", data)
@@ -112,7 +112,7 @@ def test_a_mould_never_says_what_the_event_does_not(
 )
 def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
     """It is read in full."""
-    event_template = mould_of(Chat(), json.dumps(chat("a")))
+    event_template = template_of(Chat(), json.dumps(chat("a")))
     assert event_template is not None
     assert event_template.piece(json.dumps(changed)) is None
 
@@ -121,7 +121,7 @@ def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
 def test_what_is_no_text_is_not_alike(raw: str) -> None:
     """Half a surrogate pair, more than a text, another kind of value, a text that does not end."""
     data = json.dumps(chat("TEXT"))
-    event_template = mould_of(Chat(), data)
+    event_template = template_of(Chat(), data)
     assert event_template is not None
     assert event_template.piece(data.replace('"TEXT"', raw)) is None
 
@@ -132,10 +132,10 @@ def test_ends_are_not_cut_out_of_each_other() -> None:
     assert event_template.piece('{"a":"b"}') is None
 
 
-def test_events_with_numbers_have_no_mould() -> None:
+def test_events_with_numbers_have_no_template() -> None:
     """Those of /v1/responses."""
     data = json.dumps({"type": "response.output_text.delta", "delta": "a", "sequence_number": 4})
-    assert mould_of(Responses(), data) is None
+    assert template_of(Responses(), data) is None
 
 
 # In a stream -----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_a_stream_is_read_as_if_every_event_were(events: list[dict[str, Any]]) -
     assert pieces(Chat(), events) == pieces(InFull(), events)
 
 
-def test_moulds_are_used_in_streams_and_given_up_where_none_fits() -> None:
+def test_templates_are_used_in_streams_and_given_up_where_none_fits() -> None:
     """Alike events are learnt from once; where all differ, only from the first few."""
     learnt: list[str] = []
 
