@@ -72,7 +72,7 @@ class DecisionLog:
     def trace(self, decision_id: str, routed: CertifiedDecision, certificate: Certificate) -> None:
         """Put a decision on the request's span; a later call replaces it."""
         if self._tracer is not None:
-            self._tracer.decided(
+            self._tracer.record_decision(
                 decision_id=decision_id,
                 alpha=certificate.alpha,
                 selected=routed.decision.selected,

@@ -25,21 +25,21 @@ class RequestTracing:
             await self._app(scope, receive, send)
             return
         state: dict[str, Any] = scope["state"]
-        with self._tracer.route(route.path, scope["method"], _traceparent(scope)) as span:
+        with self._tracer.request(route.path, scope["method"], _traceparent(scope)) as span:
 
             async def seen(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    span.answered(message["status"])
+                    span.set_status(message["status"])
                 await send(message)
 
             try:
                 await self._app(scope, receive, seen)
             except Exception as exc:
-                span.failed(type(exc).__name__)
+                span.set_error(type(exc).__name__)
                 raise
             finally:
                 if self._log_prompts:
-                    span.said(prompt=state.get("prompt"), answer=state.get("answer"))
+                    span.set_texts(prompt=state.get("prompt"), answer=state.get("answer"))
 
 
 def _traceparent(scope: Scope) -> str | None:

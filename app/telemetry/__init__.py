@@ -1,1 +1,1 @@
-"""What the process tells about itself: metrics, traces, logs and the loop's lag."""
+"""Metrics, traces, logs and the event loop lag of the process. Knows no request and no router."""

@@ -1,4 +1,7 @@
-"""How late the event loop is: what every request waits for when something blocks it."""
+"""Event loop lag: how late the event loop runs what is due.
+
+Every request waits that long when something blocks the loop.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from typing import Final, Self
 from prometheus_client import Gauge
 
 EVERY_S: Final = 0.25
-_LATELY: Final = 60  # measurements: one that Prometheus asks every 15 s misses none
+_WINDOW: Final = 60  # measurements, 15 s: a Prometheus that scrapes every 15 s misses none
 
 
 class LoopLag:
-    """Sleeps, and tells how much longer it took than it should have."""
+    """Measures in the background how much longer a sleep took, and shows the window's maximum."""
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
-        self._late: deque[float] = deque(maxlen=_LATELY)
+        self._lags_s: deque[float] = deque(maxlen=_WINDOW)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._measure(), name="loop lag")
@@ -32,5 +35,5 @@ class LoopLag:
         while True:
             due = time.monotonic() + EVERY_S  # uvloop's own clock stands still while it is blocked
             await asyncio.sleep(EVERY_S)
-            self._late.append(max(0.0, time.monotonic() - due))
-            self._gauge.set(max(self._late))
+            self._lags_s.append(max(0.0, time.monotonic() - due))
+            self._gauge.set(max(self._lags_s))

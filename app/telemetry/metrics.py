@@ -1,4 +1,7 @@
-"""Names of metrics, nothing else. One registry per application, so that tests do not share it."""
+"""Prometheus metrics of the gateway: names, help texts and buckets.
+
+Each application has a registry of its own, so that tests do not share one.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ class Metrics:
         )
         self.connection_refusals = Counter(
             "racer_connection_refusals",
-            "Connections refused before there was a request, by the status they were told",
+            "Connections refused before there was a request, by the status of the answer",
             ("status",),
             registry=self.registry,
         )
         self.overhead_seconds = Histogram(
             "racer_overhead_seconds",
-            "Time of a decision or an answer without the waiting for candidates",
+            "Time of a decision or an answer, without the time spent waiting for candidates",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -34,11 +37,11 @@ class Metrics:
         )
         self.loop_lag = Gauge(
             "racer_event_loop_lag_seconds",
-            "The longest that the event loop was late lately",
+            "The longest delay of the event loop within the last 15 seconds",
             registry=self.registry,
         )
         self.tasks = Gauge(
-            "racer_tasks", "Tasks of the event loop that are not over", registry=self.registry
+            "racer_tasks", "Unfinished tasks of the event loop", registry=self.registry
         )
         self.spans_dropped = Counter(
             "racer_spans_dropped", "Spans that did not reach the collector", registry=self.registry
@@ -50,7 +53,9 @@ class Metrics:
             registry=self.registry,
         )
         self.abstained = Counter(
-            "racer_abstained", "Routed queries that nobody was called for", registry=self.registry
+            "racer_abstained",
+            "Routed queries for which no candidate was called",
+            registry=self.registry,
         )
         self.void = Counter(
             "racer_void_certificates",
@@ -72,36 +77,36 @@ class Metrics:
         )
         self.candidate_up = Gauge(
             "racer_candidate_up",
-            "1 while some replica of a candidate gets calls",
+            "1 while at least one replica of the candidate gets calls",
             ("candidate",),
             registry=self.registry,
         )
         self.replicas = Gauge(
             "racer_candidate_replicas",
-            "Replicas by the state of their circuit",
+            "Replicas by the state of their circuit breaker",
             ("candidate", "state"),
             registry=self.registry,
         )
         self.buffered_bytes = Gauge(
             "racer_buffered_bytes",
-            "Bytes of answers, and of large payloads, that are in memory",
+            "Bytes of answers and of large payloads in memory",
             registry=self.registry,
         )
         self.ejections = Counter(
             "racer_candidate_ejections",
-            "Times that a replica was taken out after failures",
+            "Ejections: times that a replica was taken out of service after failures",
             ("candidate",),
             registry=self.registry,
         )
         self.retries = Counter(
             "racer_candidate_retries",
-            "Calls that were made again",
+            "Calls that were repeated after a failure",
             ("candidate",),
             registry=self.registry,
         )
         self.router_seconds = Histogram(
             "racer_router_seconds",
-            "Time the encoder and router took for a batch",
+            "Time that encoder and router took for a batch",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -121,7 +126,7 @@ class Metrics:
         )
         self.calibration_timestamp = Gauge(
             "racer_calibration_timestamp_seconds",
-            "When the active calibration was made, since 1970; 0 while there is none",
+            "Unix time at which the active calibration was made; 0 while there is none",
             registry=self.registry,
         )
 

@@ -1,8 +1,9 @@
-"""Spans as OpenTelemetry has them: the GenAI conventions for calls, names of our own for the rest.
+"""OpenTelemetry traces, exported by OTLP over HTTP.
 
-Prompts, answers and the texts of errors are in no span, unless the operator wants prompts. No
-provider is made global: what other libraries might trace of a request, its path for one, stays
-untold.
+Spans of calls follow OpenTelemetry's GenAI conventions; other attributes begin with ``racer.``.
+No span holds the text of an error, and none holds a prompt or an answer unless the operator wants
+prompts. The provider is not made global: other libraries would record parts of a request, such as
+its path.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from app.telemetry.span_processor import CountingSpanProcessor
 from racer_core import __version__
 
 _EXPORT_S: Final = 5.0  # for one batch, with its retries
-_MOST_CHARS: Final = 8192  # of one value: a candidate may name its model as it likes
+_MOST_CHARS: Final = 8192  # of one value: candidates choose the length of their model's name
 _OPERATIONS: Final = {
     "chat/completions": "chat",
     "responses": "chat",
@@ -44,14 +45,14 @@ _propagator: Final = TraceContextTextMapPropagator()
 
 
 class OtlpTracer:
-    """A tracer that sends to a collector. Open it before use.
+    """A tracer that exports spans to a collector. Open it before use.
 
-    Every request is traced: a client that says "not sampled" would otherwise choose what its
+    Every request is traced. If a client's "not sampled" counted, clients would choose what the
     operator sees.
 
     Args:
         endpoint: The collector's base URL.
-        dropped: Counts spans that did not reach it.
+        dropped: Counts spans that did not reach the collector.
     """
 
     def __init__(self, endpoint: str, dropped: Counter) -> None:
@@ -80,20 +81,20 @@ class OtlpTracer:
         await asyncio.to_thread(self._provider.shutdown)
 
     @contextmanager
-    def route(self, path: str, method: str, traceparent: str | None) -> Generator[_Route]:
-        """A request; what happens inside belongs to it."""
+    def request(self, path: str, method: str, traceparent: str | None) -> Generator[_RequestSpan]:
+        """See :class:`app.telemetry.tracing.Tracer`."""
         carrier = {} if traceparent is None else {"traceparent": traceparent}
         with self._tracer.start_as_current_span(
             "route",
             _propagator.extract(carrier, Context()),
             SpanKind.SERVER,
             {"http.route": path, "http.request.method": method},
-            record_exception=False,  # their texts may hold a prompt
+            record_exception=False,  # its text may hold a prompt
             set_status_on_exception=False,
         ) as span:
-            yield _Route(span)
+            yield _RequestSpan(span)
 
-    def decided(
+    def record_decision(
         self,
         *,
         decision_id: str,
@@ -102,7 +103,7 @@ class OtlpTracer:
         holds: bool,
         reasons: Sequence[str],
     ) -> None:
-        """What was decided for the request inside which this is called."""
+        """See :class:`app.telemetry.tracing.Tracer`."""
         get_current_span().set_attributes(
             {
                 "racer.decision_id": decision_id,
@@ -115,12 +116,12 @@ class OtlpTracer:
 
     def call(
         self, *, candidate: str, model: object, path: str, base_url: str, attempt: int
-    ) -> _Call:
-        """A call that begins now."""
+    ) -> _CallSpan:
+        """See :class:`app.telemetry.tracing.Tracer`."""
         operation, server = _OPERATIONS[path], urlsplit(base_url)
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": operation,
-            "gen_ai.provider.name": "openai",  # whose interface the candidate speaks
+            "gen_ai.provider.name": "openai",  # the API format of the candidate
             "gen_ai.request.model": str(model),
             "racer.candidate": candidate,
             "server.address": server.hostname or "",
@@ -131,10 +132,10 @@ class OtlpTracer:
         span = self._tracer.start_span(
             f"{operation} {model}", kind=SpanKind.CLIENT, attributes=attributes
         )
-        return _Call(span)
+        return _CallSpan(span)
 
     def aggregate(self, answers: int) -> AbstractContextManager[object]:
-        """So many answers are merged inside."""
+        """See :class:`app.telemetry.tracing.Tracer`."""
         return self._tracer.start_as_current_span(
             "aggregate",
             attributes={"racer.answers": answers},
@@ -143,44 +144,44 @@ class OtlpTracer:
         )
 
 
-class _Route:
+class _RequestSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def answered(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         self._span.set_attribute("http.response.status_code", status)
         if status >= 500:
-            self.failed(str(status))
+            self.set_error(str(status))
 
-    def failed(self, error: str) -> None:
-        _fail(self._span, error)
+    def set_error(self, error: str) -> None:
+        _set_error(self._span, error)
 
-    def said(self, *, prompt: str | None, answer: str | None) -> None:
+    def set_texts(self, *, prompt: str | None, answer: str | None) -> None:
         for name, text in (("racer.prompt", prompt), ("racer.answer", answer)):
             if text is not None:
                 self._span.set_attribute(name, text)
 
 
-class _Call:
+class _CallSpan:
     def __init__(self, span: Span) -> None:
         self._span = span
         self.headers: dict[str, str] = {}
         _propagator.inject(self.headers, set_span_in_context(span))
 
-    def answered(self, model: object, usage: Mapping[str, int]) -> None:
+    def set_response(self, model: object, usage: Mapping[str, int]) -> None:
         if isinstance(model, str):
             self._span.set_attribute("gen_ai.response.model", model)
         for name, attribute in _USAGE.items():
             if name in usage:
                 self._span.set_attribute(attribute, usage[name])
 
-    def over(self, outcome: str) -> None:
+    def end(self, outcome: str) -> None:
         self._span.set_attribute("racer.outcome", outcome)
         if outcome not in ("ok", "cancelled"):
-            _fail(self._span, outcome)
+            _set_error(self._span, outcome)
         self._span.end()
 
 
-def _fail(span: Span, error: str) -> None:
+def _set_error(span: Span, error: str) -> None:
     span.set_attribute("error.type", error)
     span.set_status(Status(StatusCode.ERROR))

@@ -1,7 +1,7 @@
-"""What the request path tells of itself as it goes, where the operator wants to hear it.
+"""Traces: the interface that requests and upstream calls report their spans to.
 
-This module knows no OpenTelemetry: ``app.telemetry.metrics.otlp_tracer``, which does, is imported
-only where the configuration names a collector. Elsewhere the tracer is None.
+This module imports no OpenTelemetry. ``app.telemetry.otlp_tracer`` does, and is imported only where
+the configuration names a collector. Elsewhere the tracer is None.
 """
 
 from __future__ import annotations
@@ -16,55 +16,56 @@ from app.errors import SettingsError
 from app.settings.telemetry import TelemetrySettings
 
 
-class RouteSpan(Protocol):
-    """One request, from its body to the last byte of its answer."""
+class RequestSpan(Protocol):
+    """The span of one request, from its body to the last byte of its answer."""
 
-    def answered(self, status: int) -> None:
-        """This status went out."""
+    def set_status(self, status: int) -> None:
+        """Record the HTTP status of the answer."""
         ...
 
-    def failed(self, error: str) -> None:
-        """It ended with an error that nobody expected; its type, never its text."""
+    def set_error(self, error: str) -> None:
+        """Record an unexpected error by its type, never by its text."""
         ...
 
-    def said(self, *, prompt: str | None, answer: str | None) -> None:
-        """What was asked and answered, where the operator wants prompts to be written."""
+    def set_texts(self, *, prompt: str | None, answer: str | None) -> None:
+        """Record prompt and answer, where the operator wants prompts to be written."""
         ...
 
 
 class CallSpan(Protocol):
-    """One call to one replica."""
+    """The span of one call to one replica."""
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What tells the candidate to which trace the call belongs."""
+        """Headers that tell the candidate which trace the call belongs to."""
         ...
 
-    def answered(self, model: object, usage: Mapping[str, int]) -> None:
-        """The model as the candidate names it, and its tokens by their chat names."""
+    def set_response(self, model: object, usage: Mapping[str, int]) -> None:
+        """Record the model as the candidate names it, and its tokens by their chat names."""
         ...
 
-    def over(self, outcome: str) -> None:
-        """It ended: ``ok``, ``cancelled``, or the kind of its failure."""
+    def end(self, outcome: str) -> None:
+        """End the span: ``ok``, ``cancelled``, or the kind of the failure."""
         ...
 
 
 class Tracer(Protocol):
-    """Begins spans. Nothing here waits."""
+    """Begins spans. No method waits."""
 
-    def route(
+    def request(
         self, path: str, method: str, traceparent: str | None
-    ) -> AbstractContextManager[RouteSpan]:
-        """A request; what happens inside belongs to it.
+    ) -> AbstractContextManager[RequestSpan]:
+        """Begin the span of a request; spans that begin inside the context belong to it.
 
         Args:
             path: The route's template.
             method: The HTTP method.
-            traceparent: What the client says it belongs to: a parent, and nothing else.
+            traceparent: The client's header. It names the parent span, and nothing else of it
+                counts.
         """
         ...
 
-    def decided(
+    def record_decision(
         self,
         *,
         decision_id: str,
@@ -73,36 +74,36 @@ class Tracer(Protocol):
         holds: bool,
         reasons: Sequence[str],
     ) -> None:
-        """What was decided for the request inside which this is called; the last word counts."""
+        """Record the decision of the current request; a later call replaces it."""
         ...
 
     def call(
         self, *, candidate: str, model: object, path: str, base_url: str, attempt: int
     ) -> CallSpan:
-        """A call that begins now.
+        """Begin the span of a call.
 
         Args:
             candidate: Its name in the configuration.
-            model: What it is asked for.
+            model: The requested model.
             path: Below the base URL, such as ``chat/completions``.
-            base_url: Where it is; credentials in it are not told.
+            base_url: The replica's; credentials in it are not recorded.
             attempt: 1 for the first.
         """
         ...
 
     def aggregate(self, answers: int) -> AbstractContextManager[object]:
-        """So many answers are merged inside."""
+        """Begin the span in which this number of answers is merged."""
         ...
 
 
 def open_tracer(
     rules: TelemetrySettings, dropped: Counter
 ) -> AbstractAsyncContextManager[Tracer | None]:
-    """The tracer that the configuration asks for; None where it names no collector.
+    """Return the configured tracer; None where the configuration names no collector.
 
     Args:
-        rules: Where the collector is, if anywhere.
-        dropped: Counts spans that did not reach it.
+        rules: The collector's address, if there is one.
+        dropped: Counts spans that did not reach the collector.
 
     Raises:
         SettingsError: OpenTelemetry is not installed.

@@ -230,7 +230,7 @@ class Fleet:
                     raise parsing.invalid(errand.name)
                 parsed = await off_loop(parse, await answer.whole())
                 if errand.span is not None:
-                    errand.span.answered(*told(parsed))
+                    errand.span.set_response(*told(parsed))
                 return parsed
 
         return await self._persistently(errand, once)
@@ -302,7 +302,7 @@ class Fleet:
             self._metrics.call_seconds.labels(errand.name).observe(time.monotonic() - started)
             self._metrics.calls.labels(errand.name, outcome).inc()
             if span is not None:
-                span.over(outcome)
+                span.end(outcome)
 
     def _begun(self, errand: _Call, replica: Replica) -> CallSpan | None:
         if self._tracer is None:
@@ -346,7 +346,7 @@ async def _overheard(
 ) -> AsyncGenerator[dict[str, Any]]:
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
-            span.answered(piece.get("model"), api_format.usage(piece))
+            span.set_response(piece.get("model"), api_format.usage(piece))
             yield piece
 
 
