@@ -26,5 +26,5 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     overrides: dict[str, Any] = {"host": host, "port": port}
     overrides = {name: value for name, value in overrides.items() if value is not None}
     configured, secrets = settings.load(config, **overrides)
-    with server.bind(configured) as listener, logs.written(configured.telemetry.log, sys.stderr):
+    with server.bind(configured) as listener, logs.logging_to(sys.stderr, configured.telemetry.log):
         uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())

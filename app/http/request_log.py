@@ -54,7 +54,7 @@ class RequestLog:
         )
         state["request_id"] = answer.request_id
         begun = time.monotonic()
-        with logs.request(answer.request_id):
+        with logs.request_context(answer.request_id):
             try:
                 await self._guarded(scope, receive, answer)
             finally:

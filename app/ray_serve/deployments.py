@@ -133,7 +133,7 @@ class _Opening:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         configured, secrets = _load(self._config)
-        with logs.written(configured.telemetry.log, sys.stderr):
+        with logs.logging_to(sys.stderr, configured.telemetry.log):
             async with lifespan.open_services(configured, secrets, self._open_router) as services:
                 await receive()
                 self._app = create_gateway(services)

@@ -38,7 +38,7 @@ def accesses(stream: io.StringIO) -> list[dict[str, Any]]:
 def test_a_request_is_one_line(gateway: Gateway) -> None:
     """Time, route template, status, duration, key name, decision: enough to find it again."""
     stream = io.StringIO()
-    with logs.written("json", stream), gateway.http() as client:
+    with logs.logging_to(stream, "json"), gateway.http() as client:
         response = client.post("/route", json={"query": ONE}, headers={"x-request-id": "mine-1"})
         client.get("/v1/models/adder")
         client.get("/calibrations", headers={"authorization": f"Bearer {ADMIN_KEY}"})
@@ -66,7 +66,7 @@ def test_nothing_that_was_sent_is_written(
     """Not the prompt, the answer, the path, a header, a key, nor the text of our own bug."""
     stream = io.StringIO()
     pool.say("adder", CANARY)
-    with logs.written("json", stream), gateway.http() as client:
+    with logs.logging_to(stream, "json"), gateway.http() as client:
         body = {"model": "auto", "messages": user(f"{ONE} {CANARY}")}
         headers = {"x-custom": CANARY, "x-request-id": f"{CANARY} forged"}
         assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
@@ -91,7 +91,7 @@ def test_nothing_that_was_sent_is_written(
 def test_no_value_forges_a_line(form: Any) -> None:
     """Line ends and escape sequences stay inside the value that brought them."""
     stream = io.StringIO()
-    with logs.written(form, stream):
+    with logs.logging_to(stream, form):
         log.info("one %s", "a\nb\r\x1b[31m\u2028", extra={"fields": {"selected": "c\nd\x1b"}})
     text = stream.getvalue()
     assert text.count("\n") == 1
@@ -103,7 +103,7 @@ def test_no_value_forges_a_line(form: Any) -> None:
 def test_other_libraries_say_their_first_line_only() -> None:
     """With asyncio the second one holds the text of a lost exception."""
     stream = io.StringIO()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         logging.getLogger("asyncio").error("lost\nfuture: RuntimeError(%r)", CANARY)
     assert [line["message"] for line in lines(stream)] == ["lost"]
 
@@ -126,7 +126,7 @@ def test_what_makes_no_line_fails_nobody(
     """The caller goes on; whose line is missing is told, and nothing of it."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
     stream = io.StringIO()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         logging.getLogger("a.library").warning(said, *given)
         log.info("goes on")
     lost, after = lines(stream)
@@ -153,7 +153,7 @@ class Blocked(io.StringIO):
 def test_a_blocked_sink_blocks_nobody() -> None:
     """Lines that find no room are dropped, and it is said how many."""
     stream = Blocked()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         log.info("line")
         assert stream.reached.wait(30)
         for _ in range(15_000):
@@ -176,7 +176,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_log() -> None:
             return super().write(text)
 
     stream = Gone()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         log.info("lost")
         until = time.monotonic() + 30
         while not stream.closed_once:
@@ -216,7 +216,7 @@ def test_prompts_are_written_only_if_asked_for() -> None:
     """A handler may leave them in the state; the setting decides."""
     for wanted in (False, True):
         stream = io.StringIO()
-        with logs.written("json", stream):
+        with logs.logging_to(stream, "json"):
             through(outermost(log_prompts=wanted), [], prompt=CANARY, answer="42")
         assert (CANARY in stream.getvalue()) is wanted
         assert accesses(stream)[0].get("prompt") == (CANARY if wanted else None)
@@ -243,7 +243,7 @@ def test_serving_writes_the_form_that_is_configured(serve: Serve) -> None:
     """Text for people, with the same things in it."""
     gateway = serve(calibrated=False)
     stream = io.StringIO()
-    with logs.written("text", stream):
+    with logs.logging_to(stream, "text"):
         gateway.get("/v1/models/adder")
     line = stream.getvalue().splitlines()[-1]
     assert " INFO app.access request request_id=" in line

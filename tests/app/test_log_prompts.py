@@ -23,7 +23,7 @@ def talking(serve: Serve) -> Gateway:
 def written(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """The access line of one request."""
     stream = io.StringIO()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         assert gateway.post(path, json=body).status_code == 200
         wait_until(
             lambda: '"app.access"' in stream.getvalue()

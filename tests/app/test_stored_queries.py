@@ -170,7 +170,7 @@ def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
     """
     prompt = "CANARY-prompt-41"
     stream = io.StringIO()
-    with logs.written("json", stream):
+    with logs.logging_to(stream, "json"):
         gateway = serve(folder=tmp_path, watching={"store_queries": True})
         with closing(sqlite3.connect(tmp_path / "racer.db")) as connection:
             connection.execute("BEGIN IMMEDIATE")  # others can read
