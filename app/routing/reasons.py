@@ -1,4 +1,7 @@
-"""Every reason that a certificate can carry; docs/design.md explains each."""
+"""Reasons in a certificate: premises of the guarantee that failed or that were assumed.
+
+The docstring of a member is its row in docs/reference/errors.md: first the cause, then the remedy.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +13,178 @@ class Reason(StrEnum):
     """A premise that failed, or one that is assumed and worth saying."""
 
     CONDITIONS_DIFFER = "conditions_differ"
+    """The request has a system prompt or decoding parameters that the rows were not labelled
+    with.
+
+    Leave `temperature` and the like out of requests, so that `candidates[].parameters` apply.
+    """
+
     MULTI_TURN = "multi_turn_uncalibrated"
+    """A later turn of a conversation; the calibration has too few rows of such turns, or none
+    like it.
+
+    Add rows of several turns to the upload.
+    """
+
     UNLABELLED_KIND = "unlabelled_request_kind"
+    """The request has tools, images or audio, and no row is of that kind. Every able
+    candidate was called.
+
+    Name a candidate where no set is wanted.
+    """
+
     QUERY_TOO_LONG = "query_too_long"
+    """The query is longer than `limits.query_chars`. The whole pool was called.
+
+    Shorten the query, or raise the limit and calibrate on such rows.
+    """
+
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
+    """No calibration row is answered by a candidate that the request allows, or none is of
+    its group. All allowed candidates were called.
+
+    Allow more candidates, or upload rows that cover them.
+    """
+
     ABSTAINED_STRONGEST = "abstained_strongest"
+    """The router abstained, and `on_abstain: strongest` called the best candidate.
+
+    Set `on_abstain: refuse`.
+    """
+
     TRAINING_OVERLAP = "training_overlap"
+    """The calibration has rows that trained the router, and `allow_overlap` accepted them.
+
+    Calibrate on rows that trained nothing.
+    """
+
     ROW_SCORES_UNVERIFIED = "row_scores_unverified"
+    """Calibration rows brought router scores of their own, which cannot be checked.
+
+    Upload rows with `query`.
+    """
+
     ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
+    """The request chose alpha.
+
+    Nothing, if the choice did not depend on the query.
+    """
+
     SCORE_ASSUMED = "score_assumed_independent_of_query"
+    """The request chose the nonconformity score.
+
+    Nothing, if the choice did not depend on the query.
+    """
+
     POOL_ASSUMED = "pool_assumed_independent_of_query"
+    """The request chose its candidates.
+
+    Nothing, if the choice did not depend on the query.
+    """
+
     GROUP_ASSUMED = "group_assumed_independent_of_query"
+    """The request chose its group.
+
+    Nothing, if the choice did not depend on the query. With untrusted callers set
+    `routing.group_by: key`.
+    """
+
     LATER_TURN = "later_turn"
+    """A later turn of a conversation, decided by the rows of later turns.
+
+    Nothing.
+    """
+
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
+    """Alpha is below 1/(n + 1). The whole pool was called.
+
+    Choose a larger alpha, or calibrate with more rows: 0.1 takes 9 rows that count, 0.05
+    takes 19, 0.01 takes 99.
+    """
+
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
+    """Abstentions alone cost more than alpha. The whole pool was called.
+
+    Choose a larger alpha, or train with a smaller `--false-abstain-budget`.
+    """
+
     ROUTER_FAILED = "router_failed_whole_pool"
+    """The router failed, or took longer than `limits.route_timeout_s`. The whole pool was
+    called.
+
+    Read the cause in the log line `the router failed; the whole pool is called`.
+    """
+
     SUB_POOL_PENDING = "sub_pool_pending_whole_pool"
+    """The threshold of the reduced pool was still being computed. All of that pool was
+    called.
+
+    Nothing: the threshold is stored for the next request.
+    """
+
     FAN_OUT_LIMITED = "fan_out_limited"
+    """The set was larger than `limits.fan_out`. Its best candidates were called.
+
+    Raise the limit, or choose a larger alpha.
+    """
+
     OBSERVED = "observe_only"
+    """`routing.observe` called one fixed candidate instead of the set.
+
+    Remove the setting when the trial is over.
+    """
+
     PINNED = "pinned"
+    """`x-session-id` kept the set of the first turn of the session.
+
+    Omit the header, or set `routing.session_ttl_s` to null.
+    """
+
     LEADER = "leader_streamed"
+    """`racer.stream: leader` called the best candidate alone.
+
+    Stream with `vote`.
+    """
+
     NO_VOTE = "no_vote"
-    # These are followed by ":" and a name: of a stream of the drift alarms, of a candidate.
+    """`aggregation.open_ended: top` called the best candidate alone.
+
+    Set it to `vote`.
+    """
+
+    # The reasons below carry the name of a drift stream or of a candidate: "stale:risk".
     STALE = "stale"
+    """A drift alarm of the stream `<name>` was raised since the calibration became active.
+
+    Find the cause, then calibrate on fresh rows.
+    """
+
     CANDIDATE_FAILED = "candidate_failed"
+    """The selected candidate `<name>` failed, and its answer could have changed the vote.
+
+    `calls` in the `racer` object says how the candidate failed.
+    """
+
     OUTVOTED_FAILED = "outvoted_candidate_failed"
+    """The candidate `<name>` failed, and its answer could not have changed the vote.
+
+    `calls` in the `racer` object says how the candidate failed.
+    """
+
     CANDIDATE_DOWN = "candidate_down"
+    """The candidate `<name>` was down before the set was chosen. The threshold of the remaining
+    pool was used, which assumes that the outage does not depend on the query.
+
+    Repair the candidate.
+    """
 
     def of(self, name: str) -> str:
-        """The reason as it names a stream or a candidate."""
+        """Return the reason with the name of a stream or a candidate."""
         return f"{self}:{name}"
 
 
-# These hold: premises that nobody but the caller can break, rows of the request's own kind, sets
-# that are the whole pool, and causes outside the query.
+# The guarantee holds with these: premises that only the caller can break, rows of the request's own
+# kind, sets that are the whole pool, and causes outside the query.
 _REMARKS: Final = frozenset(
     {
         Reason.ALPHA_ASSUMED,

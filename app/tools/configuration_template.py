@@ -112,7 +112,7 @@ def _dumped(value: str, style: Any) -> str:
 _FILE: Final = """\
 {modeline}
 # The gateway's configuration, as `racer init` found the servers. Everything that can stand here,
-# with its default: docs/configuration.md. A field that nobody knows stops the start.
+# with its default: docs/reference/configuration.md. A field that nobody knows stops the start.
 # Next: `racer doctor --config` with this file.
 schema_version: 1
 

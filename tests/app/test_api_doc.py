@@ -1,4 +1,4 @@
-"""docs/api.md: what it says to type works as it says, and it names every route and every error."""
+"""The HTTP reference: its examples run as written, and it names every endpoint and every error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ import pytest
 
 from app.api.routes import ROUTES
 from app.errors import STATUS
+from app.routing.reasons import Reason
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+REFERENCE = ROOT / "docs" / "reference"
+DOCUMENT = (REFERENCE / "http.md").read_text(encoding="utf-8")
+ERRORS = (REFERENCE / "errors.md").read_text(encoding="utf-8")
 # A block of commands, what they answer, and perhaps a part of the last answer.
 EXAMPLE = re.compile(
     r"```sh\n(?P<commands>(?:(?!```).)*?\bcurl\b.*?)```\n\n"
@@ -72,6 +75,7 @@ def missing(shown: Any, answered: Any, place: str = "$") -> list[str]:
     return [] if alike else [f"{place} is {answered!r}, not as {shown!r}"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are made of curl")
 def test_every_example_answers_as_the_document_says(serve: Serve, tmp_path: Path) -> None:
     """Status, content type and the keys that are shown. Red when an example has gone stale."""
@@ -118,27 +122,31 @@ def test_no_command_goes_untried() -> None:
 
 
 def test_the_document_has_exactly_the_routes_of_the_table() -> None:
-    """As a heading or as a row of a table; and each is tried in some example."""
-    places = [line for line in DOCUMENT.splitlines() if line.startswith(("### ", "| `"))]
-    described = {name for line in places for name in ROUTE.findall(line)}
+    """As a heading or in the sentence below one; and each is tried in some example."""
     routes = {route.name for route in ROUTES}
+    described = set(ROUTE.findall(DOCUMENT))
     assert described == routes
-    assert set(ROUTE.findall(DOCUMENT)) == routes
     commands = "".join(example.commands for example in examples())
     for name in described:
         path = re.sub(r"\\\{\w+\\\}", r"[$\\w]+", re.escape(name.split()[1]))
         assert re.search(rf'\$RACER_URL{path}[" ?\n]', commands), name
 
 
-def test_every_error_stands_in_the_table() -> None:
+def test_every_error_stands_in_the_reference() -> None:
     """With its status and type; and every code that the program can say."""
-    table = re.findall(r"^\| (\d{3}) \| `(\w+)` \| `(\w+)` \|", DOCUMENT, re.MULTILINE)
-    described = {(int(status), kind, code) for status, kind, code in table}
-    assert len(described) == len(table)
+    described = set(errors())
+    assert len(described) == ERRORS.count("\n- ") - len(Reason)
     assert set(STATUS.values()) <= described
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py"))
     # Keywords stand without spaces, attributes with them.
-    said = re.findall(r'\b(?:code=|kind=|code = |default_kind = )"(\w+)"', sources)
+    used = re.findall(r'\b(?:code=|kind=|code = |default_kind = )"(\w+)"', sources)
     codes = {code for _, _, code in described}
-    assert set(said) <= codes
+    assert set(used) <= codes
     assert codes <= set(re.findall(r'"(\w+)"', sources))
+
+
+def errors() -> Iterator[tuple[int, str, str]]:
+    """Status, type and code of every line of the reference."""
+    for section in ERRORS.split("\n## `")[1:]:
+        for status, code in re.findall(r"^- (\d{3}) `(\w+)`: ", section, re.MULTILINE):
+            yield int(status), section.partition("`")[0], code

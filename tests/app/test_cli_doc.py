@@ -1,4 +1,4 @@
-"""docs/cli.md: its commands run, and it names every command, exit code and check there is."""
+"""The command reference: its commands run, and it names every command, exit code and check."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from .fake_server import served
 from .test_every_command import COMMANDS, WITHOUT_JSON
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_every_command_is_named_and_no_other() -> None:
     """Red when a command is added, renamed or removed and the document is not."""
-    rows = re.findall(r"^\| `racer ([^`]+)` \|", DOCUMENT, re.MULTILINE)
-    assert sorted(rows) == sorted(COMMANDS)
+    headings = re.findall(r"^## `racer ([^`]+)`$", DOCUMENT, re.MULTILINE)
+    names = [re.sub(r" (?:[A-Z_]+|[\[{]).*", "", heading) for heading in headings]
+    assert sorted(names) == sorted(COMMANDS)
     told = re.search(r"on every command but three: ([^.]*)\.", DOCUMENT)
     assert told is not None
     assert set(re.findall(r"`(\w+)`", told[1])) == set(WITHOUT_JSON)
@@ -42,7 +43,7 @@ def test_every_exit_code_is_told() -> None:
 
 def test_every_check_of_the_doctor_is_in_its_table() -> None:
     """One line for each module of checks. Red when one is added in silence."""
-    section = DOCUMENT.partition("## The doctor")[2].partition("\n## ")[0]
+    section = DOCUMENT.partition("## `racer doctor`")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ([a-zA-Z]+)[ ,]", section, re.MULTILINE)
     modules = {path.stem for path in (ROOT / "app" / "tools" / "doctor").glob("*.py")}
     checks = modules - {"__init__", "finding", "examination"}
@@ -54,18 +55,19 @@ def test_every_check_of_the_doctor_is_in_its_table() -> None:
 
 def test_every_name_of_an_assertion_is_told() -> None:
     """Red when a measure gets another name."""
-    section = DOCUMENT.partition("## What an evaluation must show")[2].partition("\n## ")[0]
+    section = DOCUMENT.partition("## `racer evaluate`")[2].partition("\n## ")[0]
     assert set(NAMES) <= set(re.findall(r"`(\w+)`", section))
 
 
 def test_the_readme_names_the_commands() -> None:
     """Those that have one word; `racer --help` has the rest."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "docs/cli.md" in text
+    assert "docs/reference/cli.md" in text
     for name in ("init", "doctor", "label", "train", "tune", "evaluate", "serve", "calibrate"):
         assert f"`racer {name}`" in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_its_commands_run(tmp_path: Path) -> None:
     """Word for word, but for addresses. Red when one fails or leaves something else behind."""
@@ -76,7 +78,7 @@ def test_its_commands_run(tmp_path: Path) -> None:
         command = ["bash", "-euc", block]
         return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
 
-    first, doctor, *completions = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
+    *completions, doctor, first = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
     with served("qwen") as one, served("llama") as two:
         for place, server in enumerate((one, two), 1):
             assert f"http://10.0.0.{place}:8000" in first

@@ -40,6 +40,7 @@ ANYWHERE = {
     "SCHEMA": "",
     "NO_PROXY": "*",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),  # `racer` runs this checkout, whichever one is installed
     "OMP_NUM_THREADS": "1",  # as `make test` has it: other processes have the other cores
 }
 NAMES = {"qwen": "adder", "llama": "speller"}  # the documents' candidates, and the tests'
@@ -107,6 +108,7 @@ def filled(text: str, gateway: Gateway) -> str:
     return text
 
 
+@pytest.mark.slow
 @of("python")
 def test_python_runs(block: Block, asked: Gateway) -> None:
     """As a program of its own, in the folder of the repository."""
@@ -128,6 +130,7 @@ def is_server(block: Block) -> bool:
     return "racer serve" in block.text
 
 
+@pytest.mark.slow
 @of("sh")
 def test_commands_run(
     block: Block, asked: Gateway, pool: FakePool, artifact: Path, tmp_path: Path

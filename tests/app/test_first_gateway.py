@@ -1,4 +1,4 @@
-"""docs/howto/first-gateway.md leads to a certified answer, with the demo's candidates scripted."""
+"""docs/quickstart.md leads to a certified answer, with the demo's candidates scripted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from app.settings import load
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
-from tests.support.first_gateway_page import DEMO, PAGE, ask_these, blocks, walk
+from tests.support.first_gateway_page import DEMO, ask_these, blocks, section, walk
 
 from .fake_server import served
 
@@ -55,7 +55,7 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
 
 def test_the_page_is_whole(tmp_path: Path) -> None:
     """Nothing that looks like a command escapes the test; each step of the way is there."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = section()
     told = "".join(block for _, block in blocks())
     assert text.count("```") == 2 * (len(blocks()) + 1)  # and one line of questions.jsonl
     shown = text.partition("```json\n")[2].partition("```")[0]

@@ -24,7 +24,7 @@ from tests.support.gateway import (
 from tests.upstreams.scripted import FakePool
 
 QUESTION = {"role": "user", "content": "What is 3 plus 4?"}
-DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
+REASONS = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 
 
 def certificate(gateway: Gateway, path: str, **body: Any) -> dict[str, Any]:
@@ -150,11 +150,11 @@ def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePo
 
 
 def test_every_reason_is_explained(gateway: Gateway) -> None:
-    """docs/design.md has a row for each, and says rightly whether the guarantee still holds."""
-    table = dict(
-        re.findall(r"^\| `([a-z_]+)(?::<name>)?` \| (yes|no) \|", DESIGN.read_text(), re.M)
-    )
-    assert table == {str(reason): "no" if breaks(reason) else "yes" for reason in Reason}
+    """The reference has a line for each, under the heading that says whether it voids."""
+    _, void, holds = re.split(r"^## Reasons .*$", REASONS.read_text("utf-8"), flags=re.M)
+    line = re.compile(r"^- `([a-z_]+)(?::<name>)?`: \S", re.M)
+    assert sorted(line.findall(void)) == sorted(each for each in Reason if breaks(each))
+    assert sorted(line.findall(holds)) == sorted(each for each in Reason if not breaks(each))
 
 
 def test_the_reasons_of_a_decision_have_one_order() -> None:

@@ -21,7 +21,7 @@ from tests.upstreams.scripted import FakePool
 
 from .test_evaluator import EVERYONE, judged
 
-GATEWAY = Path(__file__).parents[2] / "docs/gateway.md"
+PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
 CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-51c2e0"
@@ -166,8 +166,8 @@ def test_the_page_names_every_span_and_no_other(
 ) -> None:
     """Red when a span gets another name than operators read about."""
     asked.post("/v1/embeddings", json={"model": "adder", "input": ONE})
-    page = GATEWAY.read_text(encoding="utf-8")
-    table = page.partition("| span | what it says |")[2].partition("\n\n")[0]
+    page = PAGE.read_text(encoding="utf-8")
+    table = page.partition("| span | content |")[2].partition("\n\n")[0]
     cells = [line.split(" | ")[0] for line in table.splitlines()]
     promised = {name for cell in cells for name in re.findall(r"`(\w+)[^`]*`", cell)}
     assert {span.name.split()[0] for span in finished(exporter, 2)} == promised

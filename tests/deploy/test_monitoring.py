@@ -118,7 +118,7 @@ def test_every_alert_says_what_to_do() -> None:
         assert section in sections(text), rule["alert"]
         severity = rule["labels"]["severity"]
         assert re.search(rf"^\| `{rule['alert']}` \|.*\| {severity} \|$", text, re.MULTILINE)
-    text = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(Racer\w+)` \|", text, re.MULTILINE)) == sorted(names)
 
 

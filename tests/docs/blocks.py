@@ -1,4 +1,6 @@
-"""The blocks of code in the documents: each is run here, run elsewhere, or says what it needs.
+"""Code blocks of the documents: each is run, run elsewhere, or says what it needs.
+
+    python -m tests.docs.blocks     prints how many of each document are run, and what others need
 
 A comment right above a block, invisible to readers, says so of one that tests/app/test_examples.py
 does not run:
@@ -17,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import click
+
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").glob("*/README.md")),
+    ROOT / "benchmarks" / "results" / "recorded_answers.md",
 )
 NEEDS: Final = {
     "docker": "a container engine",
@@ -40,14 +45,6 @@ _BLOCK: Final = re.compile(
 )
 _TAG: Final = re.compile(r"<!-- (?P<how>run by|needs): (?P<what>\S+) -->")
 _ALL: Final = re.compile(r"<!-- all (?P<how>run by|needs): (?P<what>\S+) -->")
-
-_INTRODUCTION: Final = """# Examples that run
-
-Every block of code in the README and in these documents is run by a test, word for word but for
-addresses and names, or says what it needs that a machine without GPU, cluster and hub does not
-have. `python -m tests.docs.blocks` writes this page, and a test compares it. Of the commands that
-nobody runs here, a test checks that they, their options and their files exist.
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +91,9 @@ def _blocks(document: Path) -> Iterator[Block]:
         )
 
 
-def page(found: list[Block]) -> str:
-    """docs/reference/examples.md: how many are run, and which are not."""
-    lines = [
-        _INTRODUCTION,
-        "| document | blocks | run | not run |",
-        "| --- | --- | --- | --- |",
-    ]
+def table(found: list[Block]) -> str:
+    """How many blocks of each document are run, and what the others need."""
+    lines = ["| document | blocks | run | not run |", "| --- | --- | --- | --- |"]
     for document in dict.fromkeys(block.document for block in found):
         own = [block for block in found if block.document == document]
         skipped = sum(block.needs is not None for block in own)
@@ -110,7 +103,7 @@ def page(found: list[Block]) -> str:
     lines.append(f"| all | {len(found)} | {len(found) - len(skipped)} | {len(skipped)} |\n")
     lines.append("| not run | needs |\n| --- | --- |")
     lines += [f"| {_first(block)} | {NEEDS[block.needs or '']} |" for block in skipped]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _first(block: Block) -> str:
@@ -119,9 +112,8 @@ def _first(block: Block) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    path = ROOT / "docs" / "reference" / "examples.md"
-    path.write_text(page(blocks()), encoding="utf-8")
+    """Print the table."""
+    click.echo(table(blocks()))
 
 
 if __name__ == "__main__":

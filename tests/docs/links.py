@@ -17,10 +17,10 @@ def dead_links(document: Path) -> list[str]:
 
 def _is_there(document: Path, target: str, anchor: str) -> bool:
     path = document.parent / target if target else document
-    if not path.is_file():
-        return False
+    if not anchor or not path.is_file():
+        return path.is_file()
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return not anchor or anchor in map(_slug, headings)
+    return anchor in map(_slug, headings)
 
 
 def _slug(heading: str) -> str:

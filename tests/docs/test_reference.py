@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from docs.reference.generate import FOLDER, PAGES
+from docs.reference.generate import FOLDER, PAGES, settings
 
 from .blocks import ROOT
 
@@ -14,3 +14,10 @@ def test_a_page_is_what_the_code_says(name: str) -> None:
     """`python docs/reference/generate.py` writes it."""
     assert FOLDER == ROOT / "docs" / "reference"
     assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name]()
+
+
+def test_every_setting_has_a_description() -> None:
+    """Red when a field has no docstring, so that the reference and editors say nothing of it."""
+    found = dict(settings())
+    assert "candidates[].capabilities.tools" in found, "the walk finds nested fields"
+    assert [name for name, field in found.items() if not field.description] == []

@@ -1,4 +1,4 @@
-"""docs/howto/first-gateway.md, word for word, with real vLLM servers."""
+"""docs/quickstart.md, word for word, with real vLLM servers."""
 
 from __future__ import annotations
 
