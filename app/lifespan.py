@@ -152,9 +152,15 @@ async def _open_routing(
             )
         )
         monitor = await stack.enter_async_context(
-            Monitor(settings.watching, store, active, metrics, key=trained.artifact.salt.encode())
+            Monitor(
+                settings=settings.watching,
+                store=store,
+                active=active,
+                metrics=metrics,
+                key=trained.artifact.salt.encode(),
+            )
         )
-        calibration_sync.tell(monitor.hear)
+        calibration_sync.tell(monitor.on_pulse)
         mathematics = MathProcess(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)

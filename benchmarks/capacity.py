@@ -20,7 +20,7 @@ from typing import Any
 import rig
 from verdict import Arm, table, typical
 
-from app.monitoring.drift import SETTLE_S
+from app.monitoring.drift import FLUSH_S
 from app.store.engine import PULSES, THREADS
 from racer_core.offline.report.canvas import LAW, Canvas
 
@@ -86,8 +86,8 @@ class Parts:
             "a larger server, or cells: gateways with a database each",
         )
         yield (
-            gateway * UTILISATION * SETTLE_S / self.watch_s,
-            f"the drift state, which every gateway updates each {SETTLE_S:g} s",
+            gateway * UTILISATION * FLUSH_S / self.watch_s,
+            f"the drift state, which every gateway updates each {FLUSH_S:g} s",
             "cells, or `false_alarm: null`: no drift detection",
         )
 
@@ -168,7 +168,7 @@ def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
             f"{measured.gpus(rate, unseen):,}",
             f"{rate / measured.decisions_per_s:.0%}",
             f"{gateways * CONNECTIONS:,}",
-            f"{gateways * measured.watch_s / SETTLE_S:.0%}",
+            f"{gateways * measured.watch_s / FLUSH_S:.0%}",
             f"{rate * measured.bytes_a_decision * DAY_S / 2**30:,.0f}",
         ]
         for rate in RATES

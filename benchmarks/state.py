@@ -178,18 +178,18 @@ def watch_s(store: Store, record: CalibrationRecord) -> float:
     full = replace(full, calibration=_longer(full.calibration, 12_000, rng))
     store.add(full, activate=False)
     drift = DriftMonitor(
-        DriftStore(store),
-        DecisionStore(store),
-        MonitoringMetrics(Metrics().registry),
+        drift_store=DriftStore(store),
+        decision_store=DecisionStore(store),
+        metrics=MonitoringMetrics(Metrics().registry),
         false_alarm=0.01,
         rng=rng,
     )
-    drift.follow(full)
+    drift.set_calibration(full)
     times: list[float] = []
     for _ in range(10):
-        drift.see(notes(full, BATCH))
+        drift.add_queries(notes(full, BATCH))
         began = time.monotonic()
-        drift.settle()
+        drift.flush()
         times.append(time.monotonic() - began)
     return statistics.median(times)
 

@@ -82,7 +82,7 @@ class DecisionLog:
 
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
         query = request.query.text if self._store_queries else None
-        self._monitor.note(_decision_record(outcome, request.caller.name, query))
+        self._monitor.record(_decision_record(outcome, request.caller.name, query))
 
 
 def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> None:

@@ -64,7 +64,9 @@ class RequestRouter:
             self._decision_log.record_abstained(decision_id, routed, request)
             raise
         self._decision_log.trace(decision_id, routed, routed.certificate)
-        shadow = self._monitor.sampled(decision_id, routed.fingerprint, routed.certificate.reasons)
+        shadow = self._monitor.draw_shadow(
+            decision_id, routed.fingerprint, routed.certificate.reasons
+        )
         return RequestState(
             request=request,
             decision_id=decision_id,
@@ -99,12 +101,14 @@ class RequestRouter:
         """The set that every alpha would select."""
         deadline = self._deadline(request.options.timeout, time.monotonic())
         levels = await self._routing.levels(request, deadline)
-        return replace(levels, routed=levels.routed.because(*self._monitor.stale))
+        return replace(levels, routed=levels.routed.because(*self._monitor.stale_reasons))
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
-        routed = (await self._routing.route(request, deadline)).because(*self._monitor.stale)
-        repeated = self._monitor.repeated(routed.fingerprint, routed.certificate.reasons)
+        routed = (await self._routing.route(request, deadline)).because(
+            *self._monitor.stale_reasons
+        )
+        repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)
         return replace(routed, repeated=True) if repeated else routed
 
     def _deadline(self, timeout_s: float | None, started: float) -> float:

@@ -54,8 +54,8 @@ ACCEPT_BODY: Final = JsonBody(AcceptRequest, max_bytes=MAX_BYTES)
 async def feedback(request: Request, services: Services) -> Response:
     """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
     body, _ = await FEEDBACK_BODY.read(request, services.settings.limits)
-    said = await services.monitor.feedback.say(body.decision_id, body.correct, caller_of(request))
-    return bodies.json_response(said.as_json())
+    result = await services.monitor.feedback.add(body.decision_id, body.correct, caller_of(request))
+    return bodies.json_response(result.as_json())
 
 
 @routes.add(
@@ -70,5 +70,5 @@ async def accept(request: Request, services: Services) -> Response:
     """Of all these decisions or of none."""
     body, _ = await ACCEPT_BODY.read(request, services.settings.limits)
     accepted = await services.monitor.feedback.accept(body.decision_ids)
-    data: list[dict[str, Any]] = [verdicts_as_json(known) for known in accepted]
+    data: list[dict[str, Any]] = [verdicts_as_json(each) for each in accepted]
     return bodies.json_response({"object": "list", "data": data})

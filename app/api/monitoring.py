@@ -25,16 +25,16 @@ routes = Routes("watching")
 )
 async def get_decision(request: Request, services: Services) -> Response:
     """Its own key's, or an admin's to see."""
-    known = await services.monitor.feedback.known(
+    stored = await services.monitor.feedback.decision(
         request.path_params["decision_id"], caller_of(request)
     )
-    verdicts = {name: asdict(each) for name, each in known.verdicts.items()}
+    verdicts = {name: asdict(each) for name, each in stored.verdicts.items()}
     return bodies.json_response(
-        known.note.as_json()
+        stored.decision.as_json()
         | {
-            "feedback": verdicts_as_json(known) | {"verdicts": verdicts},
-            "judged": known.judged,
-            "loss": known.loss,
+            "feedback": verdicts_as_json(stored) | {"verdicts": verdicts},
+            "judged": stored.judged,
+            "loss": stored.loss,
         }
     )
 
@@ -48,7 +48,7 @@ async def get_decision(request: Request, services: Services) -> Response:
 )
 async def verify(request: Request, services: Services) -> Response:
     """Threshold and set recomputed from the stored scores, beside what was said then."""
-    verification = await services.monitor.verification(request.path_params["decision_id"])
+    verification = await services.monitor.verify(request.path_params["decision_id"])
     return bodies.json_response(verification.as_json())
 
 
@@ -61,7 +61,7 @@ async def verify(request: Request, services: Services) -> Response:
 )
 async def drift(_: Request, services: Services) -> Response:
     """Of the active calibration."""
-    return bodies.json_response(await services.monitor.drift())
+    return bodies.json_response(await services.monitor.drift_report())
 
 
 @routes.add(
@@ -73,8 +73,8 @@ async def drift(_: Request, services: Services) -> Response:
 )
 async def reset(_: Request, services: Services) -> Response:
     """With a new false-alarm probability: say so where you report the old one."""
-    await services.monitor.reset()
-    return bodies.json_response(await services.monitor.drift())
+    await services.monitor.reset_drift()
+    return bodies.json_response(await services.monitor.drift_report())
 
 
 @routes.add(

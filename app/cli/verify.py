@@ -51,8 +51,8 @@ def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
 
     configured, secrets = settings.load(config)
     with Store(secrets.store(configured)) as store:
-        note = DecisionStore(store).known(decision_id).note
-        return verification.verify(note, store.record(note.calibration_id)).as_json()
+        decision = DecisionStore(store).get(decision_id).decision
+        return verification.verify(decision, store.record(decision.calibration_id)).as_json()
 
 
 class _VerificationClient(GatewayClient):

@@ -1,1 +1,1 @@
-"""What is remembered of decisions, what people say of them, and what is watched for drift."""
+"""Monitoring: decision log, feedback, shadow sample, drift alarms; knows no HTTP, no model."""

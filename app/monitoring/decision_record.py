@@ -1,4 +1,4 @@
-"""What is remembered of one decision: enough to decide it again, and never an answer."""
+"""Decision record: the log entry of one routed query, enough to decide it again; no answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.json_output import dumped
 from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
 
-# Queries that were never said to be like the rows of first turns: nothing is concluded from them.
+# Queries outside the population of the rows of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(
     {
         Reason.MULTI_TURN,
@@ -23,16 +23,17 @@ _UNLIKE_ROWS: Final = frozenset(
         Reason.ROUTER_FAILED,
     }
 )
-# A score is of the query alone; whether an answer is right is of how it was asked for, too.
+# A score depends on the query alone; whether an answer is right depends on the request's parameters
+# too.
 _ANSWERED_UNLIKE_ROWS: Final = _UNLIKE_ROWS | {Reason.CONDITIONS_DIFFER}
 
 
 class RequestEnd(StrEnum):
     """How the request ended."""
 
-    ANSWERED = "answered"  # with an answer, a refusal, or the decision that was all it asked for
-    CANCELLED = "cancelled"  # its client left before
-    FAILED = "failed"  # with an error: nobody answered to the end, or nobody was to be asked
+    ANSWERED = "answered"  # with an answer, a refusal, or the decision where only that was wanted
+    CANCELLED = "cancelled"  # the client disconnected before
+    FAILED = "failed"  # with an error: no candidate gave a whole answer, or none was to be called
 
 
 def are_like_rows(reasons: Collection[str]) -> bool:
@@ -41,7 +42,7 @@ def are_like_rows(reasons: Collection[str]) -> bool:
 
 
 def are_answered_like_rows(reasons: Collection[str]) -> bool:
-    """Whether its answers, too, are asked for as the rows' were: what they lose says something."""
+    """Whether its answers, too, are requested as the rows' were, so that its loss is evidence."""
     return not _ANSWERED_UNLIKE_ROWS & set(reasons)
 
 
@@ -50,31 +51,30 @@ class DecisionRecord:
     """One routed query.
 
     Attributes:
-        decision_id: What the answer carries in ``x-racer-decision-id``.
+        decision_id: The value of ``x-racer-decision-id``.
         created_at: UTC, ISO 8601, as ``app.store.now`` gives it.
-        calibration_id: The record that decided.
+        calibration_id: The calibration that decided.
         key: The name of the caller's key.
-        group: The group that the request was found to be of, whether it has a threshold or not.
+        group: The group of the request, whether it has a threshold of its own or not.
         alpha: Risk level.
         score: The nonconformity score.
-        lambda_hat: The threshold; ``inf`` when everyone was called.
-        pool: The candidates among which was chosen, in the order of the record's pool.
+        lambda_hat: The threshold; ``inf`` if the whole pool was called.
+        pool: The candidates to choose from, in the order of the calibration's pool.
         selected: The set that the certificate is about, in the same order.
         null_selected: The null model is in the set too.
         fingerprint: The keyed hash of the query, hexadecimal.
-        scores: f of the record's whole pool, in its order; None when the router failed.
+        scores: f of the calibration's whole pool, in its order; None if the router failed.
         neighbours: Pattern ids of the nearest training rows, for routers that have them.
         chosen_by: What made the set.
         holds: Whether the certificate held in the end.
         reasons: Every reason in it.
-        served_by: Whose text was returned; None when nobody's was.
+        served_by: The candidate whose text was returned, if any.
         answered: The candidates that answered.
-        shadow_rate: The rate at which the decision was drawn to have everyone called; None when it
-            was not drawn.
-        outcome: How the request ended. Decisions are kept however that was, or what is concluded
-            from them would be about patient clients and easy queries.
-        repeated: The query came before, or is one of the rows: it says nothing new.
-        query: What the router read, where the operator has it kept.
+        shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
+        outcome: How the request ended. Every decision is recorded, however its request ended:
+            otherwise the records would be biased towards patient clients and easy queries.
+        repeated: The query was seen before, or is one of the rows: it is no new evidence.
+        query: The text that the router read, if the operator stores queries.
     """
 
     decision_id: str
@@ -108,7 +108,7 @@ class DecisionRecord:
 
     @property
     def answered_like_rows(self) -> bool:
-        """Verdicts on its answers are about the risk that the rows bound."""
+        """Verdicts on its answers are evidence of the risk that the rows bound."""
         return self.scores is not None and are_answered_like_rows(self.reasons)
 
     def as_json(self) -> dict[str, Any]:
@@ -117,20 +117,20 @@ class DecisionRecord:
         return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
 
     def document(self) -> str:
-        """Everything but the neighbours, which have a column of their own."""
+        """The stored JSON: every field but the neighbours, which have a column of their own."""
         return dumped(self.as_json() | {"neighbours": None}).decode()
 
     @classmethod
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:
         """Read ``document`` back."""
-        said: dict[str, Any] = json.loads(document)
+        stored: dict[str, Any] = json.loads(document)
         for name in ("pool", "selected", "scores", "reasons", "answered"):
-            said[name] = None if said[name] is None else tuple(said[name])
-        said["lambda_hat"] = math.inf if said["lambda_hat"] is None else said["lambda_hat"]
-        said["chosen_by"] = ChosenBy(said["chosen_by"])
-        said["outcome"] = RequestEnd(said.get("outcome", RequestEnd.ANSWERED))
-        said["neighbours"] = neighbours
-        return cls(**said)
+            stored[name] = None if stored[name] is None else tuple(stored[name])
+        stored["lambda_hat"] = math.inf if stored["lambda_hat"] is None else stored["lambda_hat"]
+        stored["chosen_by"] = ChosenBy(stored["chosen_by"])
+        stored["outcome"] = RequestEnd(stored.get("outcome", RequestEnd.ANSWERED))
+        stored["neighbours"] = neighbours
+        return cls(**stored)
 
 
 _FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))

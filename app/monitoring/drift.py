@@ -1,15 +1,18 @@
-"""The drift alarms of the active calibration: fed with queries and losses, and kept.
+"""Drift detection: the alarms of the active calibration, fed with queries and losses.
 
-While nothing changes, and the realised risk of the calibration is within its 95 % point, any stream
-ever alarms with probability at most ``watching.false_alarm``: for each calibration, and again after
-each reset. There is one watch for all gateways that share a store. Each adds what it saw every few
-seconds, and learns from the others' additions what alarmed; the order in which they come to it
-tells nothing of the values. What a gateway had not added when it was killed is missing, which tells
-nothing of them either.
+While nothing changes, and the realised risk of the calibration is within its 95 % point, the
+probability that any stream ever alarms is at most ``watching.false_alarm``: for each calibration,
+and again after each reset.
 
-Every method but :meth:`DriftMonitor.stale` and :meth:`DriftMonitor.hear` blocks, and may be called
-from several threads. A change of a watch waits for a lock and perhaps for the store. A change of
-the calibration waits for neither, so that a verdict cannot delay an activation.
+All gateways that share a store share one drift state. Each gateway adds the queries that it routed
+every few seconds, and learns from the store which streams alarmed. The order in which queries are
+added is independent of their values. A gateway that is killed loses the queries that it had not
+added; which ones is independent of their values too. Neither affects the false-alarm probability.
+
+Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.on_pulse` blocks, and
+may be called from several threads. An update of the drift state waits for a lock and perhaps for
+the store. A change of the calibration waits for neither, so that feedback cannot delay an
+activation.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Final
@@ -25,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.errors import StoreError
-from app.monitoring import drift_statistics
+from app.monitoring import drift_statistics, eligibility
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import DecisionStore
 from app.monitoring.drift_store import DriftStore, StoredDriftState
@@ -37,214 +41,213 @@ from racer_core.calibration.monitoring import DriftState, ExchangeabilityMarting
 
 log = logging.getLogger(__name__)
 
-SETTLE_S: Final = 5.0  # how long a query may wait to be added
-MAX_WAITING: Final = 10_000  # queries; more are not watched
+FLUSH_S: Final = 5.0  # how long a query may wait to be added
+MAX_PENDING: Final = 10_000  # values of a stream that wait to be added; further ones are ignored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CalibrationDrift:
-    """The calibration that decides, and what is known of its alarms here."""
+    """A calibration, its alarms as this gateway knows them, and the values not yet added."""
 
     record: CalibrationRecord
-    since: str = ""  # when its watch began; empty before it is known
+    since: str = ""  # when its drift state began; empty while unknown
     raised: tuple[str, ...] = ()
-    waiting: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by stream
+    pending: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by stream
 
 
 class DriftMonitor:
-    """One watch at a time: that of the calibration that decides.
+    """The drift alarms of one calibration at a time: the one that decides.
 
     Args:
-        watches: Where they are kept.
-        decision_store: Where it is kept which losses were counted.
+        drift_store: Where drift states are stored.
+        decision_store: Where it is stored which losses were counted.
         metrics: Where alarms are shown.
         false_alarm: The probability of any alarm, ever, while nothing changes.
-        rng: Two uniforms for each query and stream; another one in every process.
+        rng: Draws two uniforms for each query and stream; each process needs its own.
     """
 
     def __init__(
         self,
-        watches: DriftStore,
+        *,
+        drift_store: DriftStore,
         decision_store: DecisionStore,
         metrics: MonitoringMetrics,
-        *,
         false_alarm: float,
         rng: np.random.Generator,
     ) -> None:
-        self._watches = watches
+        self._drift_store = drift_store
         self._decision_store = decision_store
         self._metrics = metrics
         self._false_alarm = false_alarm
         self._rng = rng
-        self._turn = Lock()  # to change a watch; held while the store is asked
-        self._moment = Lock()  # to change what is known here; never held for longer
-        self._followed: _CalibrationDrift | None = None
-        self._former: _CalibrationDrift | None = None  # it may decide for a moment yet
-        self._settled_at = time.monotonic()
+        self._update_lock = Lock()  # for updates of the drift state; held during a transaction
+        self._memory_lock = Lock()  # for the two attributes below; held for microseconds
+        self._current: _CalibrationDrift | None = None
+        self._previous: _CalibrationDrift | None = None  # requests in flight may still use it
+        self._flushed_at = time.monotonic()
 
-    def stale(self, calibration_id: str) -> tuple[str, ...]:
+    def stale_reasons(self, calibration_id: str) -> tuple[str, ...]:
         """Why certificates of this calibration are void: a reason for each stream that alarmed."""
-        for followed in (self._followed, self._former):
-            if followed is not None and followed.record.id == calibration_id:
-                return tuple(Reason.STALE.of(name) for name in followed.raised)
+        for each in (self._current, self._previous):
+            if each is not None and each.record.id == calibration_id:
+                return tuple(Reason.STALE.of(name) for name in each.raised)
         return ()
 
-    def follow(self, record: CalibrationRecord) -> None:
-        """Watch for another calibration: go on where its watch was, or begin.
+    def set_calibration(self, record: CalibrationRecord) -> None:
+        """Continue with the drift state of another calibration, or begin one.
 
-        What waits for the watch of the one before is added when this one's is.
+        The values that wait for the previous calibration are added at the next flush.
         """
-        told = None
+        alarms = None
         try:
-            told = self._watches.told(record.id)
-        except StoreError as exc:  # until it is heard of with the next pulse
-            log.warning("the watch of calibration %s is not known yet: %s", record.id, exc)
-        with self._moment:
-            self._former, self._followed = self._followed, _CalibrationDrift(record=record)
-            self._show(())
-            for name in drift_statistics.STREAMS:  # until its watch is next written
+            alarms = self._drift_store.alarms(record.id)
+        except StoreError as exc:  # the next pulse brings them
+            log.warning("the drift alarms of calibration %s are not known yet: %s", record.id, exc)
+        with self._memory_lock:
+            self._previous, self._current = self._current, _CalibrationDrift(record=record)
+            self._show_alarms(())
+            for name in drift_statistics.STREAMS:  # until the state is next updated
                 self._metrics.evidence.labels(name).set(0.0)
-        if told is not None:
-            self._learn(record.id, *told)
+        if alarms is not None:
+            self._add_alarms(record.id, *alarms)
 
-    def hear(self, pulse: Pulse) -> None:
-        """Learn what alarmed elsewhere."""
+    def on_pulse(self, pulse: Pulse) -> None:
+        """Learn which alarms other gateways raised."""
         if pulse.active_id is not None and pulse.watched_since is not None:
-            self._learn(pulse.active_id, pulse.watched_since, pulse.raised)
+            self._add_alarms(pulse.active_id, pulse.watched_since, pulse.raised)
 
     def reset(self) -> None:
         """Begin again for the same calibration, with a new false-alarm probability."""
-        with self._turn:
-            followed = self._followed
-            if followed is None:
+        with self._update_lock:
+            current = self._current
+            if current is None:
                 return
-            with self._changing(followed.record) as kept:
-                kept.watch, kept.since = self._new(followed.record), now()
-            followed.waiting.clear()
-            self._learn(followed.record.id, kept.since, ())
-            self._measure(followed.record.id, kept.watch)
+            with self._updating(current.record) as stored:
+                stored.state, stored.since = self._new_state(current.record), now()
+            current.pending.clear()
+            self._add_alarms(current.record.id, stored.since, ())
+            self._show_evidence(current.record.id, stored.state)
 
-    def see(self, notes: Sequence[DecisionRecord]) -> None:
-        """Feed the label-free streams with routed queries, in order; a repeat tells nothing new.
+    def add_queries(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Feed the label-free streams with routed queries, in order; repeats are left out.
 
         Raises:
-            StoreError: They wait on.
+            StoreError: The values wait for the next flush.
         """
-        with self._turn:
-            followed = self._followed
-            if followed is None:
+        with self._update_lock:
+            current = self._current
+            if current is None:
                 return
-            record = followed.record
-            fit = [
-                note
-                for note in notes
-                if not note.repeated and drift_statistics.fits(note, record.id, record.calibration)
+            new = [
+                each
+                for each in decisions
+                if not each.repeated and eligibility.fits(each, current.record)
             ]
-            for name, values in (
-                drift_statistics.query_statistics(record.calibration, fit) if fit else {}
-            ).items():
-                waiting = followed.waiting.setdefault(name, [])
-                waiting += values[: MAX_WAITING - len(waiting)]
-            if time.monotonic() - self._settled_at >= SETTLE_S:
-                self._settle_waiting()
+            calibration = current.record.calibration
+            values_by_name = drift_statistics.query_statistics(calibration, new) if new else {}
+            for name, values in values_by_name.items():
+                pending = current.pending.setdefault(name, [])
+                pending += values[: MAX_PENDING - len(pending)]
+            if time.monotonic() - self._flushed_at >= FLUSH_S:
+                self._flush_all()
 
-    def judge(self, note: DecisionRecord, loss: float | None) -> None:
-        """Bet on the loss of a shadow decision of which all is known: once, whoever asks.
+    def add_loss(self, decision: DecisionRecord, loss: float | None) -> None:
+        """Mark a shadow decision as judged, and feed its loss to the risk stream, once.
 
         Args:
-            note: The decision.
-            loss: None where it does not count.
+            decision: The decision.
+            loss: None if it does not count.
 
         Raises:
             StoreError: Nothing is changed.
         """
-        with self._turn:
-            followed = self._followed
-            if followed is None or followed.record.id != note.calibration_id or loss is None:
-                self._decision_store.judge(note, None)
+        with self._update_lock:
+            current = self._current
+            if current is None or current.record.id != decision.calibration_id or loss is None:
+                self._decision_store.set_loss(decision, None)
                 return
-            with self._changing(followed.record) as kept:
-                counted = self._decision_store.judge_in(kept.session, note, loss)
-                stream = kept.watch.streams.get(drift_statistics.RISK)
+            with self._updating(current.record) as stored:
+                counted = self._decision_store.set_loss_in(stored.session, decision, loss)
+                stream = stored.state.streams.get(drift_statistics.RISK)
                 if counted and isinstance(stream, RiskEProcess):
                     stream.update(loss)
-            self._learn(followed.record.id, kept.since, kept.watch.raised)
-            self._measure(followed.record.id, kept.watch)
+            self._add_alarms(current.record.id, stored.since, stored.state.raised)
+            self._show_evidence(current.record.id, stored.state)
 
-    def settle(self) -> None:
-        """Add what waits. Raises :class:`StoreError`."""
-        with self._turn:
-            self._settle_waiting()
+    def flush(self) -> None:
+        """Add the values that wait to the drift state. Raises :class:`StoreError`."""
+        with self._update_lock:
+            self._flush_all()
 
     def as_json(self) -> dict[str, Any] | None:
-        """What ``GET /drift`` says of the alarms; None before there is a calibration."""
-        with self._turn:
-            if self._followed is None:
+        """The alarms in ``GET /drift``; None before there is a calibration."""
+        with self._update_lock:
+            if self._current is None:
                 return None
-            kept = self._settle(self._followed)
+            stored = self._flush(self._current)
         return {
-            "since": kept.since,
-            "false_alarm": kept.watch.delta,
-            "alarmed": kept.watch.alarmed,
-            "raised": list(kept.watch.raised),
+            "since": stored.since,
+            "false_alarm": stored.state.delta,
+            "alarmed": stored.state.alarmed,
+            "raised": list(stored.state.raised),
             "streams": {
                 name: drift_statistics.stream_as_json(stream)
-                for name, stream in kept.watch.streams.items()
+                for name, stream in stored.state.streams.items()
             },
         }
 
-    def _settle_waiting(self) -> None:
-        self._settled_at = time.monotonic()
-        for followed in (self._former, self._followed):
-            if followed is not None and followed.waiting:
-                self._settle(followed)
+    def _flush_all(self) -> None:
+        self._flushed_at = time.monotonic()
+        for each in (self._previous, self._current):
+            if each is not None and each.pending:
+                self._flush(each)
 
-    def _settle(self, followed: _CalibrationDrift) -> StoredDriftState:
-        """Add what this gateway saw to the watch of all."""
-        with self._changing(followed.record) as kept:
-            for name, values in followed.waiting.items():
-                stream = kept.watch.streams[name]
+    def _flush(self, drift: _CalibrationDrift) -> StoredDriftState:
+        """Add this gateway's values to the state that all gateways share."""
+        with self._updating(drift.record) as stored:
+            for name, values in drift.pending.items():
+                stream = stored.state.streams[name]
                 assert isinstance(stream, ExchangeabilityMartingale)
                 draws = self._rng.random((len(values), 2)).tolist()
                 for value, (tie, evict) in zip(values, draws, strict=True):
                     stream.update(value, tie, evict)
-            # If nobody can tell whether they were kept, they are not added again: seen twice, they
-            # would be evidence of nothing.
-            followed.waiting.clear()
-        self._learn(followed.record.id, kept.since, kept.watch.raised)
-        self._measure(followed.record.id, kept.watch)
-        return kept
+            # Before the commit: if its result is unknown, the values are not added again. Added
+            # twice, they would not be exchangeable with the others.
+            drift.pending.clear()
+        self._add_alarms(drift.record.id, stored.since, stored.state.raised)
+        self._show_evidence(drift.record.id, stored.state)
+        return stored
 
-    def _changing(self, record: CalibrationRecord) -> Any:
-        return self._watches.changing(record.id, lambda: self._new(record))
+    def _updating(self, record: CalibrationRecord) -> AbstractContextManager[StoredDriftState]:
+        return self._drift_store.updating(record.id, lambda: self._new_state(record))
 
-    def _new(self, record: CalibrationRecord) -> DriftState:
+    def _new_state(self, record: CalibrationRecord) -> DriftState:
         return drift_statistics.new_drift_state(record.calibration, self._false_alarm, self._rng)
 
-    def _learn(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
-        """Of one watch nothing that alarmed is forgotten, in whatever order it is heard of."""
-        with self._moment:
-            followed = self._followed
-            if followed is None or followed.record.id != calibration_id:
-                return  # it was about one that no longer decides
-            known = followed.raised if since == followed.since else ()
-            told = tuple(name for name in drift_statistics.STREAMS if name in {*known, *raised})
-            self._followed = replace(followed, since=since, raised=told)
-            for name in told:
-                if name not in known:
+    def _add_alarms(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
+        """Remember alarms; within one drift state none is forgotten, in any order of messages."""
+        with self._memory_lock:
+            current = self._current
+            if current is None or current.record.id != calibration_id:
+                return  # of a calibration that no longer decides
+            before = current.raised if since == current.since else ()
+            after = tuple(name for name in drift_statistics.STREAMS if name in {*before, *raised})
+            self._current = replace(current, since=since, raised=after)
+            for name in after:
+                if name not in before:
                     log.warning("drift alarm: %s, calibration %s", name, calibration_id)
-            if told != followed.raised:
-                self._show(told)
+            if after != current.raised:
+                self._show_alarms(after)
 
-    def _measure(self, calibration_id: str, watch: DriftState) -> None:
-        """Show how far each bet came, if it is about what decides."""
-        with self._moment:
-            followed = self._followed
-            if followed is not None and followed.record.id == calibration_id:
-                for name, stream in watch.streams.items():
-                    way = stream.wager.log_peak / -math.log(stream.level)
-                    self._metrics.evidence.labels(name).set(way)
+    def _show_evidence(self, calibration_id: str, state: DriftState) -> None:
+        """Show how far each stream is from its alarm, if it is about the active calibration."""
+        with self._memory_lock:
+            current = self._current
+            if current is not None and current.record.id == calibration_id:
+                for name, stream in state.streams.items():
+                    evidence = stream.wager.log_peak / -math.log(stream.level)
+                    self._metrics.evidence.labels(name).set(evidence)
 
-    def _show(self, raised: Sequence[str]) -> None:
+    def _show_alarms(self, raised: Sequence[str]) -> None:
         for name in drift_statistics.STREAMS:
             self._metrics.alarm.labels(name).set(name in raised)

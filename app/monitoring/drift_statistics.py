@@ -1,4 +1,8 @@
-"""The numbers that are watched, computed as they are for the calibration's own rows."""
+"""Drift statistics: the numbers of a query that the alarms watch, as for the calibration's rows.
+
+The values of one statistic, query after query, are its stream. Each stream has a sequential test of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +30,11 @@ STREAMS: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, RISK)
 def new_drift_state(
     calibration: Calibration, false_alarm: float, rng: np.random.Generator
 ) -> DriftState:
-    """Streams that share the false-alarm probability evenly.
+    """Tests that share the false-alarm probability evenly.
 
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
-    depends on the threshold that they gave, so queries are compared with each other there. Without
-    a finite threshold there is no risk to watch.
+    depends on the threshold that the rows gave, so the sizes of queries are compared with each
+    other. Without a finite threshold there is no risk to watch.
     """
     alpha = calibration.options.alpha
     names = STREAMS if calibration.misses(alpha) >= 0 else STREAMS[:-1]
@@ -49,24 +53,15 @@ def new_drift_state(
     return DriftState(delta=false_alarm, streams=streams)
 
 
-def fits(note: DecisionRecord, calibration_id: str, calibration: Calibration) -> bool:
-    """Whether a query says something of a calibration: routed by it, and of the labelled kind."""
-    return (
-        note.calibration_id == calibration_id
-        and note.like_rows
-        and (calibration.neighbours is None or note.neighbours is not None)
-    )
-
-
 def query_statistics(
-    calibration: Calibration, notes: Sequence[DecisionRecord]
+    calibration: Calibration, decisions: Sequence[DecisionRecord]
 ) -> dict[str, list[float]]:
-    """The label-free numbers of queries, each a function of its query alone.
+    """The label-free statistics of queries by name, each a function of its query alone.
 
     The set is the one at the calibration's own alpha, score and pool, whatever the request chose.
     """
-    scores = _scores(notes)
-    sizes = own_sets(calibration, notes).selected.sum(axis=1).astype(np.float64)
+    scores = _scores(decisions)
+    sizes = own_sets(calibration, decisions).selected.sum(axis=1).astype(np.float64)
     return {
         LARGEST_SCORE: scores.max(axis=1).tolist(),
         MEAN_SCORE: scores.mean(axis=1).tolist(),
@@ -74,15 +69,15 @@ def query_statistics(
     }
 
 
-def own_sets(calibration: Calibration, notes: Sequence[DecisionRecord]) -> Sets:
+def own_sets(calibration: Calibration, decisions: Sequence[DecisionRecord]) -> Sets:
     """The sets of queries at the calibration's own alpha, score and pool."""
     options = calibration.options
     near = None
     if calibration.neighbours is not None:
-        near = np.array([note.neighbours for note in notes], dtype=np.uint32)
+        near = np.array([each.neighbours for each in decisions], dtype=np.uint32)
     return calibration.sets(
-        _scores(notes),
-        [bytes.fromhex(note.fingerprint) for note in notes],
+        _scores(decisions),
+        [bytes.fromhex(each.fingerprint) for each in decisions],
         calibration.lambda_hat(options.alpha, options.score),
         options.score,
         near,
@@ -90,19 +85,19 @@ def own_sets(calibration: Calibration, notes: Sequence[DecisionRecord]) -> Sets:
 
 
 def loss_of(
-    calibration: Calibration, note: DecisionRecord, correct: Mapping[str, bool]
+    calibration: Calibration, decision: DecisionRecord, correct: Mapping[str, bool]
 ) -> float | None:
-    """The loss of a query at the calibration's own threshold; None where it does not count.
+    """The loss of a query at the calibration's own threshold; None if it does not count.
 
     Args:
-        calibration: Of which the note ``fits``.
-        note: The query.
+        calibration: The calibration.
+        decision: A decision that has a loss for it, by ``eligibility.has_loss``.
         correct: A verdict on every candidate of the calibration's pool.
     """
     options = calibration.options
     if options.risk_target is RiskTarget.ANSWERABLE and not any(correct.values()):
         return None
-    sets = own_sets(calibration, [note])
+    sets = own_sets(calibration, [decision])
     verdicts = [RIGHT if correct[name] else WRONG for name in calibration.pool]
     bounds = feedback_bounds(
         np.array([verdicts], dtype=np.int8),
@@ -111,12 +106,12 @@ def loss_of(
         options.risk_target,
         options.r,
     )
-    return bounds.lower  # everything is known: the range is a point
+    return bounds.lower  # with every verdict known the range is a point
 
 
 def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str, Any]:
-    """A stream's capital beside the capital at which it alarms."""
-    told = {
+    """A test's capital beside the capital at which it alarms."""
+    shown = {
         "kind": stream.kind,
         "capital": stream.e_value,
         "largest_log10_capital": stream.wager.log_peak / math.log(10.0),
@@ -125,8 +120,8 @@ def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str
         "alarmed": stream.alarmed,
         "rounds": stream.wager.rounds,
     }
-    return told | ({"rho": stream.rho} if isinstance(stream, RiskEProcess) else {})
+    return shown | ({"rho": stream.rho} if isinstance(stream, RiskEProcess) else {})
 
 
-def _scores(notes: Sequence[DecisionRecord]) -> FloatArray:
-    return np.array([note.scores for note in notes], dtype=np.float64)
+def _scores(decisions: Sequence[DecisionRecord]) -> FloatArray:
+    return np.array([each.scores for each in decisions], dtype=np.float64)

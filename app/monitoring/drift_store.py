@@ -1,4 +1,4 @@
-"""The watches as they are kept: one for each calibration, which every gateway feeds in its turn."""
+"""Drift store: the drift state of each calibration, shared and updated by all gateways."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StoredDriftState:
-    """A watch and when it began, while nobody else may change it.
+    """A drift state within the transaction that locks it; assign to its fields to change it.
 
     Attributes:
-        session: The transaction in which it is changed.
+        state: The tests.
+        since: When they began; UTC, ISO 8601.
+        session: The transaction.
     """
 
-    watch: DriftState
+    state: DriftState
     since: str
     session: Session
 
@@ -40,37 +42,37 @@ class DriftStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def told(self, calibration_id: str) -> tuple[str, tuple[str, ...]] | None:
-        """When the watch of a calibration began, and what alarmed; None: it is still to begin.
+    def alarms(self, calibration_id: str) -> tuple[str, tuple[str, ...]] | None:
+        """When the drift state of a calibration began, and what alarmed; None if there is none.
 
-        Waits for nobody who changes it.
+        Does not wait for a transaction that updates it.
         """
         with self._store.transaction() as session:
             row = session.get(WatchRow, calibration_id)
-            watch = None if row is None else _read(row)
-            return None if row is None or watch is None else (row.since, tuple(watch.raised))
+            state = None if row is None else _read(row)
+            return None if row is None or state is None else (row.since, tuple(state.raised))
 
     @contextmanager
-    def changing(
-        self, calibration_id: str, begin: Callable[[], DriftState]
+    def updating(
+        self, calibration_id: str, new: Callable[[], DriftState]
     ) -> Generator[StoredDriftState]:
-        """The watch of a calibration, kept as it then is; of several callers one at a time.
+        """Lock the drift state of a calibration for the block, and write it at the end.
 
         Args:
-            calibration_id: Whose.
-            begin: Makes a new one where none is kept, or what is kept cannot be read.
+            calibration_id: The calibration.
+            new: Makes a state if none is stored, or the stored one cannot be read.
         """
         with self._store.transaction() as session:
             begin_writing(session)
-            row = _locked(session, calibration_id) or _begun(session, calibration_id, begin())
-            watch = _read(row)
-            since = now() if watch is None else row.since
-            kept = StoredDriftState(watch=watch or begin(), since=since, session=session)
-            yield kept
-            said = _said(kept.watch, kept.since)
-            if (row.since, row.raised) != (said["since"], said["raised"]):
+            row = _locked(session, calibration_id) or _insert(session, calibration_id, new())
+            state = _read(row)
+            since = now() if state is None else row.since
+            stored = StoredDriftState(state=state or new(), since=since, session=session)
+            yield stored
+            columns = _columns(stored.state, stored.since)
+            if (row.since, row.raised) != (columns["since"], columns["raised"]):
                 notify(session)
-            for name, value in said.items():
+            for name, value in columns.items():
                 setattr(row, name, value)
 
 
@@ -79,20 +81,20 @@ def _locked(session: Session, calibration_id: str) -> WatchRow | None:
     return session.scalar(found.with_for_update())
 
 
-def _begun(session: Session, calibration_id: str, watch: DriftState) -> WatchRow:
-    """A new one, unless another gateway began it at the same moment."""
-    row = {"calibration_id": calibration_id, **_said(watch, now())}
+def _insert(session: Session, calibration_id: str, state: DriftState) -> WatchRow:
+    """A new row, unless another gateway inserted one at the same moment."""
+    row = {"calibration_id": calibration_id, **_columns(state, now())}
     session.execute(insert_into(session, WatchRow).values(row).on_conflict_do_nothing())
-    begun = _locked(session, calibration_id)
-    assert begun is not None
-    return begun
+    inserted = _locked(session, calibration_id)
+    assert inserted is not None
+    return inserted
 
 
-def _said(watch: DriftState, since: str) -> dict[str, str]:
+def _columns(state: DriftState, since: str) -> dict[str, str]:
     return {
         "since": since,
-        "state": dumped(watch.to_state()).decode(),
-        "raised": dumped(watch.raised).decode(),
+        "state": dumped(state.to_state()).decode(),
+        "raised": dumped(state.raised).decode(),
     }
 
 
@@ -100,5 +102,5 @@ def _read(row: WatchRow) -> DriftState | None:
     try:
         return DriftState.from_state(orjson.loads(row.state))
     except (ValueError, InputError) as exc:
-        log.warning("the watch of calibration %s begins again: %s", row.calibration_id, exc)
+        log.warning("the drift alarms of calibration %s begin again: %s", row.calibration_id, exc)
         return None

@@ -1,6 +1,6 @@
-"""Takes verdicts on candidates' answers: who may say what, and what counts.
+"""Feedback: verdicts on candidates' answers, who may give them, and which of them count.
 
-A verdict that counts is never changed. One that waits gives way to an admin's.
+A verdict that counts is never changed. A verdict that waits gives way to an admin's.
 """
 
 from __future__ import annotations
@@ -17,103 +17,103 @@ from app.monitoring.decision_writer import DecisionWriter
 from app.monitoring.metrics import MonitoringMetrics
 from racer_core.errors import InputError
 
-PAUSES_S: Final = (0.2, 0.3, 0.5)  # together a second: a decision gathers for half of one
+PAUSES_S: Final = (0.2, 0.3, 0.5)  # a second in all; a decision waits half a second to be written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackResult:
-    """What is known of a decision after somebody spoke."""
+    """A decision after feedback."""
 
-    known: StoredDecision
-    repeated: bool  # nothing new was said
+    decision: StoredDecision
+    repeated: bool  # no verdict was new
 
     def as_json(self) -> dict[str, Any]:
         """The wire form."""
-        return verdicts_as_json(self.known) | {"repeated": self.repeated}
+        return verdicts_as_json(self.decision) | {"repeated": self.repeated}
 
 
 class Feedback:
-    """Verdicts, one after the other.
+    """Takes verdicts.
 
     Args:
-        decision_store: Where they are kept.
-        decision_writer: Where a decision may still wait.
-        counting: Whose verdicts count at once.
-        complete: Told, on a thread, of a decision after verdicts that count.
+        decision_store: Where they are stored.
+        decision_writer: Where a decision may still wait to be written.
+        counting: Which keys' verdicts count at once.
+        on_verdicts: Called on a thread with a decision whose verdicts changed.
         metrics: Where verdicts are counted.
     """
 
     def __init__(
         self,
+        *,
         decision_store: DecisionStore,
         decision_writer: DecisionWriter,
-        *,
         counting: Literal["admin", "all"],
-        complete: Callable[[StoredDecision], None],
+        on_verdicts: Callable[[StoredDecision], None],
         metrics: MonitoringMetrics,
     ) -> None:
         self._decision_store = decision_store
         self._decision_writer = decision_writer
         self._counting = counting
-        self._complete = complete
+        self._on_verdicts = on_verdicts
         self._metrics = metrics
 
-    async def known(self, decision_id: str, caller: Caller) -> StoredDecision:
-        """A decision, for its own key or an admin.
+    async def decision(self, decision_id: str, caller: Caller) -> StoredDecision:
+        """A decision, for the key that made it or an admin.
 
         Raises:
-            NotFound: It is not kept, or is another key's: a stranger cannot tell which.
+            NotFound: It is not stored, or belongs to another key: the caller cannot tell which.
             StoreError: The store cannot be used.
         """
         await self._decision_writer.written(decision_id)
-        known = await self._found(decision_id)
-        if caller.role != "admin" and known.note.key != caller.name:
+        found = await self._find(decision_id)
+        if caller.role != "admin" and found.decision.key != caller.name:
             raise unknown_decision(decision_id)
-        return known
+        return found
 
-    async def _found(self, decision_id: str) -> StoredDecision:
+    async def _find(self, decision_id: str) -> StoredDecision:
         """A decision of this gateway, or of another one that is about to write it."""
         for pause_s in PAUSES_S if self._decision_store.is_shared else ():
             try:
-                return await self._decision_store.run(self._decision_store.known, decision_id)
+                return await self._decision_store.run(self._decision_store.get, decision_id)
             except NotFound:
                 await asyncio.sleep(pause_s)
-        return await self._decision_store.run(self._decision_store.known, decision_id)
+        return await self._decision_store.run(self._decision_store.get, decision_id)
 
-    async def say(
+    async def add(
         self, decision_id: str, correct: Mapping[str, bool], caller: Caller
     ) -> FeedbackResult:
         """Take verdicts on some candidates of a decision: all of them or none.
 
         Raises:
-            NotFound: As :meth:`known`.
-            InputError: A candidate that is not in the decision's pool.
-            Conflict: Another verdict on the same answer is there already.
+            NotFound: As :meth:`decision`.
+            InputError: A candidate is not in the decision's pool.
+            Conflict: Another verdict on the same answer is stored already.
             StoreError: The store cannot be used.
         """
-        await self.known(decision_id, caller)
+        await self.decision(decision_id, caller)
         counts = caller.role == "admin" or self._counting == "all"
 
-        def fresh(known: StoredDecision) -> dict[str, bool]:
-            return _fresh(known, correct, caller, counts=counts)
+        def new_verdicts(stored: StoredDecision) -> dict[str, bool]:
+            return _new_verdicts(stored, correct, caller, counts=counts)
 
-        def take() -> tuple[StoredDecision, int]:
-            known, new = self._decision_store.say(
-                decision_id, fresh, key=caller.name, counts=counts
+        def write() -> tuple[StoredDecision, int]:
+            stored, new = self._decision_store.add_verdicts(
+                decision_id, new_verdicts, key=caller.name, counts=counts
             )
-            self._complete(known)
-            return known, new
+            self._on_verdicts(stored)
+            return stored, new
 
-        known, new = await self._decision_store.run(take)
+        stored, new = await self._decision_store.run(write)
         if new:
             self._metrics.verdicts.labels(str(counts).lower()).inc(new)
-        return FeedbackResult(known=known, repeated=not new)
+        return FeedbackResult(decision=stored, repeated=not new)
 
     async def accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         """Let verdicts that wait count, of all these decisions or of none.
 
         Raises:
-            NotFound: One of them is not kept.
+            NotFound: One of them is not stored.
             StoreError: The store cannot be used.
         """
         for decision_id in decision_ids:
@@ -122,40 +122,40 @@ class Feedback:
 
     def _accept(self, decision_ids: Sequence[str]) -> list[StoredDecision]:
         accepted = self._decision_store.accept(decision_ids)
-        for known in accepted:
-            self._complete(known)
+        for stored in accepted:
+            self._on_verdicts(stored)
         return accepted
 
 
-def verdicts_as_json(known: StoredDecision) -> dict[str, Any]:
-    """What is known of a decision's answers."""
+def verdicts_as_json(stored: StoredDecision) -> dict[str, Any]:
+    """The verdicts on a decision's answers."""
     return {
-        "decision_id": known.note.decision_id,
-        "correct": {name: each.correct for name, each in known.verdicts.items()},
-        "waiting": [name for name, each in known.verdicts.items() if not each.counts],
-        "unknown": [name for name in known.note.pool if name not in known.verdicts],
-        "shadow": known.note.shadow_rate is not None,
+        "decision_id": stored.decision.decision_id,
+        "correct": {name: each.correct for name, each in stored.verdicts.items()},
+        "waiting": [name for name, each in stored.verdicts.items() if not each.counts],
+        "unknown": [name for name in stored.decision.pool if name not in stored.verdicts],
+        "shadow": stored.decision.shadow_rate is not None,
     }
 
 
-def _fresh(
-    known: StoredDecision, correct: Mapping[str, bool], caller: Caller, *, counts: bool
+def _new_verdicts(
+    stored: StoredDecision, correct: Mapping[str, bool], caller: Caller, *, counts: bool
 ) -> dict[str, bool]:
     """The verdicts that change something."""
-    if unknown := [name for name in correct if name not in known.note.pool]:
+    pool = stored.decision.pool
+    if unknown := [name for name in correct if name not in pool]:
         raise InputError(
-            f"{unknown[0][:128]!r} is not in the decision's pool {list(known.note.pool)}",
-            param="correct",
+            f"{unknown[0][:128]!r} is not in the decision's pool {list(pool)}", param="correct"
         )
-    fresh: dict[str, bool] = {}
+    new: dict[str, bool] = {}
     for name, right in correct.items():
-        there = known.verdicts.get(name)
-        if there is None or (there.correct == right and counts > there.counts):
-            fresh[name] = right
-        elif there.correct != right and (there.counts or caller.role != "admin"):
+        earlier = stored.verdicts.get(name)
+        if earlier is None or (earlier.correct == right and counts > earlier.counts):
+            new[name] = right
+        elif earlier.correct != right and (earlier.counts or caller.role != "admin"):
             raise Conflict(
                 f"{name} already has another verdict for this decision; nothing was changed"
             )
-        elif there.correct != right:
-            fresh[name] = right  # an admin's word over one that waits
-    return fresh
+        elif earlier.correct != right:
+            new[name] = right  # an admin's verdict replaces one that waits
+    return new

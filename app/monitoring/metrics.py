@@ -1,8 +1,10 @@
-"""Names of the metrics of this package, nothing else."""
+"""Prometheus metrics of monitoring."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from racer_core.calibration.shadow import RiskEstimate
 
 
 class MonitoringMetrics:
@@ -43,3 +45,9 @@ class MonitoringMetrics:
             "95 % of calibrations of this size have at most this risk; NaN where all are called",
             registry=registry,
         )
+
+    def show_risk(self, estimate: RiskEstimate) -> None:
+        """Set the gauge of the realised risk."""
+        bounds = {"lower": estimate.lower, "mean": estimate.risk, "upper": estimate.upper}
+        for name, value in bounds.items():
+            self.risk.labels(name).set(value)

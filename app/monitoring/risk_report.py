@@ -1,4 +1,4 @@
-"""What feedback and the shadow sample say of the risk of one calibration's decisions."""
+"""Realised risk of a calibration's decisions, from feedback (bounds) and the shadow sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.monitoring.decision_store import DecisionStore, SetCount, SetVerdicts
+from app.monitoring.decision_statistics import DecisionStatistics, SetCount, SetVerdicts
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.shadow import (
     RIGHT,
@@ -22,19 +22,25 @@ from racer_core.calibration.shadow import (
 
 
 def feedback_range(
-    calibration: Calibration, unjudged: Sequence[SetCount], judged: Sequence[SetVerdicts]
+    calibration: Calibration, without: Sequence[SetCount], with_verdicts: Sequence[SetVerdicts]
 ) -> FeedbackBounds:
-    """Between which values the realised risk of these decisions lies, whatever is not known."""
+    """Bounds on the realised risk, whatever the missing verdicts would be.
+
+    Args:
+        calibration: The calibration that made the decisions.
+        without: Sets of decisions without verdicts.
+        with_verdicts: Sets of decisions with verdicts.
+    """
     pool, options = calibration.pool, calibration.options
-    counts = [each.count for each in unjudged]
-    sets = [each.selected for each in unjudged] + [each.selected for each in judged]
-    nulls = [each.null_selected for each in unjudged] + [each.null_selected for each in judged]
-    known = [[UNKNOWN] * len(pool) for _ in unjudged] + [_verdicts(pool, each) for each in judged]
-    repeats = np.array(counts + [1] * len(judged), dtype=np.int64)
-    chosen = [[name in selected for name in pool] for selected in sets]
+    sets = [*without, *with_verdicts]
+    labels = [[UNKNOWN] * len(pool) for _ in without]
+    labels += [_labels(pool, each) for each in with_verdicts]
+    chosen = [[name in each.selected for name in pool] for each in sets]
+    nulls = [each.null_selected for each in sets]
+    repeats = np.array([*(each.count for each in without), *(1 for _ in with_verdicts)], np.int64)
     shape = (len(sets), len(pool))
     return feedback_bounds(
-        np.array(known, dtype=np.int8).reshape(shape).repeat(repeats, axis=0),
+        np.array(labels, dtype=np.int8).reshape(shape).repeat(repeats, axis=0),
         np.array(chosen, dtype=bool).reshape(shape).repeat(repeats, axis=0),
         np.array(nulls, dtype=bool).repeat(repeats),
         options.risk_target,
@@ -45,20 +51,20 @@ def feedback_range(
 def estimate(losses: Sequence[float]) -> RiskEstimate:
     """The risk that the judged shadow sample shows.
 
-    Sampling never looks at the query, so at whatever rate, judged queries are drawn like all.
+    Sampling never looks at the query: at any rate, the judged queries are drawn like all queries.
     """
-    seen = np.array(losses, dtype=np.float64)
-    return estimate_risk(seen, np.ones(seen.size), seen.size)
+    values = np.array(losses, dtype=np.float64)
+    return estimate_risk(values, np.ones(values.size), values.size)
 
 
 def risk_as_json(
-    decision_store: DecisionStore, calibration_id: str, calibration: Calibration
+    statistics: DecisionStatistics, calibration_id: str, calibration: Calibration
 ) -> dict[str, Any]:
     """Both estimates with their counts; blocks, and raises :class:`StoreError`."""
-    unjudged, judged = decision_store.served(calibration_id)
-    bounds = feedback_range(calibration, unjudged, judged)
-    shadow = estimate(decision_store.losses(calibration_id))
-    counts = decision_store.counts(calibration_id)
+    without, with_verdicts = statistics.sets(calibration_id)
+    bounds = feedback_range(calibration, without, with_verdicts)
+    shadow = estimate(statistics.losses(calibration_id))
+    counts = statistics.counts(calibration_id)
     options = calibration.options
     return {
         "risk_target": options.risk_target,
@@ -67,7 +73,7 @@ def risk_as_json(
         "decisions": {
             "kept": counts.decisions,
             "at_own_alpha_and_pool": bounds.decisions,
-            "of_these_with_feedback": len(judged),
+            "of_these_with_feedback": len(with_verdicts),
         },
         "feedback": {
             "lower": bounds.lower,
@@ -85,6 +91,6 @@ def risk_as_json(
     }
 
 
-def _verdicts(pool: Sequence[str], each: SetVerdicts) -> list[int]:
-    said = {True: RIGHT, False: WRONG}
-    return [said[each.verdicts[name]] if name in each.verdicts else UNKNOWN for name in pool]
+def _labels(pool: Sequence[str], each: SetVerdicts) -> list[int]:
+    label = {True: RIGHT, False: WRONG, None: UNKNOWN}
+    return [label[each.verdicts.get(name)] for name in pool]

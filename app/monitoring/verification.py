@@ -1,4 +1,4 @@
-"""Decides again what was decided: from the stored scores and the calibration that was used."""
+"""Verification: recomputes a decision from its stored scores and the calibration that it used."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from racer_core.types import RoutingDecision, Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What the calibration says today, beside what was said then."""
+    """A stored decision beside the recomputed one."""
 
-    note: DecisionRecord
+    decision: DecisionRecord
     lambda_hat: float
     selected: tuple[str, ...]  # in the order of the pool
     null_selected: bool
     n: int
-    group: str | None  # whose own threshold it was; None: pooled
+    group: str | None  # whose own threshold was used; None: the pooled one
 
     @property
     def matches(self) -> bool:
         """The same threshold and the same set; last bits may differ between processors.
 
-        Where something other chose the set, only the threshold can be compared.
+        If an override chose the set, only the threshold can be compared.
         """
-        same = math.isclose(self.lambda_hat, self.note.lambda_hat, rel_tol=1e-9, abs_tol=1e-12)
-        same = same and self.null_selected == self.note.null_selected
-        overridden = self.note.chosen_by is ChosenBy.OVERRIDDEN
-        return same and (overridden or self.selected == self.note.selected)
+        stored = self.decision
+        same = math.isclose(self.lambda_hat, stored.lambda_hat, rel_tol=1e-9, abs_tol=1e-12)
+        same = same and self.null_selected == stored.null_selected
+        overridden = stored.chosen_by is ChosenBy.OVERRIDDEN
+        return same and (overridden or self.selected == stored.selected)
 
     def as_json(self) -> dict[str, Any]:
         """The wire form. An infinite threshold is null: JSON has no infinity."""
         finite = math.isfinite(self.lambda_hat)
         return {
             "matches": self.matches,
-            "decision": self.note.as_json(),
+            "decision": self.decision.as_json(),
             "recomputed": {
                 "lambda_hat": self.lambda_hat if finite else None,
                 "selected": list(self.selected),
@@ -57,48 +58,51 @@ class Verification:
         }
 
 
-def verify(note: DecisionRecord, record: CalibrationRecord) -> Verification:
+def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
     """Recompute the threshold and the set of a decision; blocks.
 
     Raises:
-        InputError: The decision was made by another record.
+        InputError: Another calibration made the decision.
     """
-    if note.calibration_id != record.id:
-        raise InputError(f"decision {note.decision_id} was made by {note.calibration_id}")
-    calibration = record.rows(later=Reason.LATER_TURN in note.reasons)
-    if note.pool != calibration.pool:
-        calibration = calibration.restrict(note.pool)
+    if decision.calibration_id != record.id:
+        raise InputError(f"decision {decision.decision_id} was made by {decision.calibration_id}")
+    calibration = record.rows(later=Reason.LATER_TURN in decision.reasons)
+    if decision.pool != calibration.pool:
+        calibration = calibration.restrict(decision.pool)
     rows = GroupedRows(calibration)
-    applied = rows.serving(rows.plan(note.group))
-    scores = _own(record.calibration.pool, note)
-    decision = _decide(note, applied.calibration, scores)
-    chosen = set(decision.selected)
-    if note.chosen_by is ChosenBy.STRONGEST and not chosen:
-        chosen = {max(zip(scores, note.pool, strict=True), key=lambda pair: pair[0])[1]}
+    applied = rows.serving(rows.plan(decision.group))
+    scores = _pool_scores(record.calibration.pool, decision)
+    again = _decide(decision, applied.calibration, scores)
+    chosen = set(again.selected)
+    if decision.chosen_by is ChosenBy.STRONGEST and not chosen:
+        chosen = {max(zip(scores, decision.pool, strict=True), key=lambda pair: pair[0])[1]}
     return Verification(
-        note=note,
-        lambda_hat=decision.lambda_hat,
-        selected=tuple(name for name in note.pool if name in chosen),
-        null_selected=decision.null_selected,
+        decision=decision,
+        lambda_hat=again.lambda_hat,
+        selected=tuple(name for name in decision.pool if name in chosen),
+        null_selected=again.null_selected,
         n=applied.calibration.n,
         group=applied.group,
     )
 
 
-def _own(pool: Sequence[str], note: DecisionRecord) -> list[float]:
-    """The scores of the decision's pool; zeros where the router gave none."""
-    scores = note.scores or (0.0,) * len(pool)
-    return [score for name, score in zip(pool, scores, strict=True) if name in note.pool]
+def _pool_scores(pool: Sequence[str], decision: DecisionRecord) -> list[float]:
+    """The scores of the decision's pool; zeros if the router failed."""
+    scores = decision.scores or (0.0,) * len(pool)
+    return [score for name, score in zip(pool, scores, strict=True) if name in decision.pool]
 
 
-def _decide(note: DecisionRecord, calibration: Calibration, scores: list[float]) -> RoutingDecision:
-    score = Score(note.score)
-    if note.chosen_by is ChosenBy.EVERYONE:
-        return calibration.whole_pool(scores, alpha=note.alpha, score=score)
+def _decide(
+    decision: DecisionRecord, calibration: Calibration, scores: list[float]
+) -> RoutingDecision:
+    score = Score(decision.score)
+    if decision.chosen_by is ChosenBy.EVERYONE:
+        return calibration.whole_pool(scores, alpha=decision.alpha, score=score)
+    near = decision.neighbours
     return calibration.decide(
-        bytes.fromhex(note.fingerprint),
+        bytes.fromhex(decision.fingerprint),
         scores,
-        neighbours=None if note.neighbours is None else np.array(note.neighbours, np.uint32),
-        alpha=note.alpha,
+        neighbours=None if near is None else np.array(near, np.uint32),
+        alpha=decision.alpha,
         score=score,
     )

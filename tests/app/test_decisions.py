@@ -19,6 +19,7 @@ from sqlalchemy import event, select
 
 from app.errors import NotFound, StoreError
 from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.decision_store import DecisionStore
 from app.monitoring.decision_writer import DecisionWriter
 from app.store import Store
@@ -168,8 +169,8 @@ def test_a_note_comes_back_as_it_was(
     """Every field, with an infinite threshold and with what is not there."""
     kept = note(**changes)
     decision_store.add([kept], [True])
-    known = decision_store.known(kept.decision_id)
-    assert known.note == kept
+    known = decision_store.get(kept.decision_id)
+    assert known.decision == kept
     assert not known.judged
     assert known.loss is None
     assert known.verdicts == {}
@@ -186,7 +187,7 @@ def kept_of(decision_store: DecisionStore, made: Sequence[DecisionRecord]) -> li
     found: list[bool] = []
     for each in made:
         try:
-            found.append(decision_store.known(each.decision_id).note == each)
+            found.append(decision_store.get(each.decision_id).decision == each)
         except NotFound:
             found.append(False)
     return found
@@ -197,13 +198,15 @@ def test_old_decisions_are_deleted_with_their_verdicts(decision_store: DecisionS
     made = [aged(days) for days in (40, 31, 29, 1)]
     decision_store.add(made, [True] * 4)
     for each in made:
-        decision_store.say(each.decision_id, lambda _: {"adder": True}, key="data", counts=True)
+        decision_store.add_verdicts(
+            each.decision_id, lambda _: {"adder": True}, key="data", counts=True
+        )
     assert decision_store.prune(30.0, 1_000) == 2
     assert decision_store.prune(30.0, 1_000) == 0
     assert kept_of(decision_store, made) == [False, False, True, True]
-    assert decision_store.known(made[2].decision_id).counted == {"adder": True}
+    assert decision_store.get(made[2].decision_id).counted == {"adder": True}
     decision_store.add(made[:1], [True])  # the same id again
-    assert decision_store.known(made[0].decision_id).verdicts == {}
+    assert decision_store.get(made[0].decision_id).verdicts == {}
 
 
 def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: Store) -> None:
@@ -211,7 +214,9 @@ def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: 
     made = [aged(days) for days in (40, 3, 2, 1)]
     decision_store.add(made, [True] * 4)
     for each in made:
-        decision_store.say(each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA)
+        decision_store.add_verdicts(
+            each.decision_id, lambda _: {"adder": True, "poet": False}, **DATA
+        )
     assert decision_store.prune(30.0, 2) == 2
     with store.transaction() as session:
         left = set(session.scalars(select(VerdictRow.decision_id)))
@@ -247,7 +252,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
     decision_store.add([*old, *young], [True] * 6_050)
     ids = [each.decision_id for each in young]
     for each in ids:
-        decision_store.say(each, lambda _: {"adder": True}, key="data", counts=False)
+        decision_store.add_verdicts(each, lambda _: {"adder": True}, key="data", counts=False)
     with Store(database) as another:
         pruning = 4 if another.is_shared else 1
 
@@ -262,7 +267,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
             accepting.result()
     assert deleted == 6_000
     assert not any(kept_of(decision_store, old[::100]))
-    assert all(decision_store.known(each).counted == {"adder": True} for each in ids)
+    assert all(decision_store.get(each).counted == {"adder": True} for each in ids)
 
 
 def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
@@ -272,8 +277,8 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
     made = [aged(days) for days in (40, 1)]
     decision_store.add(made, [True] * 2)
     for each in made:
-        known, _ = decision_store.say(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
-        decision_store.judge(known.note, None)
+        decision_store.add_verdicts(each.decision_id, lambda _: dict.fromkeys(POOL, True), **DATA)
+        decision_store.set_loss(each, None)
     with Store(database) as another:
 
         def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -281,7 +286,7 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
                 assert DecisionStore(another).prune(30.0, 10) == 1
 
         event.listen(store._engine, "before_cursor_execute", meanwhile)
-        found = decision_store.shadow([RECORD.id])
+        found = DecisionStatistics(store).judged_shadow_sample([RECORD.id])
         event.remove(store._engine, "before_cursor_execute", meanwhile)
     assert [each.decision_id for each, _ in found] == [made[1].decision_id]
 
@@ -301,14 +306,15 @@ def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> Non
     assert parts == [1_000, 1_000, 500, 0]
 
 
-def test_decisions_are_counted_by_calibration(decision_store: DecisionStore) -> None:
+def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, store: Store) -> None:
     """Those of another one do not mix in."""
     decision_store.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
     decision_store.add([note(calibration_id="another")], [True])
-    assert decision_store.counts(RECORD.id).decisions == 5
-    unjudged, judged = decision_store.served(RECORD.id)
-    assert sum(each.count for each in unjudged) == 5
-    assert judged == []
+    statistics = DecisionStatistics(store)
+    assert statistics.counts(RECORD.id).decisions == 5
+    without, with_verdicts = statistics.sets(RECORD.id)
+    assert sum(each.count for each in without) == 5
+    assert with_verdicts == []
 
 
 # How it gets there ----------------------------------------------------------------------------

@@ -54,9 +54,9 @@ def watched(
 async def feed(monitor: Monitor, made: list[DecisionRecord]) -> None:
     """Let queries come, and wait until they were seen."""
     for note in made:
-        monitor.note(note)
-    await monitor.feedback.known(made[-1].decision_id, ADMIN)
-    await monitor.settle()
+        monitor.record(note)
+    await monitor.feedback.decision(made[-1].decision_id, ADMIN)
+    await monitor.flush_drift()
 
 
 async def until_alarm(
@@ -65,9 +65,9 @@ async def until_alarm(
     """How many queries it took, fifty at a time."""
     for count in range(50, at_most + 1, 50):
         await feed(monitor, queries(50))
-        if monitor.stale:
+        if monitor.stale_reasons:
             return count
-    raise AssertionError(f"no alarm after {at_most} queries: {await monitor.drift()}")
+    raise AssertionError(f"no alarm after {at_most} queries: {await monitor.drift_report()}")
 
 
 def capital(told: dict[str, Any], stream: str) -> float:
@@ -86,8 +86,8 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
     async def story(monitor: Monitor, world: Watched) -> None:
         for _ in range(40):
             await feed(monitor, notes(world.record, draw(rng, 50)))
-            assert monitor.stale == ()
-        told = await monitor.drift()
+            assert monitor.stale_reasons == ()
+        told = await monitor.drift_report()
         rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
         assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
 
@@ -100,15 +100,15 @@ def test_harder_queries_raise_an_alarm(store: Store) -> None:
 
     async def story(monitor: Monitor, world: Watched) -> None:
         await feed(monitor, notes(world.record, draw(rng, 1_000)))
-        assert monitor.stale == ()
+        assert monitor.stale_reasons == ()
 
         def harder(count: int) -> list[DecisionRecord]:
             return notes(world.record, draw(rng, count, harder=0.8))
 
         assert await until_alarm(monitor, harder, at_most=600) <= 600
-        assert set(monitor.stale) <= {"stale:largest_score", "stale:mean_score"}
-        raised = (await monitor.drift())["alarms"]["raised"]
-        assert [f"stale:{name}" for name in raised] == list(monitor.stale)
+        assert set(monitor.stale_reasons) <= {"stale:largest_score", "stale:mean_score"}
+        raised = (await monitor.drift_report())["alarms"]["raised"]
+        assert [f"stale:{name}" for name in raised] == list(monitor.stale_reasons)
 
     watched(store, story, false_alarm=RARE)
 
@@ -125,7 +125,7 @@ def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
         await feed(monitor, notes(world.record, draw(rng, 1_000)))
         await until_alarm(monitor, lambda n: notes(world.record, alike(n)), at_most=600)
         await feed(monitor, notes(world.record, alike(300)))
-        assert "stale:set_size" in monitor.stale
+        assert "stale:set_size" in monitor.stale_reasons
 
     watched(store, story, false_alarm=RARE)
 
@@ -147,8 +147,8 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
         await feed(monitor, notes(world.record, draw(rng, 500)))
         for choice in choices:
             await feed(monitor, notes(world.record, draw(rng, 300), **choice))
-        assert monitor.stale == ()
-        assert (await monitor.drift())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
+        assert monitor.stale_reasons == ()
+        assert (await monitor.drift_report())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
 
     watched(store, story, false_alarm=RARE)
 
@@ -174,8 +174,8 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     async def story(monitor: Monitor, world: Watched) -> None:
         made = notes(world.record, draw(rng, 20, harder=0.1))
         await feed(monitor, [replace(note, **changes) for note in made])
-        assert monitor.stale == ()
-        assert (await monitor.drift())["alarms"]["streams"]["mean_score"]["rounds"] == 0
+        assert monitor.stale_reasons == ()
+        assert (await monitor.drift_report())["alarms"]["streams"]["mean_score"]["rounds"] == 0
 
     watched(store, story)
 
@@ -200,12 +200,12 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     row, query = record().calibration.fingerprints[0], b"a query"
 
     async def story(monitor: Monitor, world: Watched) -> None:
-        assert monitor.repeated(row, ())
-        assert not monitor.repeated(query, ())
-        assert monitor.repeated(query, ())
+        assert monitor.is_repeat(row, ())
+        assert not monitor.is_repeat(query, ())
+        assert monitor.is_repeat(query, ())
         await world.active.swap(record(seed=2))
-        assert not monitor.repeated(query, ())
-        assert not monitor.repeated(row, ())
+        assert not monitor.is_repeat(query, ())
+        assert not monitor.is_repeat(row, ())
 
     watched(store, story, false_alarm=None)
 
@@ -215,10 +215,10 @@ def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
 
     async def story(monitor: Monitor, _: Watched) -> None:
         for reason in ("multi_turn_uncalibrated", "later_turn"):
-            assert not monitor.repeated(b"yes", (reason,))
-        assert not monitor.repeated(b"yes", ())
+            assert not monitor.is_repeat(b"yes", (reason,))
+        assert not monitor.is_repeat(b"yes", ())
         for reason in ("multi_turn_uncalibrated", "later_turn"):
-            assert not monitor.repeated(b"yes", (reason,))
+            assert not monitor.is_repeat(b"yes", (reason,))
 
     watched(store, story)
 
@@ -229,9 +229,9 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
 
     async def story(monitor: Monitor, world: Watched) -> None:
         await feed(monitor, notes(world.record, draw(rng, 500, harder=0.1)))
-        await monitor.reset()
-        assert monitor.stale == ()
-        assert (await monitor.drift())["alarms"] is None
+        await monitor.reset_drift()
+        assert monitor.stale_reasons == ()
+        assert (await monitor.drift_report())["alarms"] is None
 
     watched(store, story, false_alarm=None)
 
@@ -255,10 +255,10 @@ async def judge(
     labels = rng.random(scores.shape) < chances(scores)
     made = notes(world.record, scores, shadow_rate=0.5)
     for note in made:
-        monitor.note(note)
+        monitor.record(note)
     losses: list[float] = []
     for note, right in zip(made, labels, strict=True):
-        await monitor.feedback.say(note.decision_id, everyone(right), ADMIN)
+        await monitor.feedback.add(note.decision_id, everyone(right), ADMIN)
         inside = [name in note.selected for name in POOL]
         if options.risk_target is RiskTarget.PAPER:
             inside, right = [*inside, note.null_selected], augment_truth(right[None, :])[0]
@@ -274,7 +274,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
 
     async def story(monitor: Monitor, world: Watched) -> None:
         losses = await judge(monitor, world, rng, 150)
-        told = await monitor.drift()
+        told = await monitor.drift_report()
         shadow = told["shadow"]
         assert shadow["sampled"] == shadow["judged"] == 150
         assert shadow["counted"] == len(losses)
@@ -282,7 +282,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
         assert shadow["lower"] < 0.1 < shadow["upper"]
         assert told["alarms"]["streams"]["risk"]["rounds"] == len(losses)
         assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
-        assert monitor.stale == ()
+        assert monitor.stale_reasons == ()
 
     watched(store, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
 
@@ -293,9 +293,9 @@ def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
 
     async def story(monitor: Monitor, world: Watched) -> None:
         await judge(monitor, world, rng, 50)
-        assert monitor.stale == ()
+        assert monitor.stale_reasons == ()
         await judge(monitor, world, rng, 100, lambda scores: 1.0 - scores)
-        assert monitor.stale == ("stale:risk",)
+        assert monitor.stale_reasons == ("stale:risk",)
 
     watched(store, story, shadow_rate=0.5, false_alarm=RARE)
 
@@ -306,11 +306,11 @@ def test_a_judged_decision_counts_once(store: Store) -> None:
 
     async def story(monitor: Monitor, world: Watched) -> None:
         note = noted(world.record, draw(rng, 1)[0].tolist(), shadow_rate=0.5)
-        monitor.note(note)
+        monitor.record(note)
         for _ in range(3):
-            await monitor.feedback.say(note.decision_id, everyone([True, False, False]), ADMIN)
+            await monitor.feedback.add(note.decision_id, everyone([True, False, False]), ADMIN)
             await monitor.feedback.accept([note.decision_id])
-        told = await monitor.drift()
+        told = await monitor.drift_report()
         assert told["alarms"]["streams"]["risk"]["rounds"] == 1
         assert told["shadow"]["counted"] == 1
 
@@ -331,11 +331,11 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
 
     async def story(monitor: Monitor, world: Watched) -> None:
         note = replace(noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
-        monitor.note(note)
+        monitor.record(note)
         correct = dict.fromkeys(note.pool, True)
-        await monitor.feedback.say(note.decision_id, correct, ADMIN)
-        assert (await monitor.feedback.known(note.decision_id, ADMIN)).judged
-        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == counted
+        await monitor.feedback.add(note.decision_id, correct, ADMIN)
+        assert (await monitor.feedback.decision(note.decision_id, ADMIN)).judged
+        assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == counted
 
     watched(store, story, shadow_rate=0.5)
 
@@ -348,11 +348,11 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
         cut = notes(world.record, draw(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",))
         usual = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         for note in [*cut, usual]:
-            monitor.note(note)
+            monitor.record(note)
             right = [note is usual, note is usual, note is not usual]
-            await monitor.feedback.say(note.decision_id, everyone(right), ADMIN)
-        told = await monitor.drift()
-        assert monitor.stale == ()
+            await monitor.feedback.add(note.decision_id, everyone(right), ADMIN)
+        told = await monitor.drift_report()
+        assert monitor.stale_reasons == ()
         assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
         assert told["feedback"]["identified"] == 1
         assert told["alarms"]["streams"]["largest_score"]["rounds"] == 61
@@ -368,11 +368,11 @@ def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
     """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
 
     async def story(monitor: Monitor, world: Watched) -> None:
-        assert not monitor.repeated(b"query", ())  # `POST /route`
-        assert not monitor.sampled("other", b"query", ("conditions_differ",))
-        assert monitor.sampled("first", b"query", ())
-        assert not monitor.sampled("second", b"query", ())
-        assert not monitor.sampled("row", world.record.calibration.fingerprints[0], ())
+        assert not monitor.is_repeat(b"query", ())  # `POST /route`
+        assert not monitor.draw_shadow("other", b"query", ("conditions_differ",))
+        assert monitor.draw_shadow("first", b"query", ())
+        assert not monitor.draw_shadow("second", b"query", ())
+        assert not monitor.draw_shadow("row", world.record.calibration.fingerprints[0], ())
 
     watched(store, story, shadow_rate=1.0)
 
@@ -383,13 +383,13 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
 
     async def story(monitor: Monitor, world: Watched) -> None:
         note = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
-        monitor.note(note)
-        await monitor.feedback.say(note.decision_id, everyone([False, False, True]), data)
-        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
-        assert (await monitor.drift())["feedback"]["identified"] == 0
+        monitor.record(note)
+        await monitor.feedback.add(note.decision_id, everyone([False, False, True]), data)
+        assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 0
+        assert (await monitor.drift_report())["feedback"]["identified"] == 0
         await monitor.feedback.accept([note.decision_id])
-        assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 1
-        assert (await monitor.drift())["feedback"]["identified"] == 1
+        assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 1
+        assert (await monitor.drift_report())["feedback"]["identified"] == 1
 
     watched(store, story, shadow_rate=0.5)
 
@@ -399,7 +399,7 @@ def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> Non
 
     async def story(monitor: Monitor, world: Watched) -> None:
         await feed(monitor, notes(world.record, draw(np.random.default_rng(14), 3)))
-        told = await monitor.drift()
+        told = await monitor.drift_report()
         assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
         levels = [each["level"] for each in told["alarms"]["streams"].values()]
         assert sum(levels) == pytest.approx(0.01)
@@ -427,8 +427,8 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
         ]
         await feed(monitor, made)
         for note, correct in zip(made, verdicts, strict=False):
-            await monitor.feedback.say(note.decision_id, correct, ADMIN)
-        told = await monitor.drift()
+            await monitor.feedback.add(note.decision_id, correct, ADMIN)
+        told = await monitor.drift_report()
         # Least: the wrong one counts for nothing, the six are hits: 1 of 9.
         # Most: the wrong one and the six are misses: 8 of 10.
         assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
@@ -452,8 +452,8 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
         made = [replace(noted(world.record, [0.9, 0.2, 0.1]), **each) for each in ({}, *others)]
         await feed(monitor, made)
         for note in made:
-            await monitor.feedback.say(note.decision_id, {"adder": True}, ADMIN)
-        told = await monitor.drift()
+            await monitor.feedback.add(note.decision_id, {"adder": True}, ADMIN)
+        told = await monitor.drift_report()
         assert told["decisions"]["kept"] == 7
         assert told["decisions"]["at_own_alpha_and_pool"] == 1
         assert told["decisions"]["of_these_with_feedback"] == 1
@@ -472,15 +472,15 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
 
     async def before(monitor: Monitor, world: Watched) -> None:
         await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
-        told.append(await monitor.drift())
-        assert monitor.stale
+        told.append(await monitor.drift_report())
+        assert monitor.stale_reasons
 
     world = watched(store, before)
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
-            assert (await monitor.drift())["alarms"] == told[0]["alarms"]
+            assert monitor.stale_reasons == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
+            assert (await monitor.drift_report())["alarms"] == told[0]["alarms"]
 
     asyncio.run(after())
 
@@ -492,25 +492,25 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
 
     async def story(monitor: Monitor, world: Watched) -> None:
         await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
-        raised = monitor.stale
+        raised = monitor.stale_reasons
         assert raised
         world.store.add(fresh, activate=True)
 
         def meanwhile(
             new: CalibrationRecord,
         ) -> None:  # which is followed, while the old one decides
-            assert new is not fresh or monitor.stale == raised
+            assert new is not fresh or monitor.stale_reasons == raised
 
         await world.active.tell(meanwhile)
         await world.active.swap(fresh)
-        assert monitor.stale == ()
+        assert monitor.stale_reasons == ()
         await feed(monitor, notes(fresh, draw(rng, 10)))
-        told = await monitor.drift()
+        told = await monitor.drift_report()
         assert told["calibration_id"] == fresh.id
         assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
         assert told["decisions"]["kept"] == 10
         await world.active.swap(world.record)
-        assert monitor.stale == raised
+        assert monitor.stale_reasons == raised
 
     watched(store, story)
 
@@ -526,19 +526,19 @@ def test_a_reset_begins_again(store: Store) -> None:
 
     async def reset() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale
-            since = (await monitor.drift())["alarms"]["since"]
-            await monitor.reset()
-            assert monitor.stale == ()
-            told = (await monitor.drift())["alarms"]
+            assert monitor.stale_reasons
+            since = (await monitor.drift_report())["alarms"]["since"]
+            await monitor.reset_drift()
+            assert monitor.stale_reasons == ()
+            told = (await monitor.drift_report())["alarms"]
             assert told["since"] > since
             assert told["streams"]["mean_score"]["rounds"] == 0
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale == ()
+            assert monitor.stale_reasons == ()
             await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
-            assert monitor.stale
+            assert monitor.stale_reasons
 
     asyncio.run(reset())
     asyncio.run(after())
@@ -560,8 +560,8 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale == ()
-            assert (await monitor.drift())["alarms"]["streams"]["risk"]["rounds"] == 0
+            assert monitor.stale_reasons == ()
+            assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 0
 
     asyncio.run(after())
 
@@ -593,7 +593,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
         with caplog.at_level(logging.WARNING, "app.monitoring"):
             for _ in range(5):
                 await feed(monitor, notes(world.record, draw(rng, 100, harder=0.5)))
-        raised = (await monitor.drift())["alarms"]["raised"]
+        raised = (await monitor.drift_report())["alarms"]["raised"]
         said = [line for line in caplog.messages if "drift alarm" in line]
         assert sorted(said) == sorted(
             f"drift alarm: {name}, calibration {world.record.id}" for name in raised
@@ -626,14 +626,14 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
         seen = [series(world, "racer_drift_evidence", "stream")]
         await feed(monitor, notes(world.record, draw(rng, 400, harder=0.5)))
         seen.append(series(world, "racer_drift_evidence", "stream"))
-        streams = (await monitor.drift())["alarms"]["streams"]
+        streams = (await monitor.drift_report())["alarms"]["streams"]
         for name, each in streams.items():
             way = each["largest_log10_capital"] / math.log10(each["alarm_at"])
             assert seen[1][name] == pytest.approx(way)
             assert (seen[1][name] >= 1.0) == each["alarmed"]
         assert 0.0 < seen[0]["largest_score"] < seen[1]["largest_score"]
         assert seen[1]["largest_score"] >= 1.0 > seen[1]["risk"]
-        await monitor.reset()
+        await monitor.reset_drift()
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
 
     watched(store, story)
@@ -649,7 +649,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
         assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
         assert math.isnan(unknown["mean"])
         await judge(monitor, world, rng, 60)
-        told.update(await monitor.drift())
+        told.update(await monitor.drift_report())
 
     world = watched(store, story, shadow_rate=0.5, false_alarm=RARE)
 
@@ -724,8 +724,8 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     async def story(monitor: Monitor, world: Watched) -> None:
         other = await world.monitor(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
-        drawn = [monitor.sampled(each, each.encode(), ()) for each in ids]
-        assert drawn == [other.sampled(each, each.encode(), ()) for each in ids]
+        drawn = [monitor.draw_shadow(each, each.encode(), ()) for each in ids]
+        assert drawn == [other.draw_shadow(each, each.encode(), ()) for each in ids]
         assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
 
     watched(store, story, shadow_rate=0.2)
@@ -736,6 +736,6 @@ def test_nothing_is_sampled_by_default(store: Store) -> None:
 
     async def story(monitor: Monitor, _: Watched) -> None:
         assert MonitoringSettings().shadow_rate == 0.0
-        assert not any(monitor.sampled(f"{n}", b"%d" % n, ()) for n in range(1_000))
+        assert not any(monitor.draw_shadow(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
     watched(store, story)

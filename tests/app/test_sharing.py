@@ -239,18 +239,18 @@ def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -
         with Store(url) as store:
             rng = np.random.default_rng(seed)
             drift = DriftMonitor(
-                DriftStore(store),
-                DecisionStore(store),
-                MonitoringMetrics(Metrics().registry),
+                drift_store=DriftStore(store),
+                decision_store=DecisionStore(store),
+                metrics=MonitoringMetrics(Metrics().registry),
                 false_alarm=1e-6,
                 rng=rng,
             )
-            drift.follow(calibrated)
+            drift.set_calibration(calibrated)
             start.wait()
             for _ in range(20):
-                drift.see(notes(calibrated, draw(rng, 10)))
+                drift.add_queries(notes(calibrated, draw(rng, 10)))
                 try:
-                    drift.settle()
+                    drift.flush()
                 except Exception as exc:  # noqa: BLE001 - looked at below
                     failed.append(exc)
             start.wait()
@@ -269,7 +269,7 @@ def test_an_alarm_at_one_gateway_voids_certificates_at_all(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a reset at another mends them."""
-    monkeypatch.setattr(drift_module, "SETTLE_S", 0.0)
+    monkeypatch.setattr(drift_module, "FLUSH_S", 0.0)
     watching = {"false_alarm": 0.5}
     gateways = [start(watching=watching) for _ in range(2)]
     assert gateways[1].route(TWO)["certificate"]["holds"]

@@ -234,10 +234,10 @@ def test_a_query_is_one_shadow_row(store: Store) -> None:
     decision_store.add([again, one, before], [True] * 3)
     for note, right in ((again, False), (one, True), (before, True)):
         labels = dict.fromkeys(POOL, right)
-        known, _ = decision_store.say(
+        decision_store.add_verdicts(
             note.decision_id, lambda _, said=labels: said, key="admin", counts=True
         )
-        decision_store.judge(known.note, None)
+        decision_store.set_loss(note, None)
 
     async def story() -> bytes:
         async with await world.monitor() as monitor:

@@ -95,10 +95,10 @@ class Watched:
         await self.active.swap(self.record)
         self.metrics = metrics
         return Monitor(
-            MonitoringSettings(**settings),
-            self.store,
-            self.active,
-            metrics,
+            settings=MonitoringSettings(**settings),
+            store=self.store,
+            active=self.active,
+            metrics=metrics,
             key=b"a key of the tests",
             rng=np.random.default_rng(seed),
         )

@@ -1,0 +1,135 @@
+"""Statistics over all stored decisions of a calibration: counts, sets, losses, shadow sample."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select
+
+from app.monitoring.decision_record import DecisionRecord
+from app.store import Store
+from app.store.tables import DecisionRow, VerdictRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetCount:
+    """How many decisions without verdicts chose one set."""
+
+    selected: tuple[str, ...]
+    null_selected: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetVerdicts:
+    """The set of one decision, and the verdicts on its answers."""
+
+    selected: tuple[str, ...]
+    null_selected: bool
+    verdicts: Mapping[str, bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionCounts:
+    """How many decisions of one calibration are stored."""
+
+    decisions: int
+    shadow: int
+    judged: int
+
+
+class DecisionStatistics:
+    """Read-only queries on the store's tables; each method is one transaction, and blocks.
+
+    Every method raises :class:`app.errors.StoreError` when the store cannot be used.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def counts(self, calibration_id: str) -> DecisionCounts:
+        """How many decisions of a calibration are stored."""
+        of_it = DecisionRow.calibration_id == calibration_id
+        with self._store.transaction() as session:
+
+            def count(*conditions: Any) -> int:
+                return session.scalar(select(func.count()).where(of_it, *conditions)) or 0
+
+            return DecisionCounts(
+                decisions=count(),
+                shadow=count(DecisionRow.shadow),
+                judged=count(DecisionRow.shadow, DecisionRow.judged),
+            )
+
+    def sets(self, calibration_id: str) -> tuple[list[SetCount], list[SetVerdicts]]:
+        """The sets of ordinary decisions, without and with verdicts that count."""
+        ordinary = (DecisionRow.calibration_id == calibration_id) & DecisionRow.ordinary
+        chosen = DecisionRow.selected, DecisionRow.null_selected
+        by_set = select(*chosen, func.count()).where(ordinary).group_by(*chosen)
+        # The expression keeps the index of decisions out of the plan: going from the few verdicts
+        # to their decisions is faster.
+        of_it = DecisionRow.calibration_id.concat("") == calibration_id
+        judged = (
+            select(DecisionRow.id, *chosen, VerdictRow.candidate, VerdictRow.correct)
+            .join(VerdictRow, VerdictRow.decision_id == DecisionRow.id)
+            .where(of_it, DecisionRow.ordinary, VerdictRow.counts)
+        )
+        sets: dict[str, tuple[str, bool]] = {}
+        verdicts: dict[str, dict[str, bool]] = {}
+        with self._store.transaction() as session:
+            for decision_id, selected, null, candidate, correct in session.execute(judged):
+                sets[decision_id] = (selected, null)
+                verdicts.setdefault(decision_id, {})[candidate] = correct
+            totals = Counter(
+                {(selected, null): count for selected, null, count in session.execute(by_set)}
+            )
+        without = [
+            SetCount(selected=tuple(json.loads(names)), null_selected=null, count=count)
+            for (names, null), count in (totals - Counter(sets.values())).items()
+        ]
+        with_verdicts = [
+            SetVerdicts(
+                selected=tuple(json.loads(names)), null_selected=null, verdicts=verdicts[each]
+            )
+            for each, (names, null) in sets.items()
+        ]
+        return without, with_verdicts
+
+    def losses(self, calibration_id: str) -> list[float]:
+        """The losses of a calibration's shadow decisions that count."""
+        of_it = DecisionRow.calibration_id == calibration_id
+        with self._store.transaction() as session:
+            found = session.scalars(
+                select(DecisionRow.loss).where(of_it, DecisionRow.loss.is_not(None))
+            )
+            return [loss for loss in found if loss is not None]
+
+    def judged_shadow_sample(
+        self, calibration_ids: Sequence[str]
+    ) -> list[tuple[DecisionRecord, dict[str, bool]]]:
+        """The judged shadow decisions of these calibrations with their verdicts, oldest first."""
+        wanted = DecisionRow.calibration_id.in_(calibration_ids), DecisionRow.judged
+        documents = (
+            select(DecisionRow.id, DecisionRow.document)
+            .where(*wanted)
+            .order_by(DecisionRow.created_at, DecisionRow.id)
+        )
+        by_decision = (
+            select(VerdictRow.decision_id, VerdictRow.candidate, VerdictRow.correct)
+            .join(DecisionRow, DecisionRow.id == VerdictRow.decision_id)
+            .where(*wanted)
+        )
+        verdicts: dict[str, dict[str, bool]] = {}
+        with self._store.transaction() as session:
+            rows = session.execute(documents).all()
+            for decision_id, candidate, correct in session.execute(by_decision):
+                verdicts.setdefault(decision_id, {})[candidate] = correct
+        return [
+            (DecisionRecord.from_document(document, None), verdicts[decision_id])
+            for decision_id, document in rows
+            if decision_id in verdicts  # otherwise deleted between the two statements
+        ]

@@ -1,0 +1,82 @@
+"""Housekeeping of monitoring, every minute: drift flush, gauge of the realised risk, retention."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final, Self
+
+from app.errors import StoreError
+from app.monitoring import risk_report
+from app.monitoring.decision_statistics import DecisionStatistics
+from app.monitoring.decision_store import DecisionStore
+from app.monitoring.metrics import MonitoringMetrics
+from app.routing.active_calibration import ActiveCalibration
+from app.settings.monitoring import MonitoringSettings
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 60.0
+
+
+class Housekeeping:
+    """A background task while it is open.
+
+    Args:
+        settings: The retention limits.
+        active: The active calibration, whose risk is shown.
+        decision_store: What is pruned.
+        statistics: The losses.
+        metrics: Where the risk is shown.
+        flush_drift: Adds pending values to the drift state; blocks.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: MonitoringSettings,
+        active: ActiveCalibration,
+        decision_store: DecisionStore,
+        statistics: DecisionStatistics,
+        metrics: MonitoringMetrics,
+        flush_drift: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._active = active
+        self._decision_store = decision_store
+        self._statistics = statistics
+        self._metrics = metrics
+        self._flush_drift = flush_drift
+        self._closing = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run(), name="housekeeping of decisions")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while not self._closing.is_set():
+            await self._decision_store.run(self._run_once)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_S):
+                    await self._closing.wait()
+
+    def _run_once(self) -> None:
+        self._flush_drift()
+        try:
+            if self._active.ready:
+                losses = self._statistics.losses(self._active.record().id)
+                self._metrics.show_risk(risk_report.estimate(losses))
+            while not self._closing.is_set():
+                limits = self._settings
+                if not self._decision_store.prune(limits.keep_days, limits.keep_rows):
+                    return
+        except StoreError as exc:
+            log.warning("old decisions are not deleted, nor is the risk shown: %s", exc)

@@ -1,0 +1,70 @@
+"""Shadow sample: a random share of queries for which the whole pool is called, to be judged.
+
+With a verdict on every candidate, the loss of a decision is known. The sample is drawn without a
+look at the query, so the mean loss of the sample estimates the realised risk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from app.monitoring.decision_record import DecisionRecord, are_answered_like_rows
+from app.monitoring.seen_queries import SeenQueries
+from racer_core.calibration.shadow import is_sampled
+
+
+class ShadowSample:
+    """Draws which decisions are in the sample.
+
+    Args:
+        rate: The sampling rate.
+        key: Secret of the draws, the same for all gateways.
+    """
+
+    def __init__(self, rate: float, key: bytes) -> None:
+        self.rate = rate
+        self._key = key
+        self._drawn = SeenQueries()
+
+    def restart(self, rows: Sequence[bytes]) -> None:
+        """Begin again for a calibration with these fingerprints of its rows."""
+        self._drawn = SeenQueries(rows)
+
+    def draw(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
+        """Draw for a decision; returns whether it is in the sample.
+
+        A query is drawn for once: the first time that it is to be answered as the rows were. A
+        decision that calls no candidate, or whose loss would not count, uses up no draw.
+        """
+        if self.rate == 0.0 or not are_answered_like_rows(reasons):
+            return False
+        if self._drawn.record(fingerprint):
+            return False
+        return is_sampled(self._key, decision_id.encode(), self.rate)
+
+
+def labelled_rows(
+    judged: Iterable[tuple[DecisionRecord, Mapping[str, bool]]], pool: Sequence[str]
+) -> bytes:
+    """Judged decisions as labelled rows, JSON lines; as in an upload, a query has one row.
+
+    Args:
+        judged: Shadow decisions with their verdicts. Of several on one query the first counts.
+        pool: The pool that the decisions must have, in order.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for decision, correct in judged:
+        rate = decision.shadow_rate
+        if decision.answered_like_rows and decision.pool == pool and decision.scores and rate:
+            row: dict[str, Any] = {} if decision.query is None else {"query": decision.query}
+            row |= {
+                "scores": dict(zip(pool, decision.scores, strict=True)),
+                "correct": {name: correct[name] for name in pool},
+                "group": decision.group,
+                "weight": 1.0 / rate,
+                "decision_id": decision.decision_id,
+            }
+            rows.setdefault(decision.fingerprint, row)
+    return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()
