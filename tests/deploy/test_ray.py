@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from ray._common.usage.usage_constants import USAGE_STATS_ENABLED_ENV_VAR
+from ray._common.utils import import_attr
 from ray.serve import Application
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
@@ -78,6 +79,16 @@ def test_the_configuration_is_one_and_names_the_deployments(
     _, router = gateway.init_args
     names = {gateway.name, router._bound_deployment.name}
     assert names == {each["name"] for each in application["deployments"]}
+
+
+def test_the_import_path_of_version_0_1_builds_the_same_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Red when a Serve file with the former path breaks, or is not told the new one."""
+    monkeypatch.delitem(sys.modules, "app.cluster.deployments", raising=False)
+    with pytest.warns(DeprecationWarning, match=r"app\.ray_serve\.deployments:build"):
+        build = import_attr("app.cluster.deployments:build")
+    assert build is deployments.build
 
 
 def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_them() -> None:

@@ -1,0 +1,1 @@
+"""Deprecated import path of the Ray Serve application; knows only :mod:`app.ray_serve`."""
