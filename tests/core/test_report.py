@@ -108,7 +108,8 @@ def colours(png):
         image.load()
         assert image.format == "PNG"
         pixels = np.asarray(image.convert("RGB"), dtype=np.int64)
-    return np.unique(pixels.reshape(-1, 3), axis=0)
+    packed = np.unique(pixels @ [1 << 16, 1 << 8, 1])  # rows of three take 20 times as long to sort
+    return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
 
 
 @pytest.mark.parametrize("target", list(RiskTarget))
