@@ -93,9 +93,14 @@ class ChunkedFormat(ABC):
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.wire.format.ApiFormat`."""
-        return {
-            choice.get("index", 0): bool(choice.get("finish_reason")) for choice in piece["choices"]
-        }
+        ended: dict[Any, bool] = {}
+        for position, choice in enumerate(piece["choices"]):
+            index = choice.get("index", 0)
+            # Only a whole answer that is sent as chunks can have an index that is no number.
+            ended[index if isinstance(index, int | float) else position] = bool(
+                choice.get("finish_reason")
+            )
+        return ended
 
     def chars(self, piece: Mapping[str, Any]) -> int:
         """See :class:`app.wire.format.ApiFormat`."""
