@@ -57,8 +57,9 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# A process for every core, with one thread, or numpy's and torch's would wait for each other; a
-# file's tests stay together, and so does what they share.
+# Two workers per core, at least four (tests/conftest.py): tests wait for more than half of their
+# time. One thread each, or numpy's and torch's threads would wait for each other. All tests of a
+# file run in one worker, where they share fixtures.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
@@ -72,7 +73,7 @@ test-slow: setup
 # Several gateways, also on Ray: on PostgreSQL, which root installs where Debian's is missing.
 test-scale: setup
 	tests/install-postgres.sh
-	$(PYTEST) -m scale
+	$(PYTEST) --numprocesses logical -m scale
 
 # Through the page in Chromium, which root installs where Debian's is missing. What it looked like is
 # in .screenshots afterwards.
