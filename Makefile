@@ -66,7 +66,8 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 test: setup
 	$(PYTEST) -m "not slow and not scale and not browser"
 
-# The Dockerfile step by step, the demo, every benchmark in small: tests of half a minute and more.
+# The Dockerfile step by step, the demo, commands of the documents, every benchmark in small: tests of
+# half a minute and more.
 test-slow: setup
 	$(PYTEST) -m "slow and not scale and not browser"
 

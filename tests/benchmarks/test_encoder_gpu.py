@@ -34,6 +34,7 @@ def test_it_needs_nothing_that_a_gpu_machine_may_not_have() -> None:
     assert imported > ALLOWED
 
 
+@pytest.mark.slow
 def test_a_rehearsal_on_the_cpu_gives_a_whole_document(tmp_path: Path) -> None:
     """Every arm and shape with its figures; what it says of itself; Markdown for the page."""
     out = tmp_path / "out.json"

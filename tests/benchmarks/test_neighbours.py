@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 NEIGHBOURS = Path(__file__).parents[2] / "benchmarks" / "neighbours.py"
 
 
+@pytest.mark.slow
 def test_a_small_run_says_everything(tmp_path: Path) -> None:
     """Both of our searches on two thousand rows. Red when comparing with all is not exact."""
     out = tmp_path / "neighbours.json"
