@@ -8,6 +8,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
 from typing import Final, Generic, TypeVar
 
+from cachetools import LRUCache
+
 from app.errors import NotReady, Overloaded
 from app.routing.groups import GroupedRows, GroupThreshold, RowPlan
 from app.store.calibration_record import CalibrationRecord
@@ -34,9 +36,9 @@ class ActiveCalibration:
         # Of their own, so that parts hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
         # By record, so that a swap never serves a part of another one.
-        self._sub_pools = _Parts[_Place, Calibration](threads)
-        self._grouped = _Parts[_Place, GroupedRows](threads)
-        self._groups = _Parts[tuple[_Place, RowPlan], GroupThreshold](threads)
+        self._sub_pools = _PartCache[_Place, Calibration](threads)
+        self._grouped = _PartCache[_Place, GroupedRows](threads)
+        self._groups = _PartCache[tuple[_Place, RowPlan], GroupThreshold](threads)
         # Of its own, so that no work in other threads delays an activation.
         self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
         self._followers: list[Callable[[CalibrationRecord], None]] = []
@@ -129,39 +131,38 @@ class ActiveCalibration:
         )
 
 
-class _Parts(Generic[KeyT, PartT]):
-    """What threads compute, by key: each once; of too many that least lately asked for goes."""
+class _PartCache(Generic[KeyT, PartT]):
+    """LRU cache of what threads compute: each part once, however many callers wait for it."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
-        self._known: dict[KeyT, asyncio.Future[PartT]] = {}  # the last asked for stands last
+        self._parts: LRUCache[KeyT, asyncio.Future[PartT]] = LRUCache(_MAX_PARTS)
         self._pending: set[asyncio.Future[PartT]] = set()
 
-    async def get(self, key: KeyT, make: Callable[[], PartT]) -> PartT:
-        """What is known under the key, else what ``make`` makes on a thread.
+    async def get(self, key: KeyT, compute: Callable[[], PartT]) -> PartT:
+        """The part under the key, else what ``compute`` returns on a thread.
 
         Raises:
-            Overloaded: Nothing is known, and too many are being made.
+            Overloaded: The part is not cached, and too many are being computed.
         """
-        part = self._known.pop(key, None) or self._begun(make)
-        self._known[key] = part
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = self._start(compute)
         try:
             return await asyncio.shield(part)
         except Exception:
-            if self._known.get(key) is part:
-                del self._known[key]
+            if self._parts.get(key) is part:
+                del self._parts[key]
             raise
 
     def clear(self) -> None:
-        """Forget all."""
-        self._known.clear()
+        """Remove all parts."""
+        self._parts.clear()
 
-    def _begun(self, make: Callable[[], PartT]) -> asyncio.Future[PartT]:
+    def _start(self, compute: Callable[[], PartT]) -> asyncio.Future[PartT]:
         if len(self._pending) >= _MAX_PENDING:
             raise Overloaded(f"{_MAX_PENDING} thresholds are being computed already")
-        if len(self._known) >= _MAX_PARTS:
-            del self._known[next(iter(self._known))]
-        part = asyncio.get_running_loop().run_in_executor(self._threads, make)
+        part = asyncio.get_running_loop().run_in_executor(self._threads, compute)
         self._pending.add(part)
         part.add_done_callback(self._pending.discard)
         return part
