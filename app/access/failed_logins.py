@@ -1,42 +1,53 @@
-"""Wrong keys, counted per client address.
+"""Rate limit of failed logins (wrong API keys) per client address.
 
-Only requests with a wrong key are slowed down. Who has a right one is always let in: behind a
-proxy everybody has one address, and nobody should be able to lock the others out.
+Only requests with a wrong key are limited. A valid key is always accepted: behind a proxy all
+clients have one address, and one of them must not lock out the others.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from typing import Final
+
+from cachetools import LRUCache
 
 from app.access.client_address import network
 from app.access.quotas import Clock
 from app.errors import RateLimited
 
+MAX_ADDRESSES: Final = 10_000
 _WINDOW_S: Final = 60.0
-_MOST_ADDRESSES: Final = 10_000  # a flood from many addresses forgets the oldest, and no more
 
 
 class FailedLogins:
-    """So many wrong keys a minute from one address get a plain answer."""
+    """Failures of each address in a window of one minute, which its first failure starts.
 
-    def __init__(self, per_minute: int, clock: Clock = time.monotonic) -> None:
-        self._most = per_minute
+    Args:
+        per_minute: Failures of one address before it is limited.
+        clock: Monotonic time in seconds.
+        max_addresses: Addresses in memory; the least recent one is forgotten first.
+    """
+
+    def __init__(
+        self,
+        per_minute: int,
+        clock: Clock = time.monotonic,
+        *,
+        max_addresses: int = MAX_ADDRESSES,
+    ) -> None:
+        self._limit = per_minute
         self._clock = clock
-        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._windows: LRUCache[str, tuple[float, int]] = LRUCache(max_addresses)
 
-    def note(self, address: str) -> None:
-        """Count a wrong key. Raises RateLimited when there were too many."""
-        where, now = network(address), self._clock()
-        since, count = self._seen.pop(where, (now, 0))
+    def record(self, address: str) -> None:
+        """Count a wrong key. Raises RateLimited above the limit."""
+        key, now = network(address), self._clock()
+        since, count = self._windows.get(key, (now, 0))
         if now - since >= _WINDOW_S:
             since, count = now, 0
-        self._seen[where] = (since, count + 1)
-        while len(self._seen) > _MOST_ADDRESSES:
-            self._seen.popitem(last=False)
-        if count >= self._most:
+        self._windows[key] = (since, count + 1)
+        if count >= self._limit:
             raise RateLimited(
                 "too many wrong keys from this address",
                 retry_after_s=max(1, math.ceil(since + _WINDOW_S - now)),

@@ -117,7 +117,7 @@ class AccessControl:
         """Raises RateLimited instead when this address sent too many wrong keys."""
         client: tuple[str, int] | None = scope.get("client")
         if _bearer(scope) is not None and client is not None:
-            self._failures.note(client[0])
+            self._failures.record(client[0])
         return Unauthorized(message)
 
 
