@@ -1,1 +1,1 @@
-"""Parse, call a service, render. No logic."""
+"""HTTP endpoints: each parses a request, calls a service and renders the response. No logic."""

@@ -1,1 +1,1 @@
-"""What stands between a socket and a handler: bytes, hosts, keys, limits, logs."""
+"""HTTP server protocol and middleware, from the socket to the handler. Knows no endpoint."""

@@ -1,7 +1,7 @@
-"""The gate: one middleware in front of every route, shut unless the table of doors opens it.
+"""Access control middleware: authentication, authorization and rate limits of every request.
 
-Decided on headers and the matched route alone, before a byte of the body is read: host, route,
-listener, browser, key, quota, in this order.
+It decides on the headers and the matched route, before the body is read. The checks are, in this
+order: Host header, route, listener, cross-site request, API key, quota.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _READ_ONLY = ("GET", "HEAD", "OPTIONS")
 
 
 class AccessControl:
-    """Refuses, or hands on with ``caller`` and ``quota`` in the request's state."""
+    """Refuses a request, or passes it on with its matched route.
+
+    The ASGI scope gets ``route`` and ``path_params``; the request's state gets ``path_template``
+    and, where the route needs a key, ``caller`` and ``quota``.
+    """
 
     def __init__(
         self,
@@ -44,20 +48,20 @@ class AccessControl:
         self._hosts = HostCheck(bound, access.hosts)
         self._keys = keys
         self._quotas = quotas
-        self._failures = FailedLogins(access.failures_per_minute)
-        self._turnstile = AdmissionQueue()
+        self._failed_logins = FailedLogins(access.failures_per_minute)
+        self._admission_queue = AdmissionQueue()
         self._admin_port = None if access.admin is None else access.admin.port
         self._admin_key_env = access.admin_key_env
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Decide, then refuse or hand on."""
+        """Decide on an HTTP request; other protocols are refused."""
         if scope["type"] != "http":  # the server enables neither WebSockets nor lifespan events
             await send({"type": "websocket.close", "code": 1008})
             return
         match = self._routes.match(scope["method"], scope["path"])
         scope.setdefault("state", {})["path_template"] = match.template
         try:
-            ticket = self._admit(scope, match)
+            ticket = self._authorize(scope, match)
         except RacerError as exc:
             await _refusal(exc)(scope, receive, send)
             return
@@ -65,13 +69,17 @@ class AccessControl:
             await _wrong_method(match)(scope, receive, send)
             return
         scope["route"], scope["path_params"] = match.route, match.path_params
-        with ticket as place:
-            if place is not None and place.is_work:
-                await self._turnstile.turn()
+        with ticket as admitted:
+            if admitted is not None and admitted.is_work:
+                await self._admission_queue.admit()
             await self._app(scope, receive, send)
 
-    def _admit(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
-        """The request's place, once it may go on; a path's wrong methods need none."""
+    def _authorize(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
+        """The quota ticket of a request that may proceed; None for public routes and for 405.
+
+        Raises:
+            RacerError: The request is refused.
+        """
         is_probe = match.template in self._routes.probe_paths
         self._hosts.check(scope["headers"], any_name=is_probe)
         if match.template is None:
@@ -83,46 +91,50 @@ class AccessControl:
             return nullcontext()
         if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
             raise CrossSite("a page of another site may not do this")
-        caller = self._admin(scope) if role == "admin" else self._data(scope)
-        scope["state"]["caller"] = caller  # known, whether or not there is room
-        is_work = scope["method"] != "GET"  # looking at an overloaded gateway is no work
+        caller = self._admin_caller(scope) if role == "admin" else self._data_caller(scope)
+        scope["state"]["caller"] = caller  # before the quota: the request log names the caller
+        is_work = scope["method"] != "GET"  # an overloaded gateway still answers GET
         ticket = self._quotas.admit(caller.name, is_work=is_work)
         scope["state"]["quota"] = ticket
         return ticket
 
-    def _data(self, scope: Scope) -> Caller:
-        """Any key; none where no data key exists, for the server is then bound to loopback."""
-        if caller := self._find(scope):
+    def _data_caller(self, scope: Scope) -> Caller:
+        """The caller of any valid key; without a data key, the server is bound to loopback."""
+        if caller := self._find_caller(scope):
             return caller
         if not self._keys.has("data"):
             return LOCAL
         raise self._unauthorized(scope, "a valid API key is needed: Authorization: Bearer <key>")
 
-    def _admin(self, scope: Scope) -> Caller:
-        """A key whose role is admin."""
+    def _admin_caller(self, scope: Scope) -> Caller:
+        """The caller of a valid admin key."""
         if not self._keys.has("admin"):
             raise Forbidden(f"admin endpoints are off: set ${self._admin_key_env} and restart")
-        caller = self._find(scope)
+        caller = self._find_caller(scope)
         if caller is None:
             raise self._unauthorized(scope, "the admin key is needed: Authorization: Bearer <key>")
         if caller.role != "admin":
             raise Forbidden("this needs the admin key, not the data key")
         return caller
 
-    def _find(self, scope: Scope) -> Caller | None:
+    def _find_caller(self, scope: Scope) -> Caller | None:
         key = _bearer(scope)
         return None if key is None else self._keys.find(key)
 
     def _unauthorized(self, scope: Scope, message: str) -> Unauthorized:
-        """Raises RateLimited instead when this address sent too many wrong keys."""
+        """The error for a missing or wrong key.
+
+        Raises:
+            RateLimited: This address has sent too many wrong keys.
+        """
         client: tuple[str, int] | None = scope.get("client")
         if _bearer(scope) is not None and client is not None:
-            self._failures.record(client[0])
+            self._failed_logins.record(client[0])
         return Unauthorized(message)
 
 
 def _bearer(scope: Scope) -> bytes | None:
-    """The presented key; None when there is none, or more than one header with keys."""
+    """The presented key; None without exactly one Authorization header with a bearer token."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(given) != 1:
         return None

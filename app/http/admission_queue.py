@@ -1,14 +1,16 @@
-"""In which order and how fast requests come in, when the process has more to do than it can.
+"""Admission queue: load shedding by limiting how many requests start per event loop iteration.
 
-Requests wait for candidates for seconds and cost nothing meanwhile, so how many are running says
-little. What all of them wait for is their turn on the event loop: every pass of it does one step of
-each. So newcomers are counted by the pass. As long as the loop keeps up, passes are short and many,
-and nobody waits. When it does not, passes grow until as many leave in each as came in: so many
-steps as a request has, times ``A_PASS``, are under way, however many more stand in line. Nothing is
-measured and no speed is assumed, so there is nothing that could lag behind or be set wrongly.
+The number of running requests says little about load, because requests wait for candidates for
+seconds without using the CPU. The shared resource is the event loop: each iteration runs one step
+of every runnable request. So the queue admits ``ADMITTED_PER_ITERATION`` requests per iteration.
 
-The line is as long as the limit on requests in flight allows. Short passes are what lets the gate
-refuse whoever is beyond it at once.
+While the loop keeps up, iterations are short and no request waits. Under overload, iterations grow
+until as many requests finish per iteration as start. Then (steps per request) x
+``ADMITTED_PER_ITERATION`` requests are in progress, however long the queue is. The scheme measures
+nothing, and none of its parameters depends on the speed of the machine.
+
+``limits.in_flight`` bounds the queue. Short iterations let access control refuse requests beyond it
+at once.
 """
 
 from __future__ import annotations
@@ -18,45 +20,46 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-A_PASS: Final = 2
-SAVED: Final = 32  # who come in at once, after a time in which fewer came
+ADMITTED_PER_ITERATION: Final = 2
+MAX_BURST: Final = 32  # admitted at once after iterations in which fewer arrived
 
-Soon = Callable[[Callable[[], None]], object]
+CallSoon = Callable[[Callable[[], None]], object]
 
 
 class AdmissionQueue:
-    """Lets in ``A_PASS`` a pass, first come first served; unused turns are saved, up to ``SAVED``.
+    """A first-in, first-out queue with a token bucket that is refilled per event loop iteration.
 
     Args:
-        soon: Calls back in the next pass; None: the running loop does.
+        call_soon: Schedules a callback for the next iteration; None: the running loop's
+            ``call_soon``.
     """
 
-    def __init__(self, soon: Soon | None = None) -> None:
-        self._soon = soon or _next_pass
-        self._room = SAVED
-        self._line: deque[asyncio.Future[None]] = deque()
+    def __init__(self, call_soon: CallSoon | None = None) -> None:
+        self._call_soon = call_soon or _call_soon
+        self._tokens = MAX_BURST
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def turn(self) -> None:
-        """Wait for one's turn."""
-        if self._room == SAVED:  # else the passes are being counted already
-            self._soon(self._passed)
-        if self._room > 0:
-            self._room -= 1
+    async def admit(self) -> None:
+        """Wait until the request may start."""
+        if self._tokens == MAX_BURST:  # otherwise a refill is scheduled already
+            self._call_soon(self._refill)
+        if self._tokens > 0:
+            self._tokens -= 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._line.append(place)
-        await place
+        admission = asyncio.get_running_loop().create_future()
+        self._waiting.append(admission)
+        await admission
 
-    def _passed(self) -> None:
-        self._room = min(SAVED, self._room + A_PASS)
-        while self._line and self._room > 0:
-            place = self._line.popleft()
-            if not place.done():  # else it went away
-                place.set_result(None)
-                self._room -= 1
-        if self._room < SAVED:
-            self._soon(self._passed)
+    def _refill(self) -> None:
+        self._tokens = min(MAX_BURST, self._tokens + ADMITTED_PER_ITERATION)
+        while self._waiting and self._tokens > 0:
+            admission = self._waiting.popleft()
+            if not admission.done():  # otherwise the request was cancelled
+                admission.set_result(None)
+                self._tokens -= 1
+        if self._tokens < MAX_BURST:
+            self._call_soon(self._refill)
 
 
-def _next_pass(call: Callable[[], None]) -> object:
+def _call_soon(call: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_soon(call)

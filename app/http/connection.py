@@ -1,8 +1,9 @@
-"""How a request may arrive: uvicorn's protocol with the deadlines and limits that it has not.
+"""HTTP/1.1 server protocol with deadlines and size limits, on top of uvicorn's httptools protocol.
 
-Without them a connection that sends nothing, half a head or a byte a second stays open for ever,
-and a head may have any size. What is refused here is refused in the error envelope too, and the
-connection is closed: after a broken message nobody knows where the next one starts.
+uvicorn has no limit for slow clients (slowloris) and for the size of a head: a connection that
+sends nothing, half a head or one byte a second would stay open forever. A request that breaks a
+limit is answered in the error envelope, and its connection is closed: after a malformed message the
+start of the next one is unknown.
 """
 
 from __future__ import annotations
@@ -35,17 +36,28 @@ from app.wire import error_envelope
 
 MOST_HEADERS: Final = 100
 REQUEST_LINE_BYTES: Final = 8 * 2**10
-SLOWEST_BYTES_PER_S: Final = 2**10  # of a body, on average
-PATIENCE_S: Final = 5.0  # before a body's rate is looked at
-_LOOK_EVERY_S: Final = 1.0
-_LINGER_S: Final = 2.0  # for the rest of a body whose request was answered already
-HURRY_S: Final = 5.0  # for a head with a right key, where an address has no place left
+MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
+BODY_GRACE_S: Final = 5.0
+NO_SLOT_HEADER_S: Final = 5.0
+_RATE_CHECK_EVERY_S: Final = 1.0
+_LINGER_S: Final = 2.0  # for the rest of a body whose request is answered already
 _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
 
 
 class ConnectionConfig(uvicorn.Config):
-    """uvicorn as the gateway runs it: httptools alone, no proxy headers, no logging of its own."""
+    """uvicorn's configuration: httptools only, no proxy headers, no access log of its own.
+
+    Args:
+        app: The gateway.
+        limits: Deadlines and sizes.
+        unauthenticated: Connection slots of each client address.
+        refused: Counts refused connections.
+        upload_paths: Paths whose bodies have ``limits.upload_s`` to arrive.
+        body_grace_s: Seconds before the transfer rate of a body is checked.
+        no_slot_header_s: Deadline in seconds for a head with a valid key on a connection without a
+            slot.
+    """
 
     def __init__(
         self,
@@ -55,13 +67,15 @@ class ConnectionConfig(uvicorn.Config):
         unauthenticated: UnauthenticatedConnections,
         refused: RefusedConnections,
         upload_paths: Collection[str],
+        body_grace_s: float = BODY_GRACE_S,
+        no_slot_header_s: float = NO_SLOT_HEADER_S,
     ) -> None:
         super().__init__(
             app,
             http=Connection,
             ws="none",
             lifespan="off",
-            proxy_headers=False,  # a client's address is its socket's, whatever it says
+            proxy_headers=False,  # a client's address is its socket's, never a header's
             access_log=False,
             log_config=None,
             server_header=False,
@@ -72,22 +86,24 @@ class ConnectionConfig(uvicorn.Config):
         self.unauthenticated = unauthenticated
         self.refused = refused
         self.upload_paths = upload_paths
+        self.body_grace_s = body_grace_s
+        self.no_slot_header_s = no_slot_header_s
 
 
 class _Part(enum.Enum):
-    """Which part of a message comes next."""
+    """The part of a message that the parser expects next."""
 
     NOTHING = enum.auto()
     HEAD = enum.auto()
     BODY = enum.auto()
 
 
-class _Refused(Exception):
-    """The message breaks a limit; the parser carries this out of its callbacks."""
+class _LimitExceeded(Exception):
+    """The message breaks a limit. Raised in a callback of the parser, which propagates it."""
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, on a clock."""
+    """One client connection."""
 
     def __init__(
         self,
@@ -98,73 +114,77 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, ConnectionConfig)
-        self.access_log = False  # the base class has one as soon as anybody handles log lines
+        self.access_log = False  # the base class turns it on as soon as a log handler exists
         self._limits = config.limits
         self._unauthenticated = config.unauthenticated
         self._refused = config.refused
         self._upload_paths = config.upload_paths
-        self._has_place = True  # among the connections of its address
-        self._was_known = False
+        self._body_grace_s = config.body_grace_s
+        self._no_slot_header_s = config.no_slot_header_s
+        self._has_slot = True  # among the unauthenticated connections of its address
+        self._was_authenticated = False  # by an earlier request
         self._part = _Part.NOTHING
-        self._receiving: asyncio.TimerHandle | None = None
-        self._writing: asyncio.TimerHandle | None = None
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._answering: RequestResponseCycle | None = None  # self.cycle is the last one received
         self._refusal: Response | None = None
-        self._deaf = False  # nothing more is read from this connection
+        self._ignores_input = False
         self._head_bytes = self._head_count = self._fed_bytes = 0
-        self._body_bytes, self._body_since, self._body_s = 0, 0.0, 0.0
+        self._body_bytes, self._body_since, self._body_deadline_s = 0, 0.0, 0.0
         self._unsent_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock, unless there are too many connections already."""
+        """Start the deadline of the first head, or refuse the connection above the limit."""
         super().connection_made(cast(asyncio.Transport, CorkedTransport(transport, self.loop)))
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return
-        self._has_place = self._unauthenticated.enter(self, self._address)
-        wait_s = self._limits.header_s if self._has_place else HURRY_S
-        self._receiving = self.loop.call_later(wait_s, self._head_is_late)
+        self._has_slot = self._unauthenticated.enter(self, self._address)
+        wait_s = self._limits.header_s if self._has_slot else self._no_slot_header_s
+        self._receive_timer = self.loop.call_later(wait_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every clock."""
-        self._stop_receiving()
-        self._stop_writing()
+        """Stop all timers and release the slot."""
+        self._stop_receive_timer()
+        self._stop_write_timer()
         self._unauthenticated.leave(self, self._address)
         super().connection_lost(exc)
 
     @property
-    def is_known(self) -> bool:
-        """Whether a request on this connection had a right key: the gate then knows its caller."""
+    def is_authenticated(self) -> bool:
+        """Whether a request on this connection had a valid key: access control set its caller."""
         cycle = self._answering
-        return self._was_known or (cycle is not None and "caller" in cycle.scope.get("state", {}))
+        return self._was_authenticated or (
+            cycle is not None and "caller" in cycle.scope.get("state", {})
+        )
 
     @property
     def _address(self) -> str:
         return "" if self.client is None else self.client[0]
 
     def data_received(self, data: bytes) -> None:
-        """Parse; what breaks a rule ends the connection."""
-        if self._deaf or self.parser is None:
+        """Parse; a message that breaks a rule ends the connection."""
+        if self._ignores_input or self.parser is None:
             return
         was_in_head = self._part is _Part.HEAD
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._end_after_answer()  # no other protocol is spoken: the request is answered as is
+            self._end_after_answer()  # protocol upgrades are ignored: the request is answered
         except httptools.HttpParserError:
             self._refuse(self._refusal or _refusal(400, "not a valid HTTP request", "invalid_http"))
         else:
-            # A header that is not over yet is in the parser's memory, and in no callback.
+            # An unfinished header is in the parser's memory; no callback has reported it.
             self._fed_bytes += len(data) if was_in_head and self._part is _Part.HEAD else 0
             if self._fed_bytes > self._limits.header_bytes + REQUEST_LINE_BYTES:
                 self._refuse(_head_is_too_large(self._limits))
-            elif self._receiving is None:
-                self._start_receiving()
+            elif self._receive_timer is None:
+                self._start_receive_timer()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        """A request begins: the gap between requests is over."""
+        """A request begins: the keep-alive timeout is over."""
         super().on_message_begin()
         self._unset_keepalive_if_required()
         self._part = _Part.HEAD
@@ -177,7 +197,7 @@ class Connection(HttpToolsProtocol):
             self._break(_refusal(414, "the request line is too long", "uri_too_long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; of a trailer only the size matters, for nobody may add headers afterwards."""
+        """A header. Trailers count towards the size limit and are dropped."""
         self._head_count += 1
         self._head_bytes += len(name) + len(value) + _LINE_OVERHEAD
         if self._head_count > MOST_HEADERS or self._head_bytes > self._limits.header_bytes:
@@ -186,15 +206,15 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is there; a body has a deadline of its own."""
+        """The head is complete; the body has its own deadline."""
         assert self.parser is not None
         if self.parser.get_http_version() not in ("1.0", "1.1"):
-            self._break(_refusal(400, "this version of HTTP is not spoken", "invalid_http"))
-        self._stop_receiving()
+            self._break(_refusal(400, "unsupported HTTP version: send HTTP/1.1", "invalid_http"))
+        self._stop_receive_timer()
         super().on_headers_complete()
         self._part = _Part.BODY
         is_upload = self.scope["path"] in self._upload_paths
-        self._body_s = self._limits.upload_s if is_upload else self._limits.body_s
+        self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         self._body_bytes = 0
 
     def on_body(self, body: bytes) -> None:
@@ -203,95 +223,97 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is there."""
-        self._stop_receiving()
+        """The request is complete."""
+        self._stop_receive_timer()
         self._part = _Part.NOTHING
         super().on_message_complete()
 
-    # What the answer calls.
+    # Callbacks of the response.
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._was_known = self.is_known  # this request may come without a key
+        self._was_authenticated = self.is_authenticated  # this request may come without a key
         self._answering = cycle
-        if not self._has_place:
+        if not self._has_slot:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """Wait for what is still on its way, in either direction, but not for long."""
+        """Set deadlines for the unsent rest of the response and for the rest of the body."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size() > 0:
-            self._watch_writing()
+            self._start_write_timer()
         if self._part is _Part.NOTHING:
             return
         self._unset_keepalive_if_required()  # the next request has begun, or this one goes on
         if self._part is _Part.BODY and self.cycle.response_complete:
-            self._stop_receiving()
-            self._receiving = self.loop.call_later(_LINGER_S, self.transport.close)
+            self._stop_receive_timer()
+            self._receive_timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
-    # Deadlines of what comes in.
+    # Deadlines of requests.
 
-    def _start_receiving(self) -> None:
+    def _start_receive_timer(self) -> None:
         if self._part is _Part.HEAD:
-            self._receiving = self.loop.call_later(self._limits.header_s, self._head_is_late)
+            self._receive_timer = self.loop.call_later(self._limits.header_s, self._head_is_late)
         elif self._part is _Part.BODY:
             self._body_since = self.loop.time()
-            wait_s = min(PATIENCE_S, self._body_s)
-            self._receiving = self.loop.call_later(wait_s, self._look_at_body)
+            wait_s = min(self._body_grace_s, self._body_deadline_s)
+            self._receive_timer = self.loop.call_later(wait_s, self._check_body_rate)
 
-    def _stop_receiving(self) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
-            self._receiving = None
+    def _stop_receive_timer(self) -> None:
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+            self._receive_timer = None
 
     def _head_is_late(self) -> None:
-        if not self._has_place:
+        if not self._has_slot:
             message = "too many connections of this address have shown no key"
             self._refuse(_refusal(503, message, "overloaded"))
-        elif self._part is _Part.NOTHING:  # nothing was asked, so there is nothing to answer
+        elif self._part is _Part.NOTHING:  # no request has begun, so there is none to answer
             self.transport.close()
         else:
             self._refuse(_too_slow("head"))
 
-    def _look_at_body(self) -> None:
+    def _check_body_rate(self) -> None:
         elapsed_s = self.loop.time() - self._body_since
-        is_slow = elapsed_s >= PATIENCE_S and self._body_bytes < SLOWEST_BYTES_PER_S * elapsed_s
-        # While reading is paused it is the handler that is slow.
-        if not self.flow.read_paused and (is_slow or elapsed_s >= self._body_s):
+        is_slow = (
+            elapsed_s >= self._body_grace_s and self._body_bytes < MIN_BODY_BYTES_PER_S * elapsed_s
+        )
+        # While reading is paused, the handler is slow and not the client.
+        if not self.flow.read_paused and (is_slow or elapsed_s >= self._body_deadline_s):
             self._refuse(_too_slow("body"))
             return
-        left_s = self._body_s - elapsed_s
-        wait_s = min(_LOOK_EVERY_S, left_s) if left_s > 0 else _LOOK_EVERY_S
-        self._receiving = self.loop.call_later(wait_s, self._look_at_body)
+        left_s = self._body_deadline_s - elapsed_s
+        wait_s = min(_RATE_CHECK_EVERY_S, left_s) if left_s > 0 else _RATE_CHECK_EVERY_S
+        self._receive_timer = self.loop.call_later(wait_s, self._check_body_rate)
 
-    # Deadlines of what goes out.
+    # Deadlines of responses.
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than is written."""
+        """The write buffer is full: the client reads more slowly than the handler writes."""
         super().pause_writing()
-        self._watch_writing()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
-        """It caught up."""
-        self._stop_writing()
+        """The write buffer has room again."""
+        self._stop_write_timer()
         super().resume_writing()
 
-    def _watch_writing(self) -> None:
-        if self._writing is None:
+    def _start_write_timer(self) -> None:
+        if self._write_timer is None:
             self._unsent_bytes = self._count_unsent()
-            self._writing = self.loop.call_later(self._limits.stalled_s, self._look_at_writing)
+            self._write_timer = self.loop.call_later(self._limits.stalled_s, self._check_stalled)
 
-    def _stop_writing(self) -> None:
-        if self._writing is not None:
-            self._writing.cancel()
-            self._writing = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _look_at_writing(self) -> None:
-        self._writing = None
+    def _check_stalled(self) -> None:
+        self._write_timer = None
         if self._count_unsent() >= self._unsent_bytes:
             self.transport.abort()  # closing would wait for the client to read
         elif self.transport.get_write_buffer_size() > 0:
-            self._watch_writing()
+            self._start_write_timer()
 
     def _count_unsent(self) -> int:
         """Bytes that the client has not acknowledged, in the transport's and the kernel's buffers.
@@ -306,7 +328,7 @@ class Connection(HttpToolsProtocol):
         kernel = self.transport.get_extra_info("socket")
         try:
             queued = fcntl.ioctl(kernel.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
-        except (OSError, ValueError):  # closed meanwhile
+        except (OSError, ValueError):  # the socket is closed
             return unsent
         return unsent + _INT.unpack(queued)[0]
 
@@ -314,11 +336,11 @@ class Connection(HttpToolsProtocol):
 
     def _break(self, refusal: Response) -> None:
         self._refusal = refusal
-        raise _Refused
+        raise _LimitExceeded
 
     def _refuse(self, refusal: Response) -> None:
-        """Answer if it is this message's turn, and close; an answer under way is finished first."""
-        self._refused.note(refusal.status_code)
+        """Answer with an error and close; a response in progress is finished instead."""
+        self._refused.count(refusal.status_code)
         cycle, is_next = self._answering, self._part is _Part.HEAD
         if cycle is not None and not cycle.response_complete:
             if is_next or cycle is not self.cycle:
@@ -327,17 +349,17 @@ class Connection(HttpToolsProtocol):
             is_answered = cycle.response_started
         else:
             is_answered = cycle is not None and not is_next
-        self._deaf = True
-        self._stop_receiving()
+        self._ignores_input = True
+        self._stop_receive_timer()
         if not is_answered:
             self.transport.write(_as_bytes(refusal))
-            self._watch_writing()
+            self._start_write_timer()
         self.transport.close()
 
     def _end_after_answer(self) -> None:
-        """Read nothing more, and close once what is being answered is answered."""
-        self._deaf = True
-        self._stop_receiving()
+        """Read nothing more, and close after the response in progress."""
+        self._ignores_input = True
+        self._stop_receive_timer()
         self.pipeline.clear()
         cycle = self._answering
         if cycle is None or cycle.response_complete:

@@ -1,7 +1,8 @@
-"""Open connections per client address on which nobody has shown a right key yet.
+"""Connection limit per client address, for connections that have not authenticated.
 
-Nobody is shut out for another's sake, for behind a proxy everybody has one address: past the limit
-a new connection gets no place, but a moment to show a right key, and with one it is served.
+The limit must not lock out clients with a key: behind a proxy all clients have one address. So a
+connection above the limit gets no slot, but has a short time to send a request with a valid key,
+which is served.
 """
 
 from __future__ import annotations
@@ -15,42 +16,42 @@ class OpenConnection(Protocol):
     """An open connection."""
 
     @property
-    def is_known(self) -> bool:
-        """Whether a request on it had a right key."""
+    def is_authenticated(self) -> bool:
+        """Whether a request on it had a valid key."""
         ...
 
 
 class UnauthenticatedConnections:
-    """So many places for each address.
+    """Connection slots of each client address.
 
-    A visitor becomes known while its request is being decided, which nobody tells: who is known is
-    looked up when an address seems full, so each time no more than ``most`` visitors are asked.
+    Connections do not report that they have authenticated. This is looked up only when an address
+    has no free slot, for at most ``limit`` connections.
 
     Args:
-        most: Places of one address; None for any number.
+        limit: Slots per address; None for any number.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-        self._inside: dict[str, set[OpenConnection]] = {}
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._connections: dict[str, set[OpenConnection]] = {}
 
-    def enter(self, visitor: OpenConnection, address: str) -> bool:
-        """Take a place; False when known visitors' places are given up and none is free."""
-        if self._most is None:
+    def enter(self, connection: OpenConnection, address: str) -> bool:
+        """Take a slot; False if all are taken by connections without authentication."""
+        if self._limit is None:
             return True
-        inside = self._inside.setdefault(network(address), set())
-        if len(inside) >= self._most:
-            inside.difference_update([each for each in inside if each.is_known])
-        if len(inside) >= self._most:
+        connections = self._connections.setdefault(network(address), set())
+        if len(connections) >= self._limit:
+            connections.difference_update([each for each in connections if each.is_authenticated])
+        if len(connections) >= self._limit:
             return False
-        inside.add(visitor)
+        connections.add(connection)
         return True
 
-    def leave(self, visitor: OpenConnection, address: str) -> None:
-        """Give the place back, if there was one."""
-        where = network(address)
-        inside = self._inside.get(where)
-        if inside is not None:
-            inside.discard(visitor)
-            if not inside:
-                del self._inside[where]
+    def leave(self, connection: OpenConnection, address: str) -> None:
+        """Release the slot of a connection, if it has one."""
+        key = network(address)
+        connections = self._connections.get(key)
+        if connections is not None:
+            connections.discard(connection)
+            if not connections:
+                del self._connections[key]

@@ -1,7 +1,6 @@
-"""What is written in one pass of the event loop goes out together.
+"""Write batching: all writes of one event loop iteration go out in one system call.
 
-A server writes the head of an answer and then its body: one call of the operating system does for
-both.
+The server writes the head of a response and its body separately.
 """
 
 from __future__ import annotations
@@ -11,37 +10,37 @@ from typing import Any
 
 
 class CorkedTransport:
-    """A transport that keeps what is written until the loop's next pass."""
+    """A transport that holds written data until the next iteration of the event loop."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._held: list[bytes] = []
+        self._pending: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send soon, after what was written before."""
-        if not self._held:
+        """Send in the next iteration, after earlier writes."""
+        if not self._pending:
             self._loop.call_soon(self._flush)
-        self._held.append(data)
+        self._pending.append(data)
 
     def close(self) -> None:
-        """Send what is held, then close."""
+        """Send pending data, then close."""
         self._flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what is held is lost."""
-        self._held.clear()
+        """Close at once and drop pending data."""
+        self._pending.clear()
         self._transport.abort()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the operating system has not taken yet."""
-        return sum(map(len, self._held)) + self._transport.get_write_buffer_size()
+        """Bytes that the operating system has not accepted yet."""
+        return sum(map(len, self._pending)) + self._transport.get_write_buffer_size()
 
     def _flush(self) -> None:
-        if self._held:
-            data = b"".join(self._held)
-            self._held.clear()
+        if self._pending:
+            data = b"".join(self._pending)
+            self._pending.clear()
             self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:

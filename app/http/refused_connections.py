@@ -1,6 +1,6 @@
-"""What was refused before it was a request: counted, and summed up in the log now and then.
+"""Refused connections: a metric, and a periodic summary in the log.
 
-A line for each would let whoever sends rubbish write the log.
+One log line per refusal would let a client fill the log.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ STATUSES: Final = (400, 408, 414, 431, 503)
 
 
 class RefusedConnections:
-    """Refusals of connections, by status.
+    """Counts connections that are refused before there is a request, by status.
 
     Args:
         counter: The metric, with ``status`` as its label.
-        every_s: At most one line in this time, and none when nothing was refused.
+        every_s: Seconds between summaries; none is written while nothing is refused.
     """
 
     def __init__(self, counter: prometheus_client.Counter, *, every_s: float = 60.0) -> None:
         self._counter = {status: counter.labels(status) for status in STATUSES}
         self._every_s = every_s
-        self._untold: Counter[int] = Counter()
+        self._unlogged: Counter[int] = Counter()
 
-    def note(self, status: int) -> None:
-        """Count one; the first since the last line has the next one written."""
+    def count(self, status: int) -> None:
+        """Count a refusal; the first one since the last summary schedules the next."""
         self._counter[status].inc()
-        if not self._untold:
-            asyncio.get_running_loop().call_later(self._every_s, self._tell)
-        self._untold[status] += 1
+        if not self._unlogged:
+            asyncio.get_running_loop().call_later(self._every_s, self._log_summary)
+        self._unlogged[status] += 1
 
-    def _tell(self) -> None:
-        log.warning("connections were refused", extra={"fields": {"refused": dict(self._untold)}})
-        self._untold.clear()
+    def _log_summary(self) -> None:
+        log.warning("connections were refused", extra={"fields": {"refused": dict(self._unlogged)}})
+        self._unlogged.clear()

@@ -1,4 +1,4 @@
-"""Around everything: request ids, the access line, metrics, and answers nobody expected."""
+"""Access log middleware: request ids, one log line and one metric per request, error 500."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from app.telemetry.metrics import Metrics
 from app.wire import error_envelope, sse
 
 log = logging.getLogger(__name__)
+# Log lines show this name, and operators filter by it. The package `app.access` logs under the
+# names of its modules.
 access_log = logging.getLogger("app.access")
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_-]{1,64}\Z")
 _UNSAFE: Final = re.compile(rb"[^A-Za-z0-9._:;=,/@+ -]")
-_MOST_VALUE_BYTES: Final = 1024
-_NOTED: Final = ("decision_id", "selected")
-_NOTED_HEADERS: Final = {f"x-racer-{name.replace('_', '-')}".encode(): name for name in _NOTED}
+_MAX_VALUE_BYTES: Final = 1024
+_LOGGED: Final = ("decision_id", "selected")
+_LOGGED_HEADERS: Final = {f"x-racer-{name.replace('_', '-')}".encode(): name for name in _LOGGED}
 _PROMPTS: Final = ("prompt", "answer")
 
 
 class RequestLog:
-    """Counts and logs answers by route template, and answers what nobody expected.
+    """The outermost middleware: logs and counts responses by path template.
 
-    A path that matches nothing is one label. Of an unknown error nothing is said: its text may hold
-    a prompt. The access line has what the answer's headers say of the decision, or what a handler
-    left in the request's state as ``decision_id`` and ``selected``; ``prompt`` and ``answer``, left
-    there too, are written only if the operator asked.
+    All paths without a route share one label. An unexpected error is answered with status 500 and
+    without its message, which may contain a prompt. The log line contains ``decision_id`` and
+    ``selected`` from the response headers, or as a handler left them in the request's state. It
+    contains ``prompt`` and ``answer`` from that state only if the configuration turns prompts on.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, drain: Drain, log_prompts: bool) -> None:
@@ -41,64 +43,66 @@ class RequestLog:
         self._metrics = metrics
         self._drain = drain
         self._ids = Ids()
-        self._noted = (*_NOTED, *_PROMPTS) if log_prompts else _NOTED
+        self._logged = (*_LOGGED, *_PROMPTS) if log_prompts else _LOGGED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass through, reading the status on the way."""
+        """Pass the request on; then log and count its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         state: dict[str, Any] = scope.setdefault("state", {})
-        answer = _Answer(
+        response = _ResponseObserver(
             send, _request_id(scope) or self._ids.fresh().encode(), state, self._metrics
         )
-        state["request_id"] = answer.request_id
+        state["request_id"] = response.request_id
         begun = time.monotonic()
-        with logs.request_context(answer.request_id):
+        with logs.request_context(response.request_id):
             try:
-                await self._guarded(scope, receive, answer)
+                await self._answer(scope, receive, response)
             finally:
-                self._write(scope, state, answer, time.monotonic() - begun)
+                self._log(scope, state, response, time.monotonic() - begun)
 
-    async def _guarded(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, response: _ResponseObserver) -> None:
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, response.send)
         except asyncio.CancelledError:
             if not self._drain.begun:
                 raise
             body = error_envelope.error_body(
                 "the gateway is being stopped", "api_error", code="shutting_down"
             )
-            if answer.status is None:
-                await error_envelope.error_response(503, body)(scope, receive, answer.send)
-            elif answer.is_event_stream:  # a stream says that it was cut
-                await answer.send({"type": "http.response.body", "body": sse.event(body)})
+            if response.status is None:
+                await error_envelope.error_response(503, body)(scope, receive, response.send)
+            elif response.is_event_stream:  # the last event says why the stream ends
+                await response.send({"type": "http.response.body", "body": sse.event(body)})
             else:
                 raise
         except Exception:
-            if answer.status is not None:
+            if response.status is not None:
                 raise
             log.exception("unexpected error")
             body = error_envelope.error_body(
                 "internal error; see the gateway's log", "api_error", code="internal_error"
             )
-            await error_envelope.error_response(500, body)(scope, receive, answer.send)
+            await error_envelope.error_response(500, body)(scope, receive, response.send)
 
-    def _write(self, scope: Scope, state: dict[str, Any], answer: _Answer, seconds: float) -> None:
+    def _log(
+        self, scope: Scope, state: dict[str, Any], response: _ResponseObserver, seconds: float
+    ) -> None:
         caller = state.get("caller")
         fields = {
             "method": scope["method"],
-            "route": answer.route,
-            "status": answer.status,
+            "route": response.route,
+            "status": response.status,
             "duration_ms": round(seconds * 1000, 3),
             "key": None if caller is None else caller.name,
         }
-        fields |= {name: state[name] for name in self._noted if name in state}
+        fields |= {name: state[name] for name in self._logged if name in state}
         access_log.info("request", extra={"fields": fields})
 
 
-class _Answer:
-    """What goes out: counted, named, and with headers that no text can break out of."""
+class _ResponseObserver:
+    """Counts a response, adds the request id and replaces unsafe characters in header values."""
 
     def __init__(
         self, send: Send, request_id: bytes, state: dict[str, Any], metrics: Metrics
@@ -122,23 +126,26 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._metrics.requests.labels(self.route, message["status"]).inc()
-            message["headers"] = [*map(self._seen, message["headers"]), (b"x-request-id", self._id)]
+            message["headers"] = [
+                *map(self._sanitized, message["headers"]),
+                (b"x-request-id", self._id),
+            ]
         await self._send(message)
 
-    def _seen(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """A header as it goes out. Names are in lower case, as the interface demands."""
+    def _sanitized(self, header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """A header with a safe value. Names are in lower case, as ASGI demands."""
         name, value = header
         if name.startswith(b"x-racer-"):
             value = _safe(value)
-            if name in _NOTED_HEADERS:
-                self._state.setdefault(_NOTED_HEADERS[name], value.decode())
+            if name in _LOGGED_HEADERS:
+                self._state.setdefault(_LOGGED_HEADERS[name], value.decode())
         elif name == b"content-type":
             self.is_event_stream = value.startswith(b"text/event-stream")
         return name, value
 
 
 def _request_id(scope: Scope) -> bytes | None:
-    """The client's, if it is harmless in a log and in a header."""
+    """The request id of the client, if it is safe in a log line and in a header."""
     given = [value for name, value in scope["headers"] if name == b"x-request-id"]
     if len(given) == 1 and _REQUEST_ID.match(given[0]):
         return given[0]
@@ -146,5 +153,5 @@ def _request_id(scope: Scope) -> bytes | None:
 
 
 def _safe(value: bytes) -> bytes:
-    """A value of ours without what could end it; names and reasons may come from elsewhere."""
-    return _UNSAFE.sub(b"_", value[:_MOST_VALUE_BYTES])
+    """A header value without control characters: its text may come from a candidate or a client."""
+    return _UNSAFE.sub(b"_", value[:_MAX_VALUE_BYTES])

@@ -1,4 +1,4 @@
-"""One span around every request for which a candidate may be asked."""
+"""Request tracing middleware: one span for each request that may call candidates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.telemetry.tracing import Tracer
 
 
 class RequestTracing:
-    """Behind the gate, so that nobody without a key writes into the operator's traces."""
+    """Runs behind access control: a request without a key adds nothing to the traces."""
 
     def __init__(self, app: ASGIApp, *, tracer: Tracer, log_prompts: bool) -> None:
         self._app = app
@@ -19,7 +19,7 @@ class RequestTracing:
         self._log_prompts = log_prompts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand on inside a span."""
+        """Pass the request on, inside a span if its route is traced."""
         route: Route = scope["route"]
         if not route.is_traced:
             await self._app(scope, receive, send)
@@ -27,13 +27,13 @@ class RequestTracing:
         state: dict[str, Any] = scope["state"]
         with self._tracer.request(route.path, scope["method"], _traceparent(scope)) as span:
 
-            async def seen(message: Message) -> None:
+            async def observed_send(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     span.set_status(message["status"])
                 await send(message)
 
             try:
-                await self._app(scope, receive, seen)
+                await self._app(scope, receive, observed_send)
             except Exception as exc:
                 span.set_error(type(exc).__name__)
                 raise
@@ -43,6 +43,6 @@ class RequestTracing:
 
 
 def _traceparent(scope: Scope) -> str | None:
-    """None also where there are several: nobody can say which of them is meant."""
+    """The header's value; None if it is missing or repeated, which is ambiguous."""
     given = [value for name, value in scope["headers"] if name == b"traceparent"]
     return given[0].decode("latin-1") if len(given) == 1 else None

@@ -7,19 +7,29 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.client_address import network
-from app.http.connection import HURRY_S
+from app.http.connection import ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.settings import key_format
 from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
 from tests.support.waiting import wait_until
 
-from .test_front_receipt import Bare, one, open_connections, refused, request, rest, start
+from .test_front_receipt import (
+    NO_SLOT_S,
+    Bare,
+    one,
+    open_connections,
+    refused,
+    request,
+    rest,
+    start,
+)
 
 __all__ = ["start"]  # the fixture
 
@@ -32,7 +42,7 @@ UNKNOWN = request(path="/", method="GET")
 class Someone:
     """A connection without a socket."""
 
-    is_known: bool = False
+    is_authenticated: bool = False
 
 
 @given(
@@ -47,17 +57,17 @@ def test_places_are_those_of_strangers_inside(most: int, steps: list[tuple[int, 
         if step == "e":
             visitor = Someone()
             has_place = unauthenticated.enter(visitor, f"10.0.0.{address}")
-            assert has_place == (sum(not each.is_known for each in here) < most)
+            assert has_place == (sum(not each.is_authenticated for each in here) < most)
             if has_place:
                 here.append(visitor)
         elif step == "k" and here:
-            here[-1].is_known = True
+            here[-1].is_authenticated = True
         elif step == "l" and here:
             unauthenticated.leave(here.pop(0), f"10.0.0.{address}")
     for address, here in inside.items():
         for each in here:
             unauthenticated.leave(each, f"10.0.0.{address}")
-    assert vars(unauthenticated)["_inside"] == {}
+    assert vars(unauthenticated)["_connections"] == {}
 
 
 @pytest.mark.parametrize(
@@ -94,16 +104,16 @@ def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -
             answer = rest(extra)
         assert refused(answer) == (503, "overloaded")
         assert b"retry-after" in answer
-        assert HURRY_S * 0.9 < time.monotonic() - begun < HURRY_S * 10
+        assert NO_SLOT_S * 0.9 < time.monotonic() - begun < NO_SLOT_S * 10
         with server.connect(of="127.0.0.2") as elsewhere:
-            time.sleep(1.5 * HURRY_S)
+            time.sleep(1.5 * NO_SLOT_S)
             elsewhere.sendall(UNKNOWN)
             assert one(elsewhere)[0] == 200
         assert server.refused() == {503: 1}
         first[0].close()
         wait_until(lambda: open_connections(server) == 2)
         [late] = silent(server, stack, 1)
-        time.sleep(1.5 * HURRY_S)
+        time.sleep(1.5 * NO_SLOT_S)
         late.sendall(UNKNOWN)
         assert one(late)[0] == 200
 
@@ -136,6 +146,13 @@ def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) ->
             assert refused(rest(extra))[0] == 503
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gateways with a short deadline for connections without a slot."""
+    config = partial(ConnectionConfig, no_slot_header_s=NO_SLOT_S)
+    monkeypatch.setattr("app.server.ConnectionConfig", config)
+
+
 def connect(gateway: Gateway) -> socket.socket:
     """A connection of one's own."""
     host, _, port = gateway.url.removeprefix("http://").rpartition(":")
@@ -156,6 +173,7 @@ def entered(gateway: Gateway, key: str, status: int) -> socket.socket:
     return connection
 
 
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("most", [2, None])
 def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | None) -> None:
     """Wrong keys and none keep a place, right ones give it up; null is no limit."""
@@ -167,7 +185,7 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
         entered(gateway, DATA_KEY, 200).close()  # by now the silent one is in
         extra = stack.enter_context(connect(gateway))
         if most is None:
-            time.sleep(1.5 * HURRY_S)
+            time.sleep(1.5 * NO_SLOT_S)
             assert asked(extra, None) == 401
         else:
             assert refused(rest(extra)) == (503, "overloaded")
@@ -176,7 +194,7 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
         assert [asked(each, DATA_KEY) for each in (*clients, wrong, silent)] == [200] * 5
 
 
-def test_a_right_key_is_known_even_where_it_is_refused(serve: Serve) -> None:
+def test_a_right_key_is_authenticated_even_where_it_is_refused(serve: Serve) -> None:
     """Who has used up a quota is told so, keeps the connection and takes no stranger's place."""
     key = key_format.new_key()
     entry = {"name": "team-a", "hash": key_format.written(key, key_format.new_salt())}
@@ -187,6 +205,7 @@ def test_a_right_key_is_known_even_where_it_is_refused(serve: Serve) -> None:
         assert [asked(each, key) for each in clients] == [429] * 3
 
 
+@pytest.mark.usefixtures("hurried")
 def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
     """Where nobody can show a key, nobody has to."""
     admin_alone = {name: key for name, key in ENVIRONMENT.items() if "ADMIN" in name}
@@ -195,5 +214,5 @@ def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
     )
     with ExitStack() as stack:
         unauthenticated = [stack.enter_context(connect(gateway)) for _ in range(5)]
-        time.sleep(1.5 * HURRY_S)
+        time.sleep(1.5 * NO_SLOT_S)
         assert [asked(each, None) for each in unauthenticated] == [200] * 5

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import settings
-from app.http.admission_queue import A_PASS, SAVED, AdmissionQueue
+from app.http.admission_queue import ADMITTED_PER_ITERATION, MAX_BURST, AdmissionQueue
 from tests.support.gateway import DATA_KEY, ENVIRONMENT, ONE, Gateway, ServerThread, configure
 
 # The law.
@@ -27,12 +27,12 @@ class Loop:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
-        self.turnstile = AdmissionQueue(self.waiting.append)
+        self.queue = AdmissionQueue(self.waiting.append)
         self.came: list[asyncio.Task[None]] = []
 
     async def arrive(self, number: int) -> None:
         """So many newcomers; whoever need not wait is in."""
-        self.came += [asyncio.create_task(self.turnstile.turn()) for _ in range(number)]
+        self.came += [asyncio.create_task(self.queue.admit()) for _ in range(number)]
         await asyncio.sleep(0)
 
     async def go(self) -> None:
@@ -57,9 +57,9 @@ class Loop:
         return passes
 
 
-@given(arrivals=st.lists(st.integers(0, 3 * SAVED), max_size=40))
+@given(arrivals=st.lists(st.integers(0, 3 * MAX_BURST), max_size=40))
 def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -> None:
-    """Between any two passes: A_PASS for each, and once what was saved. In the end all are in."""
+    """Between any two iterations: so many for each, and one burst. In the end all are in."""
 
     async def law() -> None:
         loop, inside = Loop(), [0]
@@ -69,14 +69,19 @@ def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -
             await loop.go()
         for first in range(len(inside)):
             for last in range(first, len(inside)):
-                assert inside[last] - inside[first] <= SAVED + A_PASS * (last - first)
+                assert inside[last] - inside[first] <= MAX_BURST + ADMITTED_PER_ITERATION * (
+                    last - first
+                )
         line = len(loop.came) - loop.inside
-        assert await loop.everybody() == math.ceil(line / A_PASS)
+        assert await loop.everybody() == math.ceil(line / ADMITTED_PER_ITERATION)
 
     asyncio.run(law())
 
 
-@given(arrivals=st.lists(st.integers(0, A_PASS), max_size=100), before=st.integers(0, SAVED))
+@given(
+    arrivals=st.lists(st.integers(0, ADMITTED_PER_ITERATION), max_size=100),
+    before=st.integers(0, MAX_BURST),
+)
 def test_nobody_waits_for_a_loop_that_keeps_up(arrivals: list[int], before: int) -> None:
     """Not while no more come in a pass than it lets in, whatever was saved or used before."""
 
@@ -90,27 +95,29 @@ def test_nobody_waits_for_a_loop_that_keeps_up(arrivals: list[int], before: int)
     asyncio.run(law())
 
 
-@given(number=st.integers(SAVED + 1, 3 * SAVED), leaving=st.sets(st.integers(0, 3 * SAVED)))
+@given(
+    number=st.integers(MAX_BURST + 1, 3 * MAX_BURST), leaving=st.sets(st.integers(0, 3 * MAX_BURST))
+)
 def test_the_line_is_in_order_and_who_left_it_takes_no_turn(number: int, leaving: set[int]) -> None:
     """First come, first served."""
 
     async def law() -> None:
         loop = Loop()
         await loop.arrive(number)
-        line = loop.came[SAVED:]
+        line = loop.came[MAX_BURST:]
         staying = [each for i, each in enumerate(line) if i not in leaving]
         for each in set(line) - set(staying):
             each.cancel()
         await asyncio.sleep(0)
-        for passes in range(1, math.ceil(len(staying) / A_PASS) + 1):
+        for passes in range(1, math.ceil(len(staying) / ADMITTED_PER_ITERATION) + 1):
             await loop.go()
             done = [each.done() for each in staying]
-            assert done == [i < A_PASS * passes for i in range(len(staying))]
+            assert done == [i < ADMITTED_PER_ITERATION * passes for i in range(len(staying))]
 
     asyncio.run(law())
 
 
-@given(used=st.integers(1, 2 * SAVED))
+@given(used=st.integers(1, 2 * MAX_BURST))
 def test_an_idle_loop_goes_to_sleep_with_all_its_room(used: int) -> None:
     """The passes are counted only until everything is saved again: counting keeps a loop awake."""
 
@@ -118,11 +125,11 @@ def test_an_idle_loop_goes_to_sleep_with_all_its_room(used: int) -> None:
         loop = Loop()
         await loop.arrive(used)
         assert len(loop.waiting) == 1
-        for _ in range(math.ceil(used / A_PASS)):
+        for _ in range(math.ceil(used / ADMITTED_PER_ITERATION)):
             await loop.go()
         assert not loop.waiting
-        await loop.arrive(SAVED + 1)
-        assert loop.inside == used + SAVED
+        await loop.arrive(MAX_BURST + 1)
+        assert loop.inside == used + MAX_BURST
 
     asyncio.run(law())
 
@@ -155,9 +162,9 @@ async def offered(times_capacity: float, passes: int) -> tuple[int, list[int]]:
 
 @pytest.mark.parametrize("times_capacity", [1.5, 2.0, 5.0, 100.0])
 def test_what_is_under_way_does_not_grow_with_what_is_asked(times_capacity: float) -> None:
-    """Steps times A_PASS, after those who were saved up; the loop is never idle meanwhile."""
+    """Steps times admissions, after the first burst; the loop is never idle meanwhile."""
     refused, counts = asyncio.run(offered(times_capacity, 2_000))
-    assert max(counts[200:]) <= A_PASS * (STEPS + 1)
+    assert max(counts[200:]) <= ADMITTED_PER_ITERATION * (STEPS + 1)
     assert min(counts[200:]) > 0
     assert refused > 0
 
