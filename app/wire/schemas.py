@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.settings.validation import suggestion
 from racer_core.types import RiskTarget, Score
+
+SCORE: Final = "Nonconformity score."
+CANDIDATES: Final = "Route among these candidates only."
+GROUP: Final = "Group whose threshold and evaluator apply."
+EXPECTED: Final = "Answer 409 unless this calibration is active."
 
 Alpha = Annotated[
     float, Field(description="Risk level: how often the set may miss. A probability, not percent.")
@@ -19,24 +24,26 @@ class DecisionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    alpha: Alpha | None = None
-    score: Score | None = Field(default=None, strict=False)
-    candidates: list[str] | None = Field(
-        default=None, min_length=1, description="Route among these only."
+    alpha: Alpha | None = Field(
+        default=None, description="Risk level in (0, 1), at most the key's `max_alpha`."
     )
-    on_abstain: Literal["refuse", "strongest", "error"] | None = None
-    group: str | None = Field(
+    score: Score | None = Field(default=None, strict=False, description=SCORE)
+    candidates: list[str] | None = Field(default=None, min_length=1, description=CANDIDATES)
+    on_abstain: Literal["refuse", "strongest", "error"] | None = Field(
         default=None,
-        max_length=128,
-        description="Whose threshold applies, and whose evaluator weighs the answers.",
+        description="If the router abstains: a refusal, the best candidate, or an error (422).",
     )
-    usage: Literal["sum", "winner"] = "sum"
+    group: str | None = Field(default=None, max_length=128, description=GROUP)
+    usage: Literal["sum", "winner"] = Field(
+        default="sum", description="Token usage of the answer: of all calls, or of the winner's."
+    )
     timeout: float | None = Field(
-        default=None, gt=0, description="Seconds for the whole request; the gateway's at most."
+        default=None,
+        gt=0,
+        description="Seconds for the whole request, at most `limits.deadline_s`.",
     )
     explain: bool = Field(
-        default=False,
-        description="Wait for every answer, and tell them all: no call is spared.",
+        default=False, description="Wait for the answers of all candidates and return them."
     )
 
 
@@ -45,7 +52,7 @@ class RacerOptions(DecisionOptions):
 
     stream: Literal["vote", "leader"] = Field(
         default="vote",
-        description="`leader` streams the best candidate at once; nothing is certified then.",
+        description="`leader` streams the best candidate at once and voids the certificate.",
     )
 
 
@@ -63,7 +70,7 @@ class _Routed(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    model: str = Field(min_length=1, description="`auto` routes; a candidate's name bypasses it.")
+    model: str = Field(min_length=1, description="`auto` routes, a candidate's name does not.")
     stream: bool | None = None
     racer: RacerOptions | None = None
 
@@ -124,7 +131,7 @@ class RouteRequest(DecisionOptions):
     query: str | None = Field(default=None, description="The text to route on.")
     messages: list[Message] | None = Field(default=None, min_length=1)
     racer: RacerOptions | None = Field(default=None, description="As in a chat body.")
-    execute: bool = Field(default=False, description="Call the set too, and merge its answers.")
+    execute: bool = Field(default=False, description="Also call the set and merge its answers.")
 
     @model_validator(mode="after")
     def _one_of_query_and_messages(self) -> Self:
@@ -148,9 +155,9 @@ class LevelsRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     query: str = Field(description="The text to route on.")
-    score: Score | None = Field(default=None, strict=False)
-    candidates: list[str] | None = Field(default=None, min_length=1)
-    group: str | None = Field(default=None, max_length=128)
+    score: Score | None = Field(default=None, strict=False, description=SCORE)
+    candidates: list[str] | None = Field(default=None, min_length=1, description=CANDIDATES)
+    group: str | None = Field(default=None, max_length=128, description=GROUP)
 
 
 class CalibrateOptions(BaseModel):
@@ -158,21 +165,36 @@ class CalibrateOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    alpha: float | None = None
-    delta: float | None = None
+    alpha: float | None = Field(
+        default=None, description="Risk level; default: the configuration's."
+    )
+    delta: float | None = Field(
+        default=None,
+        description="Keep alpha with probability 1 - delta over calibration sets, not on average.",
+    )
     # Enumerations are texts on the wire, in strict reading too.
-    score: Score | None = Field(default=None, strict=False)
-    risk_target: RiskTarget | None = Field(default=None, strict=False)
-    r: int = Field(default=1, ge=1, le=1000)
-    smoothing: Literal["none", "hash"] = "none"
-    activate: bool = True
-    expected_active_id: str | None = None
-    dry_run: bool = False
-    allow_overlap: bool = False
+    score: Score | None = Field(
+        default=None, strict=False, description="Nonconformity score; default: the configuration's."
+    )
+    risk_target: RiskTarget | None = Field(
+        default=None, strict=False, description="What alpha bounds; default: the configuration's."
+    )
+    r: int = Field(default=1, ge=1, le=1000, description="Right candidates wanted in a set.")
+    smoothing: Literal["none", "hash"] = Field(
+        default="none", description="`hash` breaks ties of scores by keyed noise."
+    )
+    activate: bool = Field(default=True, description="False only stores the calibration.")
+    expected_active_id: str | None = Field(default=None, description=EXPECTED)
+    dry_run: bool = Field(
+        default=False, description="Return evidence and a curve over alpha; store nothing."
+    )
+    allow_overlap: bool = Field(
+        default=False, description="Accept training rows; voids every certificate."
+    )
     max_shift: float | None = Field(
         default=None,
         gt=0,
-        description="Change nothing if mean set size or lambda_hat move by more than this share.",
+        description="Answer 409 if mean set size or threshold would move by a larger share.",
     )
 
 
@@ -189,7 +211,7 @@ class CalibrateQuery(BaseModel):
 
     wait: bool | None = Field(
         default=None,
-        description="Answer when it is done (true) or with a job (false); by size otherwise.",
+        description="True waits for the end, false answers 202 with a job; default: by size.",
     )
 
 
@@ -198,4 +220,4 @@ class ActivateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    expected_active_id: str | None = None
+    expected_active_id: str | None = Field(default=None, description=EXPECTED)

@@ -10,6 +10,7 @@ introductions, causes and remedies of errors) comes from the folder ``notes``: a
 
 import ast
 import inspect
+import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from app.errors import STATUS, UpstreamError
 from app.routing import reasons
 from app.routing.reasons import Reason, breaks
 from app.settings import Settings
+from app.wire.schemas import RacerOptions
 from racer_core.errors import RacerError
 
 FOLDER: Final = Path(__file__).parent
@@ -61,28 +63,37 @@ def page(title: str, name: str, sections: Mapping[str, list[str]]) -> str:
 def http() -> str:
     """Every operation of the interface description with its parameters and body."""
     description = openapi_document(ROUTES)
-    sections: dict[str, list[str]] = {}
+    shown: set[tuple[str, str]] = set()
+    block = RacerOptions.model_json_schema()
+    sections = {"## The `racer` block": _list([*_properties(block, block)], shown)}
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             keys = [key.removesuffix("_key") for each in operation["security"] for key in each]
             role = {"data": "Data key", "admin": "Admin key"}.get((keys or [""])[0], "No key")
             text = _line(operation.get("description") or "")
-            rows = [*_parameters(operation), *_fields(operation, description)]
+            rows = [*_parameters(operation, description), *_fields(operation, description)]
             body = [f"{role}. {operation['summary']}. {text}".strip() + "\n"]
-            sections[f"## `{method.upper()} {path}`"] = body + _list(rows)
+            sections[f"## `{method.upper()} {path}`"] = body + _list(rows, shown)
     return page("HTTP interface", "http", sections)
 
 
-def _list(rows: list[tuple[str, str, str]]) -> list[str]:
-    lines = [f"- `{name}` ({kind}){': ' if text else ''}{text}" for name, kind, text in rows]
+def _list(rows: list[tuple[str, str, str]], shown: set[tuple[str, str]]) -> list[str]:
+    """Return a line for each field; fields described before share one line."""
+    new = [row for row in rows if not row[2] or (row[0], row[2]) not in shown]
+    old = ", ".join(f"`{row[0]}`" for row in rows if row not in new)
+    shown |= {(name, text) for name, _, text in rows}
+    lines = [f"- `{name}` ({kind}){': ' if text else ''}{text}" for name, kind, text in new]
+    lines += [f"- as above: {old}"] if old else []
     return ["\n".join(lines) + "\n"] if lines else []
 
 
-def _parameters(operation: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _parameters(
+    operation: Mapping[str, Any], description: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
     for each in operation.get("parameters", ()):
         if each["in"] != "path":
             text = each.get("description") or each["schema"].get("description") or ""
-            yield each["name"], f"{_kind(each['schema'])}, {each['in']}", _line(text)
+            yield each["name"], f"{_kind(each['schema'], description)}, {each['in']}", _line(text)
 
 
 def _fields(
@@ -90,10 +101,19 @@ def _fields(
 ) -> Iterator[tuple[str, str, str]]:
     content = operation.get("requestBody", {}).get("content", {})
     schema = _resolved(content.get("application/json", {}).get("schema", {}), description)
-    for name, each in schema.get("properties", {}).items():
+    yield from _properties(schema, description)
+
+
+def _properties(
+    schema: Mapping[str, Any], document: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    for name, field in schema.get("properties", {}).items():
+        each = _resolved(field, document)
+        default = each.get("default")
+        shown = default if isinstance(default, str) else json.dumps(default)
+        extra = "" if default is None else f", default `{shown}`"
         required = ", required" if name in schema.get("required", ()) else ""
-        text = _resolved(each, description).get("description", "")
-        yield name, _kind(each) + required, _line(text)
+        yield name, _kind(each, document) + extra + required, _line(each.get("description", ""))
 
 
 def _resolved(schema: Mapping[str, Any], description: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,22 +121,20 @@ def _resolved(schema: Mapping[str, Any], description: Mapping[str, Any]) -> Mapp
         return schema
     name = schema["$ref"].rpartition("/")[2]
     own = {key: value for key, value in schema.items() if key != "$ref"}
-    return {**description["components"]["schemas"][name], **own}
+    schemas = description.get("components", {}).get("schemas") or description["$defs"]
+    return {**schemas[name], **own}
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return f"`{schema['$ref'].rpartition('/')[2]}`"
+def _kind(schema: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    schema = _resolved(schema, document)
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
     for choice in ("anyOf", "oneOf"):
         if choice in schema:
-            kinds = dict.fromkeys(_kind(each) for each in schema[choice])
+            kinds = dict.fromkeys(_kind(each, document) for each in schema[choice])
             return " or ".join(kind for kind in kinds if kind != "null")
     if schema.get("type") == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
+        return f"list of {_kind(schema.get('items', {}), document)}"
     return str(schema.get("type", "anything"))
 
 
@@ -142,10 +160,15 @@ def commands() -> str:
             for each in command.params
             if isinstance(each, click.Option) and "--json" not in each.opts
         ]
-        options = [f"- `{_line(each[0])}` {_line(each[1])}" for each in records if each]
+        options = [f"- `{_flag(each[0])}` {_line(each[1])}" for each in records if each]
         lines = [_line(command.help or "") + "\n", "\n".join(options) + "\n" if options else ""]
         sections[f"## `{' '.join((name, *arguments))}`"] = [each for each in lines if each]
     return page("Commands", "cli", sections)
+
+
+def _flag(text: str) -> str:
+    """Return an option without the name of its type, unless that says more than the type."""
+    return re.sub(r" (?:TEXT|PATH|FLOAT|INTEGER)(?: RANGE)?$", "", _line(text))
 
 
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
