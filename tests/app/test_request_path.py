@@ -1,8 +1,12 @@
-"""The length of a chat request's path: our modules between the ASGI server and the HTTP client."""
+"""A chat request's path: our modules between the ASGI server and the HTTP client.
+
+docs/architecture.md writes it down.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from .test_cost import Instant, application, ask, calibrated, chat, posted
 __all__ = ["calibrated"]  # a fixture
 
 ROOT = Path(app.__file__).parent
+DOCUMENT = ROOT.parent / "docs" / "architecture.md"
 
 
 def modules_on_the_stack() -> list[str]:
@@ -30,7 +35,10 @@ def modules_on_the_stack() -> list[str]:
 def test_a_chat_request_passes_through_at_most_ten_modules(
     calibrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted where the HTTP client sends the request; its own module comes after them."""
+    """Counted where the HTTP client sends the request; its own module comes after them.
+
+    Red, too, when the document tells another path.
+    """
     passed: list[str] = []
 
     async def recorded(client: UpstreamClient, *args: Any, **fields: Any) -> Instant:
@@ -45,3 +53,6 @@ def test_a_chat_request_passes_through_at_most_ten_modules(
     uvloop.run(request())
     assert "answering/service.py" in passed
     assert len(passed) <= 10, passed
+    section = DOCUMENT.read_text(encoding="utf-8").partition("## The way of a chat request")[2]
+    rows = re.findall(r"^\| \d+ \| `app/(\S+)`", section.partition("\n## ")[0], re.MULTILINE)
+    assert rows == [*passed, "upstream/http_client.py"]
