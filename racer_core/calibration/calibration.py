@@ -17,7 +17,7 @@ from racer_core.calibration.augmentation import augment_truth, checked_scores, n
 from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import (
     allowed_misses,
     critical_scores,
@@ -123,10 +123,10 @@ class Calibration:
             raise CalibrationError(f"prices must be {columns} numbers above 0")
         if self.groups is not None and len(self.groups) != rows:
             raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
-        if self.options.score not in self._scoring.offered:
+        if self.options.score not in self._scorer.offered:
             raise CalibrationError(
                 f"score {self.options.score.value!r} is not offered here; "
-                f"choose one of {[score.value for score in self._scoring.offered]}"
+                f"choose one of {[score.value for score in self._scorer.offered]}"
             )
 
     @cached_property
@@ -147,11 +147,11 @@ class Calibration:
     @property
     def offered(self) -> tuple[Score, ...]:
         """The scores for which thresholds exist here."""
-        return self._scoring.offered
+        return self._scorer.offered
 
     @cached_property
-    def _scoring(self) -> ScoringOptions:
-        return ScoringOptions(
+    def _scorer(self) -> NonconformityScorer:
+        return NonconformityScorer(
             pool=self.pool,
             with_null=self.options.risk_target is RiskTarget.PAPER,
             patterns=self.patterns,
@@ -168,7 +168,7 @@ class Calibration:
         """Ascending s_i of the counted rows; +inf where abstention already missed the row."""
         if score not in self._sorted:
             critical = np.empty(len(self.scores))
-            for part in self._scoring.slices(score, len(critical)):
+            for part in self._scorer.slices(score, len(critical)):
                 critical[part] = self._critical_of(score, part)
             critical[self._null_abstains(self.scores)] = np.inf
             self._sorted[score] = np.sort(critical[self._counted])
@@ -178,7 +178,7 @@ class Calibration:
         """s_i of some rows; of rows that do not count it means nothing."""
         near = None if self.neighbours is None else self.neighbours[part]
         prints = self.fingerprints[part]
-        fit = self._scoring.nonconformity(score, self.scores[part], near, prints)
+        fit = self._scorer.nonconformity(score, self.scores[part], near, prints)
         labels = self.labels[part]
         paper = self.options.risk_target is RiskTarget.PAPER
         truth = augment_truth(labels) if paper else labels | ~self._counted[part, None]
@@ -217,7 +217,7 @@ class Calibration:
         pool covers them, and an infeasible alpha must really give the whole pool.
         """
         self._check(scores, fingerprints, neighbours)
-        fit = self._scoring.nonconformity(score, scores, neighbours, fingerprints)
+        fit = self._scorer.nonconformity(score, scores, neighbours, fingerprints)
         return self._sets_of(fit, scores, lambda_hat)
 
     def _check(
@@ -284,7 +284,7 @@ class Calibration:
         row = checked_scores(np.array([scores], dtype=np.float64))
         near = None if neighbours is None or self.neighbours is None else neighbours[None, :]
         self._check(row, [fingerprint], near)
-        fit = self._scoring.nonconformity(score, row, near, [fingerprint])
+        fit = self._scorer.nonconformity(score, row, near, [fingerprint])
         return Levels(
             nonconformity=tuple(fit[0, : len(self.pool)].tolist()),
             decisions=tuple(

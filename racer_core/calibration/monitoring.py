@@ -115,7 +115,7 @@ def _kept_back(rounds: int) -> float:
     return 1.0 / (1.0 + math.log1p(rounds))
 
 
-class Monitor:
+class EProcess:
     """What both kinds of stream share: a wager, and the level at which it becomes an alarm."""
 
     def __init__(self, wager: Wager, level: float) -> None:
@@ -148,7 +148,7 @@ def smoothed_p_value(ascending: Sequence[float], value: float, draw: float) -> f
     return (above + draw * (ties + 1)) / (len(ascending) + 1)
 
 
-class ExchangeabilityMartingale(Monitor):
+class ExchangeabilityMartingale(EProcess):
     """A conformal test martingale on one number per query, without labels.
 
     Assumes, while nothing has changed: the calibration rows' values and those of the queries, in
@@ -234,7 +234,7 @@ class ExchangeabilityMartingale(Monitor):
         return monitor
 
 
-class RiskEProcess(Monitor):
+class RiskEProcess(EProcess):
     """A bet on judged losses against "the mean loss is at most rho".
 
     Assumes, under that hypothesis: given the past, the next judged loss times its weight has mean

@@ -24,7 +24,7 @@ _CELLS = 1 << 18  # numbers held at once, so that they stay in the processor's c
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringOptions:
+class NonconformityScorer:
     """Nonconformity for one pool.
 
     Attributes:

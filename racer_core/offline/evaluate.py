@@ -31,7 +31,7 @@ from racer_core.offline.protocol import (
     split,
 )
 from racer_core.offline.selection import ALPHAS, MIN_ROWS, choose_tau, cost_that_keeps
-from racer_core.offline.table import Table
+from racer_core.offline.table import EvaluationTable
 from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
@@ -127,7 +127,9 @@ class Evaluation:
         }
 
 
-def evaluate(table: Table, *, encoder: str, router: str, progress: Progress = silent) -> Evaluation:
+def evaluate(
+    table: EvaluationTable, *, encoder: str, router: str, progress: Progress = silent
+) -> Evaluation:
     """Split, calibrate and measure, as often as the protocol says."""
     protocol = table.protocol
     rng = np.random.default_rng(protocol.seed)
@@ -162,7 +164,7 @@ def evaluate(table: Table, *, encoder: str, router: str, progress: Progress = si
     )
 
 
-def _scopes(table: Table, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
+def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
     """The benchmarks of one repetition, or all of them as one."""
     parts = {
         name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
@@ -197,7 +199,9 @@ class _Validated:
 class _Run:
     """One split of one scope."""
 
-    def __init__(self, table: Table, scope: str, part: Split, rng: np.random.Generator) -> None:
+    def __init__(
+        self, table: EvaluationTable, scope: str, part: Split, rng: np.random.Generator
+    ) -> None:
         self._table = table
         self._scope = scope
         self._part = part

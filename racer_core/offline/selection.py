@@ -16,7 +16,7 @@ from racer_core.calibration.calibration import (
 )
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score, any_column
 
@@ -133,7 +133,7 @@ def mean_cost(
 ) -> float:
     """Mean size, or mean price of a query, of the sets that just keep alpha on these rows."""
     paper = risk_target is RiskTarget.PAPER
-    fit = ScoringOptions(
+    fit = NonconformityScorer(
         pool=rows.pool,
         with_null=paper,
         patterns=patterns,

@@ -13,7 +13,7 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import fingerprint
 from racer_core.calibration.augmentation import augment_truth, checked_scores
 from racer_core.calibration.patterns import PatternModel
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
 from racer_core.errors import RowsError
 from racer_core.offline.protocol import Protocol, Rows, training_rows
@@ -42,7 +42,7 @@ _SALT = "evaluate"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class EvaluationTable:
     """The rows of all benchmarks, one after the other."""
 
     benchmarks: Mapping[str, Rows]  # which rows are whose
@@ -105,7 +105,7 @@ class Table:
         """S of all rows; it depends on the query alone, so all splits share it."""
         key = (target, score, setting if score in (Score.COVER, Score.COVER_COST) else 0)
         if key not in self._fits:
-            self._fits[key] = ScoringOptions(
+            self._fits[key] = NonconformityScorer(
                 pool=self.pool,
                 with_null=target is RiskTarget.PAPER,
                 patterns=self.patterns[setting],
@@ -126,7 +126,7 @@ def build_table(
     router: RouterKind,
     protocol: Protocol,
     progress: Progress = silent,
-) -> Table:
+) -> EvaluationTable:
     """Train the router on the merged training rows, and score all others.
 
     Raises:
@@ -149,7 +149,7 @@ def build_table(
     if classes is not None:
         prints = _prints(_at(queries, training))
         stacked = stack(pool, prints, training_batch, labels[training], classes[training], fit)
-    return Table(
+    return EvaluationTable(
         benchmarks=places,
         rows=ScoredRows(
             pool=pool,

@@ -27,7 +27,7 @@ Numbered = tuple[Place, object]  # where a row stands, and it or the InputError 
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TabularFile:
     """A file with named columns; every row is a dict of them, or the InputError of its line."""
 
     columns: tuple[str, ...]
@@ -96,25 +96,25 @@ def is_table(name: str) -> bool:
     return name.endswith((".csv", ".parquet"))
 
 
-def table(file: BinaryIO, name: str, max_line: int | None = None) -> Table:
+def table(file: BinaryIO, name: str, max_line: int | None = None) -> TabularFile:
     """The columns and rows of CSV or parquet.
 
     Raises:
         InputError: Not such a file. It may be raised later too, at the row where the file breaks.
     """
     if name.endswith(".parquet"):
-        return Table(*read_parquet(file))
+        return TabularFile(*read_parquet(file))
     return _csv(file, max_line)
 
 
-def _csv(file: BinaryIO, max_line: int | None) -> Table:
+def _csv(file: BinaryIO, max_line: int | None) -> TabularFile:
     check_text(file)
     reader = csv.reader(text_lines(file, max_line), strict=True)
     with _csv_errors(reader):
         header = tuple(next(reader, list[str]()))
     if len(header) > _MAX_COLUMNS:
         raise InputError(f"line 1: {len(header):,} columns, over the limit of {_MAX_COLUMNS:,}")
-    return Table(columns=header, rows=_csv_rows(reader, header))
+    return TabularFile(columns=header, rows=_csv_rows(reader, header))
 
 
 def _csv_rows(reader: Any, header: tuple[str, ...]) -> Iterator[Numbered]:

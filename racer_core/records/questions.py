@@ -76,7 +76,7 @@ def _objects(data: bytes, source: str) -> Iterable[Numbered]:
     return _cells(formats.table(io.BytesIO(data), name))
 
 
-def _cells(table: formats.Table) -> Iterator[Numbered]:
+def _cells(table: formats.TabularFile) -> Iterator[Numbered]:
     """A table's rows; an empty cell says nothing."""
     for place, cells in table.rows:
         if isinstance(cells, dict):

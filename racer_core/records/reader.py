@@ -13,7 +13,7 @@ from typing import BinaryIO, cast
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats, lm_eval, routerbench
 from racer_core.records.checks import CheckedRows, RowLimits, check_rows
-from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, Table
+from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, TabularFile
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import LabelledRows
 
@@ -152,7 +152,7 @@ _CSV_FIELDS = ("query", "task", "reference", "group")
 _CSV_LABELS = {"1": True, "true": True, "0": False, "false": False}
 
 
-def _csv_rows(table: Table) -> Iterator[Numbered]:
+def _csv_rows(table: TabularFile) -> Iterator[Numbered]:
     """``query``, one column per candidate (1/0/true/false); other fields are optional."""
     if "query" not in table.columns or len(set(table.columns)) != len(table.columns):
         raise InputError("line 1: the header needs a query column, and each column once")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from racer_core.errors import InputError
-from racer_core.records.formats import Numbered, Table
+from racer_core.records.formats import Numbered, TabularFile
 
 _COLUMNS = frozenset({"sample_id", "prompt", "eval_name"})
 _RESPONSE, _COST = "|model_response", "|total_cost"
@@ -26,7 +26,7 @@ def is_export(columns: Sequence[str]) -> bool:
 
 
 def labelled(
-    table: Table, *, threshold: float | None = None, tasks: Sequence[str] | None = None
+    table: TabularFile, *, threshold: float | None = None, tasks: Sequence[str] | None = None
 ) -> Iterator[Numbered]:
     """The table's rows in our own form.
 

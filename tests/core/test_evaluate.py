@@ -13,7 +13,7 @@ from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
 from racer_core.offline.protocol import Calibrated, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
-from racer_core.offline.table import Table, build_table
+from racer_core.offline.table import EvaluationTable, build_table
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.support.synthetic import POOL, synthetic_rows
 
@@ -211,7 +211,7 @@ def hand_made(protocol, held_out_score, test_score):
     scores[parts.validation, 1] = held_out_score
     scores[parts.test, 1] = test_score
     labels = np.tile([True, False], (200, 1))
-    return Table(
+    return EvaluationTable(
         benchmarks={ONE: np.arange(200)},
         rows=ScoredRows(
             pool=("good", "bad"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import nonconformity_by_hand, training_counts
@@ -57,7 +57,7 @@ def test_order_of_the_pool_changes_no_score(table, kind, with_null, seed):
     order = np.random.default_rng(seed).permutation(4).tolist()
     turned = table.columns(order)
     mine = table.nonconformity(kind, with_null=with_null)
-    scoring = ScoringOptions(
+    scoring = NonconformityScorer(
         pool=tuple(pool_of(4)[column] for column in order),
         with_null=with_null,
         patterns=turned.patterns,
@@ -150,7 +150,7 @@ def large_world(rows=700, columns=7, training=997, reach=60, seed=5):
     rng = np.random.default_rng(seed)
     skill, ease = rng.random(columns), rng.random((training, 1))
     patterns = PatternModel.of(rng.random((training, columns)) < skill * ease * 2)
-    scoring = ScoringOptions(
+    scoring = NonconformityScorer(
         pool=pool_of(columns),
         with_null=True,
         patterns=replace(patterns, neighbours=50),
@@ -232,7 +232,7 @@ def test_a_batch_larger_than_what_is_held_at_once():
     labels = rng.random((3_000, 10)) < 0.5
     patterns = PatternModel.of(labels)
     assert 2_500 * len(patterns.frequencies) > 1 << 20
-    scoring = ScoringOptions(
+    scoring = NonconformityScorer(
         pool=pool_of(10), with_null=False, patterns=patterns, smoothing_salt=b"salt"
     )
     scores, prints = rng.random((2_500, 10)), fingerprints_of(2_500)
@@ -291,7 +291,7 @@ def test_training_rows_that_nobody_answered(kind):
     """No pattern to cover: everyone adds nothing, so all are called, and nothing divides by 0."""
     patterns = PatternModel.of(np.zeros((5, 3), dtype=bool))
     for with_null in (True, False):
-        scoring = ScoringOptions(
+        scoring = NonconformityScorer(
             pool=pool_of(3), with_null=with_null, patterns=patterns, prices=(1.0, 2.0, 3.0)
         )
         for near in (None, np.zeros((2, 4), np.uint8)):
@@ -312,7 +312,7 @@ def test_training_rows_that_nobody_answered(kind):
 def test_training_rows_of_one_pattern(kind):
     """m1 and m2 were right on every row: the first by name covers all, or the cheaper one."""
     patterns = PatternModel.of(np.array([[False, True, True]] * 5))
-    scoring = ScoringOptions(
+    scoring = NonconformityScorer(
         pool=pool_of(3), with_null=False, patterns=patterns, prices=(1.0, 4.0, 2.0)
     )
     s = scoring.nonconformity(kind, np.full((1, 3), 0.5), None, fingerprints_of(1))
@@ -324,7 +324,9 @@ def test_null_model_costs_as_little_as_the_cheapest():
     """Half of the mass is nobody's. At prices 2 and 8 m0 gives 0.15 a unit, the null model 0.25."""
     labels = np.array([[True, False]] * 3 + [[False, True]] * 2 + [[False, False]] * 5)
     patterns = PatternModel.of(labels)
-    scoring = ScoringOptions(pool=pool_of(2), with_null=True, patterns=patterns, prices=(2.0, 8.0))
+    scoring = NonconformityScorer(
+        pool=pool_of(2), with_null=True, patterns=patterns, prices=(2.0, 8.0)
+    )
     base = patterns.frequencies @ patterns.patterns
     s = scoring.nonconformity(Score.COVER_COST, base[None, :], None, fingerprints_of(1))
     np.testing.assert_allclose(s, [[0.5, 0.8, 0.0]])

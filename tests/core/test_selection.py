@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.patterns import PatternModel, pattern_ids
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.selection import (
@@ -44,7 +44,7 @@ def validation(count=120, *, finds=True, world=WORLD, seed_rows=None):
 
 def cost_by_hand(rows, patterns, score, *, alpha, prices=None):
     """Mean price of the sets at the threshold that these rows themselves give, ``answerable``."""
-    scoring = ScoringOptions(
+    scoring = NonconformityScorer(
         pool=rows.pool,
         with_null=False,
         patterns=patterns,

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.calibration.scoring import ScoringOptions
+from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score
 
 # A KNN router's scores are a lattice, full of ties; other routers' are not.
@@ -81,7 +81,7 @@ class Table:
 
     def nonconformity(self, score: Score, *, with_null: bool = True) -> FloatArray:
         """Of the rows, shape (n, K + 1) or (n, K), without smoothing."""
-        scoring = ScoringOptions(
+        scoring = NonconformityScorer(
             pool=pool_of(self.scores.shape[1]),
             with_null=with_null,
             patterns=self.patterns,
