@@ -1,4 +1,4 @@
-"""Merging the candidates' answers.
+"""Votes over the candidates' answers; knows no HTTP, no encoder and no calibration.
 
-``answers`` and ``semantic`` say when two are equal, ``vote`` who wins, ``early`` when that is sure.
+``answers`` and ``semantic`` define equal answers, ``vote`` elects one, ``early`` ends votes early.
 """

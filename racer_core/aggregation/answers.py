@@ -1,7 +1,7 @@
-"""What a vote counts as the same answer. Pure text: no model, no HTTP, no time limit needed.
+"""Normal forms of answers: two answers are equal when their forms are. Pure text functions.
 
-A normal form of None means that no answer could be read; it is not a vote. Every form is found in
-time linear in the text, for candidates write what they like.
+A normal form of None means that no answer could be read; it is not a vote. Every form is computed
+in time linear in the text, because candidates' texts are untrusted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LETTER = (
 _CHOICE_STATED = re.compile(rf"(?i:answer|antwort|答案){_LETTER}")
 _CHOICE_NAMED = re.compile(rf"(?i:option|choice){_LETTER}")
 _CHOICE_ALONE = re.compile(r"\(?([A-Ja-j])\)?[.:]?")
-# In brackets, or before a stop: "B, I think" and "A dog" hold no pronoun or article as a choice.
+# In brackets or before a stop, so that the pronoun "I" and the article "A" are no choices.
 _CHOICE_LETTER = re.compile(
     r"(?=[({A-J])"  # passes quickly over everything else
     r"(?:[({]([A-J])[)}]|(?<![\w'])([A-J])(?=[).:,*]|\s*$))"
 )
-# No sign within a word ("3-4" ends in 4), and a comma only between groups of three. A group that
-# is none ends its number: were all groups before it given up, each would be tried again.
+# No sign within a word ("3-4" ends in 4), and a comma only between groups of three digits. Another
+# group ends the number: backtracking over the groups before it would take quadratic time.
 _NUMBER = re.compile(
     r"(?=[-+\u2212$.\d])(?=[-+\u2212]?+\$?+\.?+\d)"
     r"(?:(?:(?<![\w.])[-+\u2212])?\$?(?:\d{1,3}+(?:,\d{3}(?!\d))++|\d++)(?:\.\d++)?"
@@ -51,26 +51,26 @@ class Equality(StrEnum):
     EXACT = "exact"
     JSON = "json"
     TOOL_CALL = "tool_call"
-    MATH = "math"  # the same mathematical object; a library says
-    SEMANTIC = "semantic"  # the same meaning; an encoder says
-    AUTO = "auto"  # one of the others, by what the request asks for
+    MATH = "math"  # the same mathematical object, by a library
+    SEMANTIC = "semantic"  # the same meaning, by an encoder
+    AUTO = "auto"  # one of the others, depending on the request
 
 
 def is_textual(kind: Equality) -> bool:
-    """Whether :func:`normalise` knows this kind: no library, encoder or request is needed."""
+    """Whether :func:`normalise` supports this kind: it needs no library, encoder or request."""
     return kind in _FORMS
 
 
 def check_textual(kind: Equality) -> None:
-    """See to it that :func:`normalise` knows this kind, before work is put into answers.
+    """Refuse a kind that :func:`normalise` does not support, before answers are computed.
 
     Raises:
-        InputError: It does not.
+        InputError: It is not supported.
     """
     if not is_textual(kind):
         raise InputError(
-            f"equality `{kind}` cannot be told from the text of an answer alone; here it can be "
-            f"one of {', '.join(_FORMS)}",
+            f"equality `{kind}` cannot be computed from the text of an answer alone; choose one "
+            f"of {', '.join(_FORMS)}",
             param="equality",
         )
 
@@ -78,7 +78,7 @@ def check_textual(kind: Equality) -> None:
 def normalise(kind: Equality, text: str) -> str | None:
     """The normal form of an answer: two answers are equal when their forms are.
 
-    ``tool_call`` expects the JSON of a message's list of calls. Who has the list itself takes
+    ``tool_call`` expects the JSON of a message's list of calls. For the list itself use
     :func:`~racer_core.aggregation.json_forms.tool_call_form`.
 
     Raises:
@@ -118,7 +118,7 @@ def _exact(text: str) -> str | None:
 
 
 def _compatible(text: str) -> str:
-    """NFKC, of which a run of combining marks is sorted in quadratic time: it is broken up.
+    """NFKC of the stream-safe text: NFKC sorts a run of combining marks in quadratic time.
 
     Unicode Standard Annex 15, "Stream-Safe Text Format".
     """

@@ -1,6 +1,6 @@
-"""The votes of :mod:`racer_core.aggregation.vote` for many queries at once, on arrays.
+"""Vectorised votes for evaluation: :mod:`racer_core.aggregation.vote` for many queries at once.
 
-For measuring: the same winner as ``aggregate`` in every row, thousands of rows in a millisecond.
+Elects the same winner as ``aggregate`` in every row, at thousands of rows a millisecond.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def answer_classes(answers: Sequence[Sequence[str | None]], equality: Equality) 
 
 
 def one_hot(classes: ClassArray) -> BoolArray:
-    """Who gave which answer: shape (n, K) to (n, C, K), with C = K answers at most."""
+    """The candidates that gave each answer: shape (n, K) to (n, C, K), with C = K answers."""
     numbers = np.arange(classes.shape[1], dtype=np.int16)[:, None]
     return np.asarray(classes[:, None, :] == numbers, dtype=bool)
 
@@ -60,10 +60,10 @@ def winners(
     inside = selected.astype(np.float64)
     votes, size = np.moveaxis(same @ np.stack([inside * counts, inside], axis=2), 2, 0)
     readable = selected & (size > 0.0)
-    # Nobody readable: the best score among all that answered.
+    # Without a readable answer, the best score among all that answered.
     alive = np.where(readable.any(axis=1, keepdims=True), readable, selected)
     alive = _strongest(alive, votes)
-    # More of them than agree with the first: different answers have equally many votes.
+    # More candidates than agree with the first one: different answers have equally many votes.
     first = alive.argmax(axis=1)[:, None]
     tied = np.flatnonzero(alive.sum(axis=1) > np.take_along_axis(size, first, axis=1)[:, 0])
     voters = same[tied] * inside[tied, None, :]
@@ -76,6 +76,6 @@ def winners(
 
 
 def _strongest(alive: BoolArray, strength: FloatArray) -> BoolArray:
-    """Who of those still in the running has the most, shape (n, K)."""
+    """The remaining candidates with the largest strength, shape (n, K)."""
     left = np.where(alive, strength, -np.inf)
     return alive & (left >= left.max(axis=1, keepdims=True) - _TIE)

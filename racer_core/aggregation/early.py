@@ -1,11 +1,11 @@
-"""When a vote is over before everybody has answered. Pure: whom to call, and when, is the caller's.
+"""Early stopping of votes: decides when outstanding answers cannot change the winner. Pure.
 
-Whoever is still out may give any answer, a known one or a new one, alone or together with others,
-or none. The vote is over when none of that can change which class of answers wins.
+An outstanding candidate may give any answer, an existing or a new one, alone or together with
+others, or none. The vote is decided when no such outcome changes the winning class of answers.
 
-Only for votes whose counts are known before the call. What an evaluator thinks of an answer
-(``Weight.VERBAL``, ``Weight.P_TRUE``) and clusters of meanings are known when all answers are
-there: such a vote is never over early, and nobody asks here.
+Only for votes whose counts are known before the call. An evaluator's weights (``Weight.VERBAL``,
+``Weight.P_TRUE``) and clusters of meanings need all answers: such votes never end early, and
+callers must not use this module for them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import OPTIONS, Method, Weight, aggregate, counted
 from racer_core.types import CandidateAnswer
 
-# Behind by more than this share of all that is counted is behind, whatever is rounded.
+# A lead of more than this share of all counts does not depend on rounding.
 _CLEAR: Final = 1e-9
-# Near-ties tried one by one: all that four votes that count nothing may do. Where more may break a
-# tie the vote is called open, which costs a call and never an answer.
+# Near-ties enumerated: all outcomes of four votes that count nothing. With more such votes the
+# vote counts as open, which may cost a call and never changes an answer.
 _TRIED: Final = 4**4
 
 
@@ -33,7 +33,7 @@ class _Place(Enum):
 
     RIVAL = auto()
     LEADER = auto()
-    APART = auto()  # an answer that nobody else gives
+    APART = auto()  # an answer that no other candidate gives
     SILENT = auto()  # no answer that can be read, or none at all
 
 
@@ -46,16 +46,16 @@ def decided(
     options: int = OPTIONS,
     stacked: StackedVote | None = None,
 ) -> bool:
-    """Whether the class that wins now wins whatever the outstanding candidates answer.
+    """Whether the class that wins now wins for all possible outstanding answers.
 
-    Exact, ties included, but for one case: where two classes tie and more than four outstanding
-    votes count nothing (less than a billionth), a vote may be called open although it is decided.
-    Never the other way round. The text of the winning class may still change: a candidate with a
+    Exact, ties included, with one exception: if two classes tie and more than four outstanding
+    votes count nothing (less than a billionth), the result may be False for a decided vote. It is
+    never True for an open one. The text of the winning class may still change: a candidate with a
     higher router score may join it.
 
     Args:
-        arrived: Answers that are there.
-        outstanding: Router score of every candidate that is called or may still be.
+        arrived: Answers received so far.
+        outstanding: Router score of every candidate that is called or may still be called.
         method: How votes are counted, as for :func:`~racer_core.aggregation.vote.aggregate`.
         temperature: Of ``weighted``, whose weights are router scores.
         options: Of ``log_odds``; new answers count as possible ones as they do there.
@@ -77,15 +77,15 @@ def first_wave(
     options: int = OPTIONS,
     stacked: StackedVote | None = None,
 ) -> int:
-    """How many of those not yet called to call next, so that few calls are made.
+    """The size of the next wave of calls, chosen to make few calls.
 
-    The fewest, in their order, that decide the vote if they agree, with each other and perhaps
-    with an answer that is there. At least one, and all of them where no agreement would do.
+    The smallest number of candidates, in their order, that decide the vote if they agree with each
+    other and possibly with a received answer. At least one; all if no agreement would decide.
 
     Args:
-        arrived: Answers that are there; none before the first wave.
-        waiting: Router score of every candidate that was not called yet, in the order of calling.
-        method: How votes are counted; so do the others, as for :func:`decided`.
+        arrived: Answers received so far; none before the first wave.
+        waiting: Router score of every candidate not called yet, in the order of calling.
+        method: How votes are counted, as for :func:`decided`; likewise the other arguments.
         temperature: Of ``weighted``.
         options: Of ``log_odds``.
         stacked: Of ``stacked``.
@@ -136,11 +136,11 @@ class _Rule:
         return {each.candidate: count for each, count in zip(voters, counts, strict=True)}
 
     def turnouts(self, classes: int, outstanding: int) -> Iterator[tuple[int, int, int]]:
-        """C, and the fewest and the most outstanding votes apart that matter beside it.
+        """C, with the minimum and maximum number of outstanding votes apart to consider for it.
 
         Args:
-            classes: Answers that are there, the rival's among them.
-            outstanding: Votes that are not.
+            classes: Number of distinct answers, the rival's included.
+            outstanding: Number of outstanding votes.
         """
         known = max(self.options, classes)
         match self.method:
@@ -172,9 +172,9 @@ def _overtakes(
     outstanding: Mapping[str, float],
     rule: _Rule,
 ) -> bool:
-    """Whether the rival could still win against the leader, or that cannot be told in time.
+    """Whether the rival may still win against the leader; True also beyond the enumeration limit.
 
-    Who else might win does not matter: every other class is a rival itself.
+    Other classes do not matter here: each is checked as a rival itself.
     """
     readable = [each for each in arrived if each.form is not None]
     voters = [*readable, *(_answer(name, score, None) for name, score in outstanding.items())]
@@ -199,7 +199,7 @@ def _overtakes(
 def _plans(
     counts: Sequence[float], lead: float, fewest: int, most: int
 ) -> Iterator[tuple[_Place, ...]]:
-    """Where the outstanding votes may go for the rival not to be behind; the best for it first.
+    """Placements of outstanding votes with which the rival is not behind; best for it first.
 
     Args:
         counts: What each vote counts, the largest in magnitude first.
@@ -210,7 +210,7 @@ def _plans(
     reach = [0.0, *accumulate(map(abs, counts))]
 
     def after(placed: int, lead: float, apart: int) -> Iterator[tuple[_Place, ...]]:
-        # Those that have to be apart take no side; it costs least when they are the last.
+        # Votes that must be apart take no side; placing them last costs the rival least.
         free = len(counts) - max(0, fewest - apart)
         if placed > free or lead + reach[free] - reach[placed] < 0.0:
             return

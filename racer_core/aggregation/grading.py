@@ -1,4 +1,4 @@
-"""Whether an answer is right, given the reference. Pure text: no model, no HTTP, no clock."""
+"""Grading of answers against a reference. Pure text functions: no model, no HTTP, no clock."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Grade(StrEnum):
 def grade(answer: str | None, reference: str, kind: Grade) -> bool:
     """Whether ``answer`` gives ``reference``; an answer that cannot be read is wrong.
 
-    ``math`` may take for ever: simplifying is undecidable, and ``9^{9^{9^9}}`` alone keeps it busy.
-    Grade what strangers wrote in a process that can be ended.
+    ``math`` may not terminate: simplification is undecidable, and ``9^{9^{9^9}}`` is enough. Grade
+    untrusted answers in a process that can be killed.
 
     Raises:
-        InputError: The reference cannot be read (nobody could be right), or ``math`` lacks its
-            library.
+        InputError: The reference cannot be read (no answer could be right), or the library for
+            ``math`` is missing.
     """
     if kind is Grade.MATH:
         return _math_equal(answer, reference)
@@ -39,10 +39,10 @@ def grade(answer: str | None, reference: str, kind: Grade) -> bool:
 
 
 def check_reference(reference: str, kind: Grade) -> None:
-    """Find out before anyone is asked whether a reference can be compared with.
+    """Check that a reference can be read, before any candidate is called.
 
     Raises:
-        InputError: It cannot be read, or ``math`` lacks its library.
+        InputError: It cannot be read, or the library for ``math`` is missing.
     """
     if kind is Grade.MATH:
         _parsed_reference(reference)
@@ -72,15 +72,15 @@ def _math_equal(answer: str | None, reference: str) -> bool:
 
 
 def parsed_mathematics(answer: str) -> list[Any]:
-    """What an answer states, as sympy's objects; empty when it states no mathematics."""
+    """The mathematics in an answer as sympy objects; empty if there is none."""
     tail = answer[-MAX_MATH_CHARS:]
-    # A bare `x^2 + 1` is a whole answer; prose without formulas or numbers is none.
+    # A bare `x^2 + 1` is a whole answer; prose without formulas or numbers is not.
     bare = len(tail) <= MAX_BARE_CHARS and "\n" not in tail
     return _parsed(tail) or (_parsed(f"${tail.strip()}$") if bare else [])
 
 
 def _parsed_reference(reference: str) -> list[Any]:
-    """The reference as the library's objects; without dollar signs it is LaTeX all the same."""
+    """The reference as sympy objects; without dollar signs it is read as LaTeX too."""
     marked = "$" in reference or "\\boxed" in reference or "\\(" in reference
     bare = [] if marked else _parsed(f"${reference}$")
     parsed = bare or _parsed(reference)
@@ -90,11 +90,11 @@ def _parsed_reference(reference: str) -> list[Any]:
 
 
 def _parsed(text: str) -> list[Any]:
-    """What is mathematics in a text; empty when nothing is."""
-    # No timeout of the library's own, here and in `verify`: it rings with SIGALRM, which only a
-    # main thread can receive, and elsewhere every answer would come out as wrong.
+    """The mathematics in a text; empty if there is none."""
+    # The library's own timeout stays off, here and in `verify`: it uses SIGALRM, which only the
+    # main thread receives; in other threads every answer would be graded wrong.
     parsed: list[Any] = _library().parse(text, parsing_timeout=None)
-    # A plain text among the results is what was found and could not be parsed.
+    # A plain string among the results is a match that could not be parsed.
     return parsed if any(not isinstance(each, str) for each in parsed) else []
 
 

@@ -1,6 +1,6 @@
-"""Canonical JSON: when two documents, or two lists of tool calls, are the same answer.
+"""Canonical JSON: the normal form of JSON documents and of lists of tool calls. Pure text.
 
-Pure text, read by the strict reader: what it refuses (a key twice, NaN) is nobody's answer.
+Text that the strict reader refuses (a duplicate key, NaN) has no normal form.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from racer_core import strict_json
 from racer_core.errors import InputError
 
 _FENCED = re.compile(r"```json\s*+(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
-# What an object or a list can begin with: a brace of LaTeX or a bracketed word is none.
+# The possible beginnings of an object or list; excludes LaTeX braces and bracketed words.
 _OPENING = re.compile(r"\{\s*+[\"}]|\[\s*+[\[{\"\]\-\dtfn]")
-# A failed attempt costs a walk back over the text. Whoever opens so many and ends none writes none.
+# Failed attempts to parse, after which a text counts as having no JSON.
 _ATTEMPTS: Final = 64
 
 
 def json_form(text: str) -> str | None:
-    """The canonical form of the JSON in an answer; None where there is none.
+    """The canonical form of the JSON in an answer; None if there is none.
 
-    The whole text, else the first ``json`` block, else the first object or list within it. Keys
-    are sorted, white space is dropped, and numbers are written alike: 1, 1.0 and 1e0 are equal.
+    Reads the whole text, else the first ``json`` block, else the first object or list. Keys are
+    sorted, white space is dropped, and numbers have one spelling: 1, 1.0 and 1e0 are equal.
     """
-    text = text.strip()  # what ends at a line end breaks elsewhere than what just ends
+    text = text.strip()  # a trailing line end would change where parsing fails
     fenced = _FENCED.search(text)
     for whole in (text, fenced[1] if fenced else ""):
         if whole.strip():
@@ -38,18 +38,18 @@ def json_form(text: str) -> str | None:
 
 
 def tool_call_form(calls: Sequence[object]) -> str | None:
-    """The canonical form of the tool calls of one message; None where there are none.
+    """The canonical form of the tool calls of one message; None if there are none.
 
-    Calls made at once have no order, so they are compared as a multiset; ids are ignored.
-    Arguments are compared as JSON, or letter by letter where they are none; no arguments at all
-    are an empty object, which is how servers write them when they write them.
+    Parallel calls have no order, so they are compared as a multiset; ids are ignored. Arguments
+    are compared as JSON, or as text if they are not JSON. Missing arguments equal an empty object,
+    which servers write in their place.
 
     Args:
         calls: ``tool_calls`` of a message, or its legacy ``function_call`` alone.
     """
     forms = [_call_form(call) for call in calls]
     read = [form for form in forms if form is not None]
-    if not read or len(read) < len(forms):  # a call that cannot be read makes another answer
+    if not read or len(read) < len(forms):  # one unreadable call makes the answer unreadable
         return None
     return f"[{','.join(sorted(read))}]"
 
@@ -67,13 +67,13 @@ def _call_form(call: object) -> str | None:
         return None
     if arguments is None:
         arguments = ""
-    if not isinstance(arguments, str):  # the wire has JSON in a text
+    if not isinstance(arguments, str):  # the API sends JSON as a string
         return None
     return _canonical([name, _parsed(arguments if arguments.strip() else "{}")])
 
 
 def _parsed(arguments: str) -> Any:
-    """A call's arguments; models write broken ones too, and those are compared as they stand."""
+    """A call's arguments; invalid JSON, which models do write, stays text."""
     try:
         return strict_json.loads(arguments)
     except InputError:
@@ -81,7 +81,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _first_form(text: str) -> str | None:
-    """The first object or list in a text; linear, for each attempt begins where the last ended."""
+    """The first object or list in a text; linear: each attempt begins where the last one failed."""
     decoder = json.JSONDecoder()
     position = 0
     for _ in range(_ATTEMPTS):
@@ -93,7 +93,7 @@ def _first_form(text: str) -> str | None:
             end = decoder.raw_decode(text, start)[1]
         except json.JSONDecodeError as exc:
             position = max(exc.pos, start + 1)
-        except (ValueError, RecursionError):  # an integer without end, brackets without end
+        except (ValueError, RecursionError):  # an integer too long, brackets too deep
             return None
         else:
             try:
@@ -104,10 +104,10 @@ def _first_form(text: str) -> str | None:
 
 
 def _canonical(value: object) -> str:
-    """The one text of a freshly read document, whose whole numbers become integers in place."""
+    """The canonical text of a parsed document; changes its whole floats to integers in place."""
     root = [value]
     waiting: list[Any] = [root]
-    while waiting:  # without recursion or copies: a long document is walked once
+    while waiting:  # no recursion and no copies: one pass over a large document
         node = waiting.pop()
         keys = cast("Iterable[Any]", node) if isinstance(node, dict) else range(len(node))
         for key in keys:

@@ -1,8 +1,8 @@
-"""The normal form of a mathematical answer, read by math-verify and sympy.
+"""Normal form of a mathematical answer, by math-verify and sympy.
 
-One form for one value: 0.5, 1/2 and its LaTeX are the same text. Answers that only a proof could
-show equal may keep two forms; they then count as different, never the other way round. May take
-long or much memory on hostile input: run it in a process that a deadline can end.
+One form for one value: 0.5, 1/2 and its LaTeX give the same text. Answers whose equality needs a
+proof may keep two forms and count as different; different answers never share a form. Hostile input
+may take long or use much memory: run it in a process that a deadline can kill.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from racer_core.aggregation.grading import parsed_mathematics
 
-_DIGITS: Final = 12  # of an irrational number; beyond them evaluation is not exact
+_DIGITS: Final = 12  # of an irrational number; further digits are not exact
 
 
 def math_form(text: str) -> str | None:
-    """The form of the answer that a text states last; None when it states none.
+    """The form of the last answer in a text; None if there is none.
 
     Raises:
         InputError: math-verify is not installed.
@@ -28,7 +28,7 @@ def math_form(text: str) -> str | None:
 def _canonical(value: Any) -> str:
     sympy: Any = import_module("sympy")
     if isinstance(value, sympy.Equality) and value.lhs.is_Symbol:
-        return _canonical(value.rhs)  # "x = 5" answers as "5" does
+        return _canonical(value.rhs)  # "x = 5" equals "5"
     if isinstance(value, sympy.FiniteSet | sympy.Tuple | tuple | list):
         parts = [_canonical(each) for each in value]
         ordered = sorted(parts) if isinstance(value, sympy.FiniteSet) else parts

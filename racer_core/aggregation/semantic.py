@@ -1,6 +1,6 @@
-"""Clusters of open texts that mean the same, and the text that speaks for each of them.
+"""Semantic clustering of open answers: complete linkage on embeddings, with medoids. Pure.
 
-Pure: the embeddings are somebody else's. Clusters can only be drawn when all answers are there.
+The caller computes the embeddings. Clustering needs all answers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from racer_core.aggregation.answers import Equality, normalise
 from racer_core.errors import InputError
 from racer_core.types import FloatArray
 
-_DECIMALS: Final = 6  # as far as similarities of float32 embeddings can be told apart
-_ROUNDING: Final = 1e-3  # by which a unit vector may be too long
+_DECIMALS: Final = 6  # precision of similarities of float32 embeddings
+_ROUNDING: Final = 1e-3  # tolerance of a unit vector's length
 
 
 def cluster(
@@ -25,16 +25,15 @@ def cluster(
     scores: Mapping[str, float],
     threshold: float,
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Put answers into one class where all of them are similar to each other.
+    """Group answers into classes whose members are all similar to each other.
 
-    Complete linkage: two classes become one while their least similar members are similar enough,
-    the most similar first. A chain of small steps therefore joins nothing. Texts that are equal
-    but for case and space are together whatever their embeddings. The order of the answers does
-    not matter.
+    Complete linkage: the two most similar classes are joined while their least similar members
+    reach the threshold, so a chain of small steps joins nothing. Texts that differ only in case
+    and space share a class, whatever their embeddings. The order of the answers does not matter.
 
     Args:
-        embeddings: Unit vectors, shape (n, d), one for each name. A text in which an encoder finds
-            nothing may have a vector of zeros, which is similar to none.
+        embeddings: Unit vectors, shape (n, d), one for each name. A text without features may have
+            a vector of zeros, which is similar to no other.
         names: The candidates that answered, n of them.
         texts: Each one's answer.
         scores: Each one's router score.

@@ -1,11 +1,11 @@
-"""The stacked vote: how much each candidate's vote counts, learned from labelled answers.
+"""Stacked vote: the weight of each candidate's vote, learned from labelled answers.
 
 A conditional logit over the distinct answers to a query. The answer a has the strength
 
     v(a) = sum over candidates m that gave a of (skill_m + trust_m logit f(x, m))
 
-and the model says that a is right with probability softmax(v). Fitted on training rows, with
-candidates masked as serving masks them (:mod:`racer_core.offline.stacking`).
+and a is right with probability softmax(v). Fitted on training rows, with the candidates outside a
+set masked as in serving (:mod:`racer_core.offline.stacking`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StackedVote:
     trust: FloatArray
 
     def __post_init__(self) -> None:
-        """Refuse what does not fit."""
+        """Refuse wrong shapes and values that are not finite."""
         shape = (len(self.pool),)
         if self.skill.shape != shape or self.trust.shape != shape:
             raise InputError(f"skill {self.skill.shape} and trust {self.trust.shape} for {shape}")
@@ -37,7 +37,7 @@ class StackedVote:
             raise InputError("skill and trust must be finite")
 
     def count(self, candidate: str, score: float) -> float:
-        """What one candidate's vote counts, given its router score."""
+        """The count of one candidate's vote, given its router score."""
         column = self.pool.index(candidate)
         return float(self.skill[column] + self.trust[column] * clipped_logit(np.asarray(score)))
 

@@ -1,7 +1,7 @@
 """Votes over the answers of the selected candidates. Paper, Sec. 3.3.
 
-Every rule returns one candidate's own text: the highest router score in the winning class. What an
-evaluator thinks of an answer comes in with it (``CandidateAnswer.weight``): nothing is asked here.
+Every rule returns one candidate's own text: the highest router score in the winning class. An
+evaluator's weight arrives with the answer (``CandidateAnswer.weight``); this module calls no model.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.errors import InputError
 from racer_core.types import Aggregate, CandidateAnswer
 
-# Scores beyond this say nothing more: among the 40 neighbours of a KNN 0 and 1 are steps of 0.025.
+# Larger scores carry no information: with the 40 neighbours of a KNN, scores have steps of 0.025.
 SURE: Final = 0.99
 _DECIMALS: Final = 12
-# Answers that a question can have, where nobody says: the letters A to J. Open questions have more,
-# and more changes little. Counting the answers given instead would make agreement count for less.
+# Default number of possible answers: the letters A to J. Open questions have more, which changes
+# little. Counting the given answers instead would make agreement count for less.
 OPTIONS: Final = 10
 
 
@@ -29,11 +29,11 @@ class Method(StrEnum):
     MAJORITY = "majority"  # one each
     WEIGHTED = "weighted"  # softmax of a weight
     LOG_ODDS = "log_odds"  # log-odds of the router score
-    STACKED = "stacked"  # what each candidate's vote proved to be worth on training rows
+    STACKED = "stacked"  # weights fitted on training rows
 
 
 class Weight(StrEnum):
-    """What a weighted vote counts: a model's score before it was asked, or an evaluator's after."""
+    """The weight of a vote: the router score before the call, or an evaluator's rating after it."""
 
     ROUTER = "router"
     VERBAL = "verbal"
@@ -57,18 +57,17 @@ def aggregate(
     contains the null model, which has none. Ties go to the higher mean router score, then to the
     higher best score, then to the first name. Without any readable answer, the answer of the
     candidate with the highest router score is returned, without votes. Answers agree where their
-    forms are equal; who computes them decides what that means (:class:`CandidateAnswer.form`).
+    forms are equal; the caller computes the forms (:class:`CandidateAnswer.form`).
 
     Args:
         answers: At most one of each candidate, in any order.
         method: How votes are counted.
-        weight: The w of ``weighted``: the router score, or what the evaluator gave.
+        weight: The w of ``weighted``: the router score, or the evaluator's rating.
         temperature: T of ``weighted``, above 0; infinity is the majority.
-        stacked: The fitted weights that ``stacked`` counts.
-        options: How many answers the question can have, for ``log_odds``; at least as many as
-            were given are taken.
-        preferred: Candidates that speak for their classes whatever their scores, as the medoids
-            of clusters do; a class without one is spoken for by its highest router score.
+        stacked: The fitted weights of ``stacked``.
+        options: Number of possible answers, for ``log_odds``; at least the number of given ones.
+        preferred: Candidates whose text represents their class whatever their scores, such as the
+            medoids of clusters; other classes are represented by their highest router score.
 
     Raises:
         InputError: No answers at all, a temperature that is not above 0, fewer than 2 options,
@@ -101,7 +100,7 @@ def counted(
     possible: int,
     stacked: StackedVote | None,
 ) -> list[float]:
-    """What each of these votes counts, whatever it is for.
+    """The count of each of these votes.
 
     Args:
         readable: The answers that can be read; weights normalise over them.
@@ -149,7 +148,7 @@ def _elect(
 
     def strength(form: str) -> tuple[float, float, float]:
         scores = [each.score for each in classes[form]]
-        # What differs by rounding alone is a tie: one vote of 0.8 and two of 0.4, say.
+        # A difference by rounding alone is a tie, for example one vote of 0.8 and two of 0.4.
         mean = math.fsum(scores) / len(scores)
         return round(votes[form], _DECIMALS), round(mean, _DECIMALS), max(scores)
 
@@ -160,16 +159,15 @@ def _elect(
 
 
 def _first(answers: Sequence[CandidateAnswer]) -> CandidateAnswer:
-    """The highest router score; among equals the first name, whatever order answers arrived in."""
+    """The answer with the highest router score; ties go to the first name."""
     return min(answers, key=lambda answer: (-answer.score, answer.candidate))
 
 
 def _weights(answers: Sequence[CandidateAnswer], weight: Weight) -> list[float]:
-    """The w of each answer; where the evaluator gave none, the mean of those that it gave.
+    """The w of each answer; a missing rating is replaced by the mean of the others.
 
-    An evaluation that failed says nothing about the answer. Its vote then counts as an average
-    one: with 0 an evaluator's timeout would read as "surely wrong". If none is known, all are
-    equal, which is the majority.
+    A failed evaluation says nothing about the answer, so its vote counts as an average one; 0 would
+    mean "surely wrong". Without any rating all weights are equal, which is the majority.
     """
     if weight is Weight.ROUTER:
         return [answer.score for answer in answers]
@@ -189,20 +187,20 @@ def softmax(weights: Sequence[float], temperature: float) -> list[float]:
 
 
 def log_odds(score: float, possible: int) -> float:
-    """What one vote says for its answer: log(f (C - 1) / (1 - f)), with f clipped to [.01, .99].
+    """The log odds of one vote: log(f (C - 1) / (1 - f)), with f clipped to [.01, .99].
 
-    Naive Bayes. One of C answers is right, each as likely before anyone is heard. A candidate
-    gives the right one with probability f, each wrong one with (1 - f) / (C - 1), independently of
+    Naive Bayes. One of C answers is right, each with the same prior probability. A candidate gives
+    the right one with probability f and each wrong one with (1 - f) / (C - 1), independently of
     the others given the truth. The posterior of an answer is then proportional to the product of
-    f (C - 1) / (1 - f) over the candidates that gave it. A vote speaks against its own answer only
-    below f = 1/C, where guessing would do better; an answer that nobody gave counts 0.
+    f (C - 1) / (1 - f) over the candidates that gave it. A vote counts against its own answer only
+    below f = 1/C, where guessing is better; an answer that no candidate gave counts 0.
 
     Args:
         score: The router score f, a chance in [0, 1].
         possible: C, at least 2.
 
     Raises:
-        InputError: Fewer possible answers: nothing would be wrong.
+        InputError: Fewer than 2 possible answers: none would be wrong.
     """
     if possible < 2:
         raise InputError("options must be 2 or more", param="options")

@@ -1,8 +1,8 @@
-"""How often the final answer is wrong, which coverage alone does not say.
+"""Answer risk: bounds on the rate of wrong final answers, and Learn then Test.
 
 P(final answer wrong | answered) is not monotone in lambda: one more candidate can turn a right
 majority wrong, or an abstention into an error. The conformal rule does not apply, so lambda is
-chosen by testing: learn then test, Angelopoulos, Bates, Candes, Jordan & Lei 2021.
+chosen by hypothesis tests: Learn then Test, Angelopoulos, Bates, Candes, Jordan & Lei 2021.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from racer_core.types import checked_alpha
 
 
 def clopper_pearson_upper(errors: int, n: int, delta: float = 0.05) -> float:
-    """The exact upper bound: below the true rate for a share of at most delta of all samples.
+    """The exact upper bound: below the true rate for at most a share delta of samples.
 
-    The rate at which ``errors`` or fewer of n have probability delta; 1.0 when n is 0 or all err.
+    The rate at which ``errors`` or fewer of n have probability delta; 1.0 if n is 0 or all err.
 
     Raises:
         CalibrationError: More errors than trials, or fewer than none.
@@ -42,8 +42,8 @@ def clopper_pearson_lower(errors: int, n: int, delta: float = 0.05) -> float:
 class AnswerRisk:
     """Evidence about final answers, from rows that neither lambda_hat nor the vote was fitted on.
 
-    For the point that ``learn_then_test`` chose, counted on the rows that it chose from, ``upper``
-    is too small: the choice favours points that looked good. ``answer_risk_max`` holds instead.
+    For the point that ``learn_then_test`` chose, counted on the rows of the test, ``upper`` is too
+    small: the choice favours points that looked good. ``answer_risk_max`` is its valid bound.
     """
 
     errors: int  # answered, and the answer was wrong
@@ -51,7 +51,7 @@ class AnswerRisk:
     delta: float = 0.05
 
     def __post_init__(self) -> None:
-        """Refuse counts that cannot be."""
+        """Refuse impossible counts."""
         clopper_pearson_upper(self.errors, self.answered, self.delta)
 
     @property
@@ -67,7 +67,7 @@ class AnswerRisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridPoint:
-    """What one lambda of a grid given in advance achieved on the rows of the test."""
+    """The result of one lambda of a fixed grid on the rows of the test."""
 
     lambda_hat: float
     errors: int
@@ -77,7 +77,7 @@ class GridPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LambdaChoice:
-    """The points that passed. With probability 1 - delta, every one of them is within the target.
+    """The points that passed. With probability 1 - delta all of them are within the target.
 
     Attributes:
         answer_risk_max: The target: P(final answer wrong | answered) at most this.
@@ -90,36 +90,36 @@ class LambdaChoice:
 
     @property
     def chosen(self) -> GridPoint | None:
-        """Of the valid points the one that answers most, then the smallest; None: infeasible."""
+        """The valid point with most answers, then the smallest size; None: infeasible."""
         return min(self.valid, key=lambda point: (-point.answered, point.size), default=None)
 
     @property
     def feasible(self) -> bool:
-        """Whether any point passed. If none did, no lambda can honestly be promised."""
+        """Whether any point passed; without one there is no lambda with a guarantee."""
         return bool(self.valid)
 
 
 def learn_then_test(
     grid: Sequence[GridPoint], answer_risk_max: float, delta: float = 0.05
 ) -> LambdaChoice:
-    """Find the points whose answer risk is at most the target, wrongly any with probability delta.
+    """Find the points whose answer risk is at most the target; any error has probability <= delta.
 
     Each point's null hypothesis is "its risk exceeds the target"; its p-value is
-    P(Bin(answered, target) <= errors), exact given how many were answered. The fallback procedure
-    (Wiens 2003) tests them in the order given: a point has its own delta / J, and inherits the
-    level of the point before it if that one passed. So it never passes fewer points than Bonferroni
-    (delta / J each), and a run of good neighbours is tested at nearly all of delta, as in
-    fixed-sequence testing. Fixed-sequence alone would end at its first failure, and a strict first
-    point that answers few queries fails for want of rows, however good the next ones are.
+    P(Bin(answered, target) <= errors), exact given the number of answers. The fallback procedure
+    (Wiens 2003) tests the points in order: a point has its own delta / J, and inherits the level
+    of the point before it if that one passed. So it never passes fewer points than Bonferroni
+    (delta / J each), and in a run of good points each is tested at nearly all of delta, as in
+    fixed-sequence testing. Fixed-sequence testing alone would stop at its first failure, and a
+    strict first point that answers few queries fails for lack of rows.
 
-    Why it is exact: as every failure ends what is handed on, a bad point can be the first to pass
-    wrongly only at a level made of the shares since the bad point before it; those add up to delta.
+    Why it is exact: every failure resets the inherited level. The first wrong pass therefore
+    happens at a level made of the shares since the previous bad point; these shares sum to delta.
 
     Args:
-        grid: Points and their order, both fixed before these rows were seen (for instance strictest
+        grid: Points and their order, both fixed before these rows were seen (for example strictest
             first, or best first by validation rows).
         answer_risk_max: In (0, 1).
-        delta: P(any point passes that exceeds the target) is at most this, whatever dependence.
+        delta: Bound on P(a point passes that exceeds the target), under any dependence.
     """
     target, delta = checked_alpha(answer_risk_max, "answer_risk_max"), checked_alpha(delta, "delta")
     valid: list[GridPoint] = []

@@ -12,7 +12,7 @@ from racer_core.types import BoolArray, FloatArray
 
 
 def checked_scores(scores: FloatArray) -> FloatArray:
-    """Return router scores f as float64, refusing what would poison an order statistic.
+    """Return router scores f as float64; refuse values that would corrupt an order statistic.
 
     Raises:
         InputError: Not shape (n, K), or a value is NaN or outside [0, 1]; names the first row.
@@ -28,7 +28,7 @@ def checked_scores(scores: FloatArray) -> FloatArray:
 
 
 def null_score(scores: FloatArray) -> FloatArray:
-    """phi(x) = 1 - max_m f(x, m), shape (n,): the predicted chance that nobody is right. Eq. (2).
+    """phi(x) = 1 - max_m f(x, m), shape (n,): the estimate that no candidate is right. Eq. (2).
 
     Comparable with f only while f are probabilities in [0, 1].
     """

@@ -1,7 +1,7 @@
-"""A calibration: labelled rows scored by a router, and every threshold that follows from them.
+"""Calibration: labelled rows with their router scores, and all thresholds that follow from them.
 
-It keeps the scores (n, K) and labels (n, K), not only lambda_hat, so that another alpha, another
-score or a smaller pool is a look-up or a recomputation, never a new upload.
+Keeps the scores (n, K) and labels (n, K), not only lambda_hat, so that another alpha, another score
+or a smaller pool is a look-up or a recomputation, never a new upload.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from racer_core.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationOptions:
-    """What the guarantee says; ``alpha`` and ``score`` may differ per request."""
+    """The terms of the guarantee; ``alpha`` and ``score`` may differ per request."""
 
     alpha: float = 0.1
     score: Score = Score.GAP
@@ -50,7 +50,7 @@ class CalibrationOptions:
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
 
     def __post_init__(self) -> None:
-        """Refuse options that mean nothing."""
+        """Refuse invalid options."""
         checked_alpha(self.alpha)
         if self.delta is not None:
             checked_alpha(self.delta, "delta")
@@ -69,7 +69,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """One query at several risk levels. A larger alpha never adds anybody to its set."""
+    """The decisions for one query at several risk levels; a larger alpha never enlarges the set."""
 
     nonconformity: tuple[float, ...]  # s(x, m), in the order of the pool; lower fits better
     decisions: tuple[RoutingDecision, ...]  # in the order of the alphas
@@ -77,20 +77,20 @@ class Levels:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Rows that were scored exactly as queries are scored when serving.
+    """Rows scored by the same function that scores queries in serving.
 
     Attributes:
         pool: The candidates, in the order of the columns.
-        fingerprints: Keyed hashes of the rows' queries, so that no record holds a prompt; they
-            seed the smoothing.
+        fingerprints: Keyed hashes of the rows' queries, so that no prompt is stored; they seed the
+            smoothing.
         scores: f, shape (n, K), in [0, 1].
         labels: G, shape (n, K).
-        options: What the guarantee says.
+        options: The terms of the guarantee.
         neighbours: Pattern ids of each row's nearest training rows, shape (n, J); None for routers
-            that have none, and for rows that came with scores of their own.
-        patterns: The training rows' patterns, for the cover scores; None offers the others only.
+            without neighbours and for rows uploaded with their own scores.
+        patterns: The training rows' patterns, for the cover scores; None disables these scores.
         prices: Price per call of each candidate, above 0, for ``cover_cost``.
-        groups: The group of each row; None where rows have none.
+        groups: The group of each row; None if rows have no groups.
     """
 
     pool: tuple[str, ...]
@@ -105,7 +105,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
-        # Candidate by candidate in memory: every reduction over candidates is then a stream.
+        # Column-major, so that reductions over candidates read memory in sequence.
         object.__setattr__(self, "scores", np.asfortranarray(checked_scores(self.scores)))
         object.__setattr__(self, "labels", np.asfortranarray(self.labels))
         rows, columns = shape = (len(self.fingerprints), len(self.pool))
@@ -114,7 +114,7 @@ class Calibration:
                 f"scores {self.scores.shape} and labels {self.labels.shape} must both be {shape}"
             )
         if self.patterns is not None and self.patterns.patterns.shape[1] != columns:
-            raise CalibrationError(f"the training patterns are not about {columns} candidates")
+            raise CalibrationError(f"the training patterns do not have {columns} candidates")
         if self.neighbours is not None and len(self.neighbours) != rows:
             raise CalibrationError(f"{len(self.neighbours)} rows of neighbours for {rows} rows")
         if self.prices is not None and (
@@ -131,10 +131,10 @@ class Calibration:
 
     @cached_property
     def n(self) -> int:
-        """Rows that count: all of them, or the answerable ones for ``answerable``.
+        """Number of rows that count: all of them, or the answerable ones for ``answerable``.
 
-        0 is possible for a sub-pool that no row covers: no threshold is finite then, and everyone
-        in it is called.
+        0 is possible for a sub-pool that no row covers: no threshold is then finite, and all of its
+        candidates are called.
         """
         return int(self._counted.sum())
 
@@ -146,7 +146,7 @@ class Calibration:
 
     @property
     def offered(self) -> tuple[Score, ...]:
-        """The scores for which thresholds exist here."""
+        """The scores for which this calibration has thresholds."""
         return self._scorer.offered
 
     @cached_property
@@ -161,11 +161,11 @@ class Calibration:
 
     @cached_property
     def _sorted(self) -> dict[Score, FloatArray]:
-        """Ascending critical scores, per score that was asked for."""
+        """Cache of ascending critical scores by kind of score."""
         return {}
 
     def _critical(self, score: Score) -> FloatArray:
-        """Ascending s_i of the counted rows; +inf where abstention already missed the row."""
+        """Ascending s_i of the counted rows; +inf for rows that abstain."""
         if score not in self._sorted:
             critical = np.empty(len(self.scores))
             for part in self._scorer.slices(score, len(critical)):
@@ -175,7 +175,7 @@ class Calibration:
         return self._sorted[score]
 
     def _critical_of(self, score: Score, part: slice) -> FloatArray:
-        """s_i of some rows; of rows that do not count it means nothing."""
+        """s_i of some rows; meaningless for rows that do not count."""
         near = None if self.neighbours is None else self.neighbours[part]
         prints = self.fingerprints[part]
         fit = self._scorer.nonconformity(score, self.scores[part], near, prints)
@@ -213,8 +213,8 @@ class Calibration:
     ) -> Sets:
         """Prediction sets at a threshold for scores (B, K) and neighbours (B, J). Eq. (4).
 
-        At +inf nobody abstains: rows that abstain have the critical score +inf, so only the whole
-        pool covers them, and an infeasible alpha must really give the whole pool.
+        At +inf no query abstains: rows that abstain have the critical score +inf, so only the whole
+        pool covers them, and an infeasible alpha must give the whole pool.
         """
         self._check(scores, fingerprints, neighbours)
         fit = self._scorer.nonconformity(score, scores, neighbours, fingerprints)
@@ -230,7 +230,10 @@ class Calibration:
                 param="scores",
             )
         if (neighbours is None) != (self.neighbours is None):
-            raise InputError("the rows were calibrated with another kind of router", param="scores")
+            raise InputError(
+                "the calibration rows were scored by another kind of router: calibrate again",
+                param="scores",
+            )
 
     def _sets_of(self, fit: FloatArray, scores: FloatArray, lambda_hat: float) -> Sets:
         inside = prediction_sets(fit, lambda_hat)
@@ -255,8 +258,7 @@ class Calibration:
     ) -> RoutingDecision:
         """Choose the set for one query from its router scores f, in the order of the pool.
 
-        ``neighbours`` are the pattern ids (J,) that its router gave with the scores, if it gives
-        any.
+        ``neighbours`` are the pattern ids (J,) that the router returned with the scores, if any.
         """
         alpha = self.options.alpha if alpha is None else alpha
         return self.levels(
@@ -278,7 +280,7 @@ class Calibration:
         score: Score | None = None,
         truncated: bool = False,
     ) -> Levels:
-        """Choose the set for one query at each of several alphas; its fit is computed once."""
+        """Choose the set for one query at several alphas; nonconformity is computed once."""
         score = score or self.options.score
         thresholds = [self.lambda_hat(checked_alpha(alpha), score) for alpha in alphas]
         row = checked_scores(np.array([scores], dtype=np.float64))
@@ -326,7 +328,7 @@ class Calibration:
         score: Score | None = None,
         truncated: bool = False,
     ) -> RoutingDecision:
-        """Call everyone: what is unknown is answered by the larger set."""
+        """The decision to call the whole pool, for queries without a usable threshold or score."""
         order = sorted(range(len(self.pool)), key=lambda i: -scores[i])
         return RoutingDecision(
             selected=tuple(self.pool[i] for i in order),
@@ -358,16 +360,16 @@ class Calibration:
     def group(self, name: str) -> Calibration:
         """The rows of one group, for a threshold of its own: P(miss | group) <= alpha (Mondrian).
 
-        The group must be known when serving, as a function of the query or of who asks.
+        The group must be known in serving, as a function of the query or of the caller.
         """
         return self._take([i for i, group in enumerate(self.groups or ()) if group == name])
 
     def for_group(self, name: str | None, alpha: float) -> tuple[Calibration, str | None]:
         """The calibration that serves a group, and the group that it covers.
 
-        A group with too few rows for alpha is served by the pool of all such groups and of the
-        rows without any (None): these are then one group together. Rows of a group that has its own
-        threshold stay out of the pool: easy ones there would let the others exceed alpha.
+        Groups with too few rows for alpha and rows without a group (None) form one common group.
+        Rows of a group with its own threshold stay out of it: easy rows among them would let the
+        others exceed alpha.
         """
         if self.groups is None:
             return self, None
@@ -381,7 +383,7 @@ class Calibration:
         return self.group(group).misses(alpha) >= 0
 
     def _take(self, rows: list[int]) -> Calibration:
-        """Some of the rows."""
+        """The calibration on a subset of the rows."""
         return replace(
             self,
             fingerprints=tuple(self.fingerprints[i] for i in rows),

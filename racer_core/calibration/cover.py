@@ -1,8 +1,8 @@
-"""The greedy cover order: what does each candidate add to those already chosen?
+"""Greedy cover: orders candidates by the probability mass that each adds to those before it.
 
-``prob`` and ``gap`` ask whether a candidate is likely right by itself, so near-copies enter a set
-together. Here a candidate's nonconformity is the probability mass of correctness patterns that the
-candidates before it cover already; a set stops growing once enough mass is covered.
+``prob`` and ``gap`` rate each candidate by itself, so near-copies enter a set together. Here a
+candidate's nonconformity is the probability mass of correctness patterns that the candidates
+before it already cover; a set stops growing once enough mass is covered.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 
 from racer_core.types import BoolArray, FloatArray
 
-# Sums of weights are compared on a grid, not by the last bits of a product, which differ with the
-# batch. Its boundaries lie off the ratios of small numbers, where real masses are.
+# Sums of weights are compared on a grid, because the last bits of a product depend on the batch.
+# The grid's boundaries avoid ratios of small numbers, where real masses lie.
 _GRID = 1e9
 _OFF_RATIOS = (5.0**0.5 - 1.0) / 2.0
 
@@ -22,15 +22,15 @@ def greedy_cover(
 ) -> FloatArray:
     """s(x, m) = the mass covered before m was taken, shape (B, C).
 
-    Repeatedly takes the column that covers most mass not yet covered, or most mass per price. The
-    order is a function of the weights alone, so the sets {m : s <= lambda} are nested and the
-    calibration of any other score applies unchanged.
+    Repeatedly takes the column that covers most uncovered mass, or most uncovered mass per price.
+    The order depends on the weights alone, so the sets {m : s <= lambda} are nested and calibration
+    is the same as for any other score.
 
     Args:
-        weights: W(x, g) >= 0, shape (B, P); each row sums to 1, or to 0 where nothing is known.
-        patterns: Which columns a pattern g has right, shape (P, C). Columns that add equally much
-            are taken from left to right.
-        prices: Price of each column, above 0, shape (C,); None asks for mass alone.
+        weights: W(x, g) >= 0, shape (B, P); each row sums to 1, or to 0 without information.
+        patterns: The right columns of each pattern g, shape (P, C). Ties between columns are taken
+            from left to right.
+        prices: Price of each column, above 0, shape (C,); None ignores prices.
     """
     rows = np.arange(len(weights))
     left = weights.copy()

@@ -1,4 +1,6 @@
-"""The exact laws that realised risk follows. Vovk 2012; Angelopoulos & Bates 2021.
+"""Exact distributions of realised risk: binomial, beta, beta-binomial.
+
+Vovk 2012; Angelopoulos & Bates 2021.
 
 With n exchangeable rows, distinct critical scores and m = max{j : j/(n + 1) <= alpha}:
 
@@ -39,7 +41,7 @@ def binomial_cdf_at(c: int, n: int, p: float) -> float:
 
 
 def beta_binomial_interval(trials: int, a: int, b: int, level: float = 0.95) -> tuple[int, int]:
-    """Central interval of BetaBinomial(trials, a, b) that holds at least ``level``; a, b >= 1."""
+    """Central interval of BetaBinomial(trials, a, b) with mass >= ``level``; a, b >= 1."""
     k = np.arange(trials + 1)
     log_pmf = _log_binomial(trials) + _log_beta(k + a, trials - k + b) - _log_beta(a, b)
     cdf = np.cumsum(np.exp(log_pmf))
@@ -64,20 +66,20 @@ def beta_quantile(q: float, a: int, b: int) -> float:
 
 
 def uniform_risk_bounds(n: int, delta: float) -> FloatArray:
-    """Bounds on the risk of every threshold at once: for any alpha, chosen even after a look.
+    """Simultaneous bounds on the risk of all thresholds, valid for an alpha chosen from the data.
 
     Entry j bounds the risk of the threshold that leaves j of the n rows uncovered. With probability
     at least 1 - delta over calibration sets *all* bounds hold together, so that for every alpha,
     ``np.searchsorted(bounds, alpha, side="right") - 1`` misses (-1: infeasible) keep the risk at
     most alpha.
 
-    How: the risk that leaves j rows is at most the (j + 1)-th smallest of n uniforms, which is
-    Beta(j + 1, n - j). J of the counts, 1.5 standard deviations apart, get a one-sided bound at
-    delta / J each (Bonferroni); the others take the next larger count's, as risk grows with j.
-    At small alpha this allows more misses than Dvoretzky-Kiefer-Wolfowitz: 70 instead of 61 of
-    1,000 at alpha = 0.1, delta = 0.05, where one alpha fixed in advance allows 84. (From 100,000
-    rows and alpha = 0.1 up it allows a few fewer.) Takes 0.1 s at 1,000 rows and 5 s at 100,000:
-    compute it once per calibration.
+    Method: the risk of a threshold that leaves j rows is at most the (j + 1)-th smallest of n
+    uniforms, which is Beta(j + 1, n - j). J of the counts, 1.5 standard deviations apart, get a
+    one-sided bound at delta / J each (Bonferroni); the others take the bound of the next larger
+    count, since risk grows with j. At small alpha this allows more misses than
+    Dvoretzky-Kiefer-Wolfowitz: 70 instead of 61 of 1,000 at alpha = 0.1, delta = 0.05, where one
+    alpha fixed in advance allows 84. (From 100,000 rows and alpha = 0.1 on it allows a few fewer.)
+    Takes 0.1 s at 1,000 rows and 5 s at 100,000: compute it once per calibration.
 
     Returns:
         Shape (n,), ascending.
@@ -94,8 +96,9 @@ def uniform_risk_bounds(n: int, delta: float) -> FloatArray:
 def _binomial_pmf(n: int, p: float) -> tuple[int, FloatArray]:
     """The first count with a probability above 0 in doubles, and the probabilities from there.
 
-    Ratios from the mode outwards, then normalised: nothing cancels, as differences of log-gammas of
-    a million would. By Bernstein's inequality the window leaves out less than exp(-NEGLIGIBLE).
+    Products of ratios from the mode outwards, then normalised. Differences of log-gammas would
+    cancel for n around a million. By Bernstein's inequality the window misses less than
+    exp(-NEGLIGIBLE).
     """
     third = NEGLIGIBLE / 3.0
     reach = third + math.sqrt(third * third + 2.0 * NEGLIGIBLE * n * p * (1.0 - p))

@@ -1,4 +1,4 @@
-"""What a set of decisions achieved. Paper, App. B, and the four numbers that tell it apart.
+"""Metrics of prediction sets: the paper's risk and size (App. B), and four further error rates.
 
 Arguments: ``selected`` (n, K) the sets without the null model, ``null_selected`` (n,),
 ``labels`` (n, K) G. Shares are of all rows unless a condition is named; a share of no rows

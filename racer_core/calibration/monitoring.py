@@ -1,17 +1,17 @@
-"""Alarms that may be read after every query, for as long as the gateway runs.
+"""Drift detection: sequential tests (e-processes) that are valid after every query.
 
-Each stream is a bet against "nothing has changed". If nothing has, no strategy is expected to gain,
-so P(capital ever reaches 1 / level) <= level (Ville's inequality): reading the capital at every
-moment and stopping at the most alarming one costs nothing, where a test repeated after each query
-would be wrong half the time.
+Each stream is a bet against "nothing has changed". Under that hypothesis no strategy has an
+expected gain, so P(capital ever reaches 1 / level) <= level (Ville's inequality). The alarm may
+therefore be read at any time; a fixed-sample test repeated after each query would be wrong half
+the time.
 
-``ExchangeabilityMartingale`` watches any number known before the answers (largest router score,
-p_null, set size): it sees new kinds of queries for free and says nothing about risk.
-``RiskEProcess`` watches judged losses. ``DriftState`` keeps several under one false-alarm
+``ExchangeabilityMartingale`` tests a number known before the answers (largest router score, p_null,
+set size): it detects new kinds of queries without labels and says nothing about risk.
+``RiskEProcess`` tests judged losses. ``DriftState`` holds several streams under one false-alarm
 probability.
 
-The objects change with ``update`` and know no clock; ``to_state`` is plain JSON, so that a restart
-loses no evidence. One object must see its stream in order, from one thread at a time.
+The objects change with ``update`` and use no clock; ``to_state`` is plain JSON, so that a restart
+loses no evidence. One object must receive its stream in order, from one thread at a time.
 
 References:
     Vovk, Gammerman & Shafer 2022, Algorithmic Learning in a Random World, chapter 8 (conformal test
@@ -33,7 +33,7 @@ from racer_core.calibration.laws import beta_quantile
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import FloatArray, checked_alpha
 
-State = dict[str, Any]  # what json.dumps takes
+State = dict[str, Any]  # JSON
 
 MAX_BAG = 10_000
 JUMP = 0.01
@@ -42,15 +42,15 @@ RESCALE_AT = 1e100
 
 
 class Wager:
-    """Capital over several bets, part of it kept back for changes that come late.
+    """Capital over several bets, with a reserve for late changes.
 
-    The share 1 / (1 + ln(1 + t)) is still uninvested after t rounds; what is released each round is
-    spread evenly over the bets. Money that is not bet is worth 1 whatever happens, so the total is
-    a test martingale when every bet is fair, yet a change at round t costs a factor of about
-    t ln(t)^2 instead of everything that bets lost before it.
+    After t rounds the share 1 / (1 + ln(1 + t)) is still uninvested; each round releases a part,
+    spread evenly over the bets. Uninvested capital keeps its value, so the total is a test
+    martingale if every bet is fair, and a change at round t costs a factor of about t ln(t)^2
+    instead of all that the bets lost before.
 
-    Capital is kept in units of exp(``log_unit``): the restarts keep it from vanishing, rescaling
-    from overflowing.
+    Capital is stored in units of exp(``log_unit``): the released reserve prevents underflow,
+    rescaling prevents overflow.
     """
 
     def __init__(self, bets: int, jump: float = 0.0) -> None:
@@ -61,12 +61,12 @@ class Wager:
         self.capital: list[float] = [0.0] * bets
 
     def settle(self, factors: Sequence[float]) -> None:
-        """Release this round's money, let capital jump between bets, multiply each by its factor.
+        """Release this round's reserve, let capital jump between bets, multiply by the factors.
 
-        Factors are positive; each has a mean of at most 1, given the past, while nothing changes.
+        Factors are positive; each has a conditional mean of at most 1 under the null hypothesis.
         """
         bets = len(self.capital)
-        released = _kept_back(self.rounds) - _kept_back(self.rounds + 1)
+        released = _reserve(self.rounds) - _reserve(self.rounds + 1)
         self.rounds += 1
         share = released * math.exp(-self.log_unit) / bets
         stay, spread = 1.0 - self.jump, self.jump * sum(self.capital) / bets
@@ -87,12 +87,12 @@ class Wager:
 
     @property
     def log_value(self) -> float:
-        """The logarithm of all capital, kept back or bet."""
-        kept = _kept_back(self.rounds) * math.exp(-self.log_unit)
-        return self.log_unit + math.log(sum(self.capital) + kept)
+        """The logarithm of the total capital, the reserve included."""
+        reserve = _reserve(self.rounds) * math.exp(-self.log_unit)
+        return self.log_unit + math.log(sum(self.capital) + reserve)
 
     def to_state(self) -> State:
-        """Plain numbers."""
+        """The state as JSON."""
         return {
             "capital": list(self.capital),
             "rounds": self.rounds,
@@ -101,22 +101,22 @@ class Wager:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``to_state``; the number of bets must be the same."""
+        """Continue from ``to_state``; the number of bets must match."""
         capital = [float(held) for held in state["capital"]]
         numbers = [*capital, float(state["log_unit"]), float(state["log_peak"])]
         fits = len(capital) == len(self.capital) and int(state["rounds"]) >= 0
         if not fits or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
-            raise InputError("the saved monitor does not fit: start a new one")
+            raise InputError("the saved drift stream does not fit: start a new one")
         self.capital, self.rounds = capital, int(state["rounds"])
         self.log_unit, self.log_peak = numbers[-2:]
 
 
-def _kept_back(rounds: int) -> float:
+def _reserve(rounds: int) -> float:
     return 1.0 / (1.0 + math.log1p(rounds))
 
 
 class EProcess:
-    """What both kinds of stream share: a wager, and the level at which it becomes an alarm."""
+    """Base of both kinds of stream: a wager, and the level at which it raises an alarm."""
 
     def __init__(self, wager: Wager, level: float) -> None:
         self.wager = wager
@@ -124,7 +124,7 @@ class EProcess:
 
     @property
     def e_value(self) -> float:
-        """The capital now: 1 at the start, and on average never more while nothing changes."""
+        """The current capital: 1 at the start; its mean never exceeds 1 while nothing changes."""
         return math.exp(min(self.wager.log_value, 700.0))  # e**710 is more than a double holds
 
     @property
@@ -139,9 +139,9 @@ class EProcess:
 
 
 def smoothed_p_value(ascending: Sequence[float], value: float, draw: float) -> float:
-    """The share of values above ``value``, its ties and itself counted by ``draw`` in [0, 1).
+    """The share of values above ``value``, with ties and itself weighted by ``draw`` in [0, 1).
 
-    Uniform when ``value`` and the others are exchangeable and the draw is uniform, ties or not.
+    Uniform if ``value`` and the others are exchangeable and the draw is uniform, even with ties.
     """
     above = len(ascending) - bisect_right(ascending, value)
     ties = len(ascending) - above - bisect_left(ascending, value)
@@ -151,29 +151,28 @@ def smoothed_p_value(ascending: Sequence[float], value: float, draw: float) -> f
 class ExchangeabilityMartingale(EProcess):
     """A conformal test martingale on one number per query, without labels.
 
-    Assumes, while nothing has changed: the calibration rows' values and those of the queries, in
-    any order that was not chosen by their values, are exchangeable, and the draws are independent
-    uniforms. Then the p-values are independent and uniform, exactly, at any cap:
+    Null hypothesis: the values of calibration rows and queries are exchangeable, in any order that
+    does not depend on the values, and the draws are independent uniforms. The p-values are then
+    exactly independent and uniform, at any cap:
 
-    A p-value says which of the bag's values is the newest and so tells nothing about the *set* of
-    values. When the bag is full, the value to leave is drawn evenly from that set, the newest
-    included; the bag that stays is then as exchangeable with the next query as one never looked at.
-    A fixed bag or the last N values would not do: their p-values share the bag's accidents, which
-    a long bet finds and reports as a change.
+    A p-value depends on the position of the newest value among the bag's values, and not on the
+    *set* of values. When the bag is full, the value to remove is drawn uniformly from that set, the
+    newest included, so the remaining bag stays exchangeable with the next query. A fixed bag or the
+    last N values would not work: their p-values share the bag's random deviations, which a long
+    bet finds and reports as a change.
 
-    A full bag forgets: half of the calibration rows are gone after 0.7 ``cap`` queries, so a drift
-    far slower than that is not seen. Repeats, bursts and the time of day are changes too, and are
-    reported as such.
+    A full bag forgets: half of the calibration rows are gone after 0.7 ``cap`` queries, so a much
+    slower drift is not detected. Repeats, bursts and the time of day are changes too and raise
+    alarms.
 
     The number must be a function of the query alone. Set size is not one for the calibration rows,
-    on which lambda_hat depends: give no calibration rows then, and compare queries with each other.
+    on which lambda_hat depends: pass no calibration rows then, and compare queries with each other.
 
     Args:
-        calibration: The number for every calibration row, computed as it is when serving; may be
-            empty.
+        calibration: The number for every calibration row, computed as in serving; may be empty.
         level: Alarm when the capital reaches 1 / level.
-        rng: Chooses which calibration rows enter when there are more than ``cap``.
-        cap: The most values kept; 8 bytes each.
+        rng: Chooses the calibration rows that enter if there are more than ``cap``.
+        cap: Maximum number of values in the bag; 8 bytes each.
     """
 
     kind = "exchangeability"
@@ -187,7 +186,7 @@ class ExchangeabilityMartingale(EProcess):
         cap: int = MAX_BAG,
     ) -> None:
         if not np.isfinite(calibration).all():
-            raise InputError("a monitor needs finite statistics: leave out or mend such rows")
+            raise InputError("drift statistics must be finite: remove or correct such rows")
         super().__init__(Wager(len(EPSILONS), JUMP), level)
         self.cap = max(cap, 1)
         kept = calibration
@@ -201,12 +200,12 @@ class ExchangeabilityMartingale(EProcess):
         Args:
             value: The statistic; finite.
             tie_draw: Uniform in [0, 1), drawn for this query alone.
-            evict_draw: Another one.
+            evict_draw: A second, independent draw.
         """
         if not math.isfinite(value):
-            raise InputError("a monitor needs finite statistics: the router's score is not one")
+            raise InputError("drift statistics must be finite, and the router's score is not")
         if not (0.0 <= tie_draw < 1.0 and 0.0 <= evict_draw < 1.0):
-            raise InputError("a monitor's draws must lie in [0, 1)")
+            raise InputError("the draws of a drift statistic must lie in [0, 1)")
         p = smoothed_p_value(self.bag, value, tie_draw)
         insort(self.bag, value)
         if len(self.bag) > self.cap:
@@ -237,22 +236,22 @@ class ExchangeabilityMartingale(EProcess):
 class RiskEProcess(EProcess):
     """A bet on judged losses against "the mean loss is at most rho".
 
-    Assumes, under that hypothesis: given the past, the next judged loss times its weight has mean
-    at most rho times the weight's mean, as it has when queries are judged by a draw that does not
-    look at them. For risk among answerable queries, feed those alone.
+    Assumption under that hypothesis: given the past, the next judged loss times its weight has a
+    mean of at most rho times the weight's mean. This holds if the draw that selects queries for
+    judging does not depend on them. For risk among answerable queries, pass only those.
 
     With v = weight / max_weight each alternative risk p > rho multiplies its capital by
     1 + b v (loss - rho), b = (p - rho) / (rho (1 - rho)): for weights of one and losses of 0 and 1
-    the likelihood ratio p / rho or (1 - p) / (1 - rho). As p is at most halfway from rho to 1 and
-    v <= 1, no factor is below 1/2. Centred so, a query that is not judged changes nothing and need
-    not be fed.
+    the likelihood ratio p / rho or (1 - p) / (1 - rho). Since p is at most halfway from rho to 1
+    and v <= 1, no factor is below 1/2. Queries that are not judged change nothing and need not be
+    passed.
 
     Args:
-        rho: The largest mean loss that is no cause for alarm.
+        rho: The largest mean loss that must not raise an alarm.
         level: Alarm when the capital reaches 1 / level.
-        max_weight: The largest weight that may come: 1 / the smallest sampling rate. Leave it and
-            every weight at 1 when all queries are sampled at one rate.
-        rho_may_fail: Probability that rho itself is too low; counts into ``false_alarm``.
+        max_weight: The largest possible weight: 1 / the smallest sampling rate. Leave it and every
+            weight at 1 if all queries are sampled at one rate.
+        rho_may_fail: Probability that rho itself is too low; part of ``false_alarm``.
     """
 
     kind = "risk"
@@ -270,20 +269,20 @@ class RiskEProcess(EProcess):
 
     @classmethod
     def for_calibration(cls, n: int, misses: int, *, delta: float, max_weight: float = 1.0) -> Self:
-        """Watch a threshold that left ``misses`` of ``n`` calibration rows uncovered.
+        """Monitor a threshold that left ``misses`` of ``n`` calibration rows uncovered.
 
         rho is not alpha: the realised risk of a calibrated threshold exceeds alpha for about half
-        of all calibration sets, and a long watch would report that as drift. Given the rows it is
-        Beta(misses + 1, n - misses), so it exceeds rho, that law's 1 - delta / 2 point, with
-        probability delta / 2. When it does not, the alarm at level delta / 2 is false with
-        probability delta / 2. Both together: at most delta.
+        of all calibration sets, and a long test would report that as drift. Given the rows the
+        risk is Beta(misses + 1, n - misses), so it exceeds rho, the 1 - delta / 2 quantile, with
+        probability delta / 2. Otherwise the alarm at level delta / 2 is false with probability
+        delta / 2. Together: at most delta.
 
         Raises:
-            CalibrationError: No finite threshold was valid (``misses`` -1): everyone is called, and
-                there is no risk to watch.
+            CalibrationError: No finite threshold was valid (``misses`` -1): the whole pool is
+                called, and there is no risk to monitor.
         """
         if not 0 <= misses < n:
-            raise CalibrationError("no finite threshold is in use, so there is no risk to watch")
+            raise CalibrationError("no finite threshold is in use, so there is no risk to monitor")
         half = checked_alpha(delta, "delta") / 2.0
         rho = beta_quantile(1.0 - half, misses + 1, n - misses)
         return cls(rho, level=half, max_weight=max_weight, rho_may_fail=half)
@@ -304,7 +303,7 @@ class RiskEProcess(EProcess):
 
     @property
     def false_alarm(self) -> float:
-        """P(ever alarmed) while the risk is what the calibration promised."""
+        """P(ever alarmed) while the calibration's guarantee holds is at most this."""
         return self.level + self.rho_may_fail
 
     def to_state(self) -> State:
@@ -328,7 +327,7 @@ class RiskEProcess(EProcess):
 
 
 def _bets_against(rho: float) -> list[float]:
-    """b(p) for alternatives p that halve the way from 1 down to rho, to within rho / 16 of it."""
+    """b(p) for alternatives p that halve the distance from 1 to rho, down to rho / 16."""
     halvings = 4 + math.ceil(-math.log2(rho))
     alternatives = [rho + (1.0 - rho) * 0.5**k for k in range(1, halvings + 1)]
     return [(p - rho) / (rho * (1.0 - rho)) for p in alternatives]
@@ -349,17 +348,17 @@ def split_false_alarm(delta: float, weights: Mapping[str, float]) -> dict[str, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftState:
-    """Several streams; while nothing changes, any of them ever alarms with probability <= delta.
+    """Several streams; while nothing changes, P(any of them ever alarms) <= delta.
 
     By the union bound: the streams may depend on each other in any way. A new calibration needs a
-    new watch, and with it a new delta.
+    new drift state, and with it a new delta.
     """
 
     delta: float
     streams: Mapping[str, ExchangeabilityMartingale | RiskEProcess]
 
     def __post_init__(self) -> None:
-        """Refuse streams that together may alarm more often than stated."""
+        """Refuse streams whose false-alarm probabilities exceed delta together."""
         delta = checked_alpha(self.delta, "delta")
         if sum(stream.false_alarm for stream in self.streams.values()) > delta * (1.0 + 1e-9):
             raise InputError("the streams' false alarms exceed delta: use split_false_alarm")
@@ -384,18 +383,18 @@ class DriftState:
         """Continue where ``to_state`` was taken.
 
         Raises:
-            InputError: The state is damaged, or another version's.
+            InputError: The state is damaged, or from another version.
         """
         try:
             return cls._restored(state)
         except (KeyError, TypeError, ValueError) as exc:
-            raise InputError("the saved watch does not fit: start a new one") from exc
+            raise InputError("the saved drift state does not fit: start a new one") from exc
 
     @classmethod
     def _restored(cls, state: Mapping[str, Any]) -> Self:
         kinds = {kind.kind: kind for kind in (ExchangeabilityMartingale, RiskEProcess)}
         if unknown := {saved["kind"] for saved in state["streams"].values()} - kinds.keys():
-            raise InputError(f"no monitor is of the kind {unknown.pop()!r}: start a new one")
+            raise InputError(f"unknown drift stream kind {unknown.pop()!r}: start a new one")
         streams = {
             name: kinds[saved["kind"]].from_state(saved) for name, saved in state["streams"].items()
         }

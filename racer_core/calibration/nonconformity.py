@@ -31,10 +31,9 @@ def smoothing_noise(
 ) -> FloatArray:
     """U[0, 1e-6) per (query, column), shape (n, C), from a keyed hash. App. B, made repeatable.
 
-    A query is known by its fingerprint. A function of (salt, query, column) alone, so that retries,
-    replicas and restarts draw the same noise.
-    Add it when calibrating and when serving, or never: on one side only it breaks the guarantee
-    (test side only, ``gap``, alpha 0.2: risk 0.54).
+    The fingerprint stands for the query. The noise depends on (salt, query, column) alone, so that
+    retries, replicas and restarts draw the same. Add it both when calibrating and when serving, or
+    never: on one side only it breaks the guarantee (test side only, ``gap``, alpha 0.2: risk 0.54).
     """
     key = hashlib.blake2b(salt, digest_size=32).digest()
     draws = [

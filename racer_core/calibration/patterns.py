@@ -1,7 +1,7 @@
-"""Which sets of candidates are right together: W(x, g) over the patterns seen in training.
+"""Correctness patterns: weights W(x, g) of the sets of candidates that are right together.
 
-A correctness pattern g in {0, 1}^K says who was right on one training query; the empty pattern is
-the null model's. ``cover`` needs their joint weights, where a router's scores give marginals only.
+A pattern g in {0, 1}^K marks the right candidates of one training query; the empty pattern belongs
+to the null model. ``cover`` needs joint weights; a router's scores are marginals only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _CLIP = 0.02  # a router score of 0 or 1 from few neighbours is not certainty
 
 @dataclass(frozen=True, kw_only=True)
 class PatternModel:
-    """The distinct patterns of the training rows, and how a query weighs them.
+    """The distinct patterns of the training rows, and their weights for a query.
 
     Attributes:
         patterns: The distinct patterns, shape (P, K); a pattern's id is its row.
         frequencies: Their shares of the training rows, shape (P,), sum 1.
-        neighbours: How many of a query's nearest training rows vote for their pattern.
-        prior: How many votes the frequencies have beside the neighbours'.
-        temperature: T of the tilt, for routers that have no neighbours.
+        neighbours: Number of a query's nearest training rows that vote for their pattern.
+        prior: Number of votes of the frequencies, beside the neighbours' votes.
+        temperature: T of the tilt, for routers without neighbours.
     """
 
     patterns: BoolArray
@@ -40,14 +40,14 @@ class PatternModel:
     temperature: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse what could not be weighed."""
+        """Refuse tensors and settings that do not fit."""
         shape = self.patterns.shape
         if len(shape) != 2 or 0 in shape or self.frequencies.shape != shape[:1]:
             raise InputError(f"patterns {shape} and frequencies {self.frequencies.shape} differ")
         if not (self.frequencies > 0.0).all() or abs(float(self.frequencies.sum()) - 1.0) > 1e-6:
             raise InputError("the frequencies of the patterns must be above 0 and sum to 1")
         if self.neighbours < 1:
-            raise InputError(f"neighbours of the patterns is {self.neighbours}")
+            raise InputError(f"patterns need at least 1 neighbour, not {self.neighbours}")
         if not (0.0 < self.prior < math.inf and 0.0 < self.temperature < math.inf):
             raise InputError("prior and temperature of the patterns must be above 0 and finite")
 
@@ -59,19 +59,19 @@ class PatternModel:
         return cls(patterns=labels[first], frequencies=counts / len(labels))
 
     def restrict(self, columns: Sequence[int]) -> Self:
-        """The same training rows seen by a smaller pool.
+        """The same training rows for a smaller pool.
 
-        Patterns that become equal stay apart, so that neighbours' ids keep their meaning; their
-        weights add up all the same.
+        Patterns that become equal stay separate, so that neighbours' ids remain valid; this does
+        not change sums of weights.
         """
         return replace(self, patterns=self.patterns[:, list(columns)])
 
     def weights(self, scores: FloatArray, neighbours: IdArray | None) -> FloatArray:
         """W(x, g), shape (B, P), each row with sum 1.
 
-        With neighbours (their pattern ids, nearest first, shape (B, J)): how often each pattern
-        occurs among them, plus the prior's votes. Without: the frequencies tilted by the router's
-        scores, f_g exp(sum_m g_m (logit f(x, m) - logit base_m) / T).
+        With neighbours (their pattern ids, nearest first, shape (B, J)): the count of each pattern
+        among them, plus the prior's votes. Without: the frequencies tilted by the router's scores,
+        f_g exp(sum_m g_m (logit f(x, m) - logit base_m) / T).
         """
         raw = self._tilted(scores) if neighbours is None else self._counted(neighbours)
         return raw / raw.sum(axis=1, keepdims=True)
@@ -97,7 +97,7 @@ class PatternModel:
 
     @cached_property
     def answerable(self) -> BoolArray:
-        """Patterns in which somebody is right, shape (P,)."""
+        """Whether each pattern has a right candidate, shape (P,)."""
         return any_column(self.patterns)
 
 

@@ -1,4 +1,4 @@
-"""From what a router says to s(x, m), the same way when calibrating and when serving."""
+"""Nonconformity scores s(x, m) from router output, identical in calibration and serving."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from racer_core.errors import InputError
 from racer_core.types import BoolArray, FloatArray, IdArray, Score
 
 NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
-_CELLS = 1 << 18  # numbers held at once, so that they stay in the processor's cache
+_CELLS = 1 << 18  # numbers in one slice, so that it fits the CPU cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class NonconformityScorer:
-    """Nonconformity for one pool.
+    """Computes the nonconformity scores of one pool.
 
     Attributes:
         pool: Candidates in the order of the columns.
         with_null: Whether the null model is a column, the last one.
-        patterns: What the cover scores read; None where the training rows are not known.
+        patterns: Patterns of the training rows, for the cover scores; None if not available.
         prices: Price per call of each candidate, for ``cover_cost``.
-        smoothing_salt: Key of the noise that breaks ties; None adds none.
+        smoothing_salt: Key of the noise that breaks ties; None adds no noise.
     """
 
     pool: tuple[str, ...]
@@ -61,18 +61,18 @@ class NonconformityScorer:
         """s, shape (B, K + 1) with the null model, (B, K) without; lower fits better.
 
         Args:
-            score: Which one.
+            score: The kind of nonconformity score.
             scores: f, shape (B, K).
             neighbours: Pattern ids of the nearest training rows, nearest first, shape (B, J).
-            fingerprints: What a query is known by, B of them; read for smoothing only.
+            fingerprints: Keyed hashes of the queries, B of them; read for smoothing only.
 
         Raises:
-            InputError: The score needs patterns or prices that are not known here.
+            InputError: The score needs patterns or prices that are missing.
         """
         if score not in self.offered:
             wanted = "prices of the candidates" if self.patterns else "an artifact with patterns"
             raise InputError(f"score {score.value!r} needs {wanted}", param="score")
-        # Column by column in memory: what reads it reduces over columns.
+        # Column-major, since callers reduce over columns.
         fit = np.empty((len(scores), len(self.pool) + self.with_null), order="F")
         for part in self.slices(score, len(scores)):
             near = None if neighbours is None else neighbours[part]
@@ -83,7 +83,7 @@ class NonconformityScorer:
         return fit
 
     def slices(self, score: Score, rows: int) -> Iterator[slice]:
-        """Pieces of a batch that are scored at a time."""
+        """Slices of a batch, small enough for the CPU cache."""
         width = len(self.pool) + self.with_null
         if self.patterns is not None and score in (Score.COVER, Score.COVER_COST):
             width += len(self.patterns.frequencies)

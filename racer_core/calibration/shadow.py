@@ -1,6 +1,6 @@
-"""Risk while serving: from a random sample that is judged in full, or as a range from feedback.
+"""Risk estimates in production: from a shadow sample with intervals, from feedback as bounds.
 
-Users judge the candidates that were called, so nobody sees whether an uncalled one was right. A
+Users judge the candidates that were called; whether an uncalled one was right stays unknown. A
 shadow sample (all candidates called and judged, at a rate pi, weight 1 / pi) is the only unbiased
 source; feedback alone identifies risk up to a range, and is reported as one.
 """
@@ -24,10 +24,10 @@ RIGHT, WRONG, UNKNOWN = 1, 0, -1  # a verdict on one candidate's answer
 def is_sampled(key: bytes, decision_id: bytes, rate: float) -> bool:
     """Whether a decision belongs to the shadow sample.
 
-    A keyed hash: replicas and retries agree, and whoever lacks the key cannot steer what is
-    sampled, nor can the query's content. A decision sampled at one rate is sampled at every larger
-    one. Use an identity of the decision: with the query's fingerprint all its repeats would be
-    sampled together, and the interval of ``estimate_risk`` would count them as independent.
+    A keyed hash: replicas and retries agree, and neither clients without the key nor the query's
+    content influence the sample. A decision sampled at one rate is sampled at every larger rate.
+    Pass the id of the decision: with the query's fingerprint all repeats would be sampled together,
+    and the interval of ``estimate_risk`` would count them as independent.
 
     Args:
         key: Secret, at least 1 byte.
@@ -46,7 +46,7 @@ def is_sampled(key: bytes, decision_id: bytes, rate: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskEstimate:
-    """Risk with an interval that holds it with probability 1 - delta at least."""
+    """Risk with an interval that covers it with probability at least 1 - delta."""
 
     risk: float  # NaN when nothing was sampled
     lower: float
@@ -60,8 +60,8 @@ def horvitz_thompson(losses: FloatArray, rates: FloatArray, decisions: int) -> f
 
     Args:
         losses: Of the sampled decisions, shape (s,).
-        rates: With which each was sampled, shape (s,), in (0, 1].
-        decisions: How many there were, sampled or not.
+        rates: Sampling rate of each, shape (s,), in (0, 1].
+        decisions: Number of decisions, sampled or not.
     """
     return float(np.sum(losses / rates) / decisions)
 
@@ -86,13 +86,13 @@ def estimate_risk(
     Horvitz-Thompson, and the bound is taken over all decisions, with loss / rate where sampled and
     0 elsewhere. Assumes decisions that are independent and of one distribution.
 
-    For the ``answerable`` target give only sampled decisions that some candidate answered right;
-    then all rates must be equal, as nobody knows how many decisions were answerable.
+    For the ``answerable`` target pass only sampled decisions that some candidate answered right;
+    all rates must then be equal, because the number of answerable decisions is unknown.
 
     Args:
         losses: Shape (s,), in [0, 1].
         rates: Shape (s,), in (0, 1].
-        decisions: How many there were, sampled or not; used when rates differ.
+        decisions: Number of decisions, sampled or not; used if rates differ.
         delta: Probability that the interval misses.
 
     References:
@@ -147,7 +147,7 @@ def _empirical_bernstein(terms: FloatArray, largest: float, delta: float) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackBounds:
-    """The risk of these decisions lies in [lower, upper], whatever the unknown verdicts are."""
+    """The risk of these decisions lies in [lower, upper] for all values of unknown verdicts."""
 
     lower: float
     upper: float
@@ -162,59 +162,59 @@ def feedback_bounds(
     risk_target: RiskTarget,
     r: int = 1,
 ) -> FeedbackBounds:
-    """Bound the risk of served decisions by the best and the worst that verdicts allow.
+    """Bound the risk of served decisions over all values of the unknown verdicts.
 
-    Give every decision of a period, all UNKNOWN where nobody judged: leaving those out assumes
-    that people judge right and wrong answers alike, which they do not. These are bounds on the
-    share among these decisions, without any allowance for chance.
+    Pass every decision of a period, all UNKNOWN without judgements: leaving those out assumes that
+    users judge right and wrong answers equally often, which they do not. The bounds hold for the
+    share among these decisions; they are no confidence interval.
 
-    What a row can still be, with x right candidates in the set and y right ones outside:
-        hit    x >= r, or x >= 1 and y = 0: loss 0.
-        miss   x < r and y >= 1: loss 1.
-        nobody x = y = 0: for ``paper`` loss 0 if the null model is in the set, else 1; for
-               ``answerable`` the row does not count.
-    So a right candidate called is a hit. All called wrong is a loss for ``paper`` without the null
-    model; with it, or for ``answerable``, it stays open until every candidate was judged.
-    For ``answerable`` the risk is a ratio: the upper bound makes every open row a miss if it can
-    be, the lower one a hit, else a row that does not count.
+    Possible outcomes of a row, with x right candidates in the set and y right ones outside:
+        hit   x >= r, or x >= 1 and y = 0: loss 0.
+        miss  x < r and y >= 1: loss 1.
+        none  x = y = 0: for ``paper`` loss 0 if the null model is in the set, else 1; for
+              ``answerable`` the row does not count.
+    With r = 1, a right called candidate is a hit. If all called candidates are wrong, the row is a
+    loss for ``paper`` without the null model; with it, or for ``answerable``, the row stays open
+    until every candidate was judged. For ``answerable`` the risk is a ratio: the upper bound counts
+    every open row as a miss if possible; the lower bound counts it as a hit if possible, else not.
 
     Args:
         verdicts: RIGHT, WRONG or UNKNOWN, shape (n, K); uncalled candidates may be known too.
         selected: The sets without the null model, shape (n, K).
         null_selected: Shape (n,).
-        risk_target: What the risk counts.
+        risk_target: The definition of risk.
         r: Right candidates wanted in the set.
 
     Returns:
-        [0, 1] when nothing is known.
+        [0, 1] if no verdict is known.
     """
     if verdicts.shape != selected.shape or null_selected.shape != verdicts.shape[:1] or r < 1:
         raise InputError("verdicts and sets must have the same shape (n, K), and r be at least 1")
     if not np.isin(verdicts, (RIGHT, WRONG, UNKNOWN)).all():
         raise InputError("a verdict must be right, wrong or unknown")
-    hit, miss, nobody = _possible(verdicts, selected, r)
-    identified = int(np.count_nonzero(hit.astype(int) + miss + nobody == 1))
+    hit, miss, none = _possible(verdicts, selected, r)
+    identified = int(np.count_nonzero(hit.astype(int) + miss + none == 1))
     if risk_target is RiskTarget.PAPER:
-        hit, miss = hit | (nobody & null_selected), miss | (nobody & ~null_selected)
-        nobody = np.zeros_like(nobody)
+        hit, miss = hit | (none & null_selected), miss | (none & ~null_selected)
+        none = np.zeros_like(none)
         identified = int(np.count_nonzero(hit != miss))
-    lower = _ratio(miss & ~hit & ~nobody, hit, default=0.0)
-    upper = _ratio(miss, hit & ~miss & ~nobody, default=1.0)
+    lower = _ratio(miss & ~hit & ~none, hit, default=0.0)
+    upper = _ratio(miss, hit & ~miss & ~none, default=1.0)
     return FeedbackBounds(lower=lower, upper=upper, decisions=len(verdicts), identified=identified)
 
 
 def _possible(
     verdicts: NDArray[np.int8], selected: BoolArray, r: int
 ) -> tuple[BoolArray, BoolArray, BoolArray]:
-    """Which rows can still be a hit, a miss, or right by nobody; each shape (n,)."""
+    """The rows that may be a hit, a miss, or without a right candidate; each shape (n,)."""
     right, open_ = verdicts == RIGHT, verdicts == UNKNOWN
     least = np.count_nonzero(right & selected, axis=1)  # of x
     most = least + np.count_nonzero(open_ & selected, axis=1)
     outside, outside_open = any_column(right & ~selected), any_column(open_ & ~selected)
     hit = (most >= r) | ((most >= 1) & ~outside)
     miss = (least < r) & (outside | outside_open)
-    nobody = ~any_column(right)
-    return hit, miss, nobody
+    none = ~any_column(right)
+    return hit, miss, none
 
 
 def _ratio(misses: BoolArray, hits: BoolArray, default: float) -> float:

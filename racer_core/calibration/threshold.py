@@ -32,7 +32,7 @@ def critical_scores(nonconformity: FloatArray, truth: BoolArray, r: int = 1) -> 
     return np.take_along_axis(ordered, wanted[:, None], axis=1)[:, 0]
 
 
-@lru_cache(maxsize=4096)  # asked for every request, and a function of three numbers
+@lru_cache(maxsize=4096)  # called for every request
 def allowed_misses(n: int, alpha: float, delta: float | None = None) -> int:
     """How many of n calibration rows may be missed; -1 when no finite threshold is valid.
 
@@ -57,7 +57,7 @@ def calibrate_threshold(
 ) -> float:
     """Return lambda_hat, the smallest threshold whose adjusted empirical risk is <= alpha.
 
-    For critical scores of one's own; a ``Calibration`` looks it up in scores it has sorted once.
+    For arrays of critical scores; a ``Calibration`` sorts its scores once and looks lambda_hat up.
 
     Args:
         critical_scores: s_i, shape (n,), any order; in nonconformity units.

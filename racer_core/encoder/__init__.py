@@ -1,1 +1,1 @@
-"""Text to embeddings: any Hugging Face encoder, or hashed character n-grams without weights."""
+"""Text encoders: Hugging Face models, and hashed character n-grams; they know no routers."""

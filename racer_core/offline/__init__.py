@@ -1,1 +1,1 @@
-"""What `racer train` and `racer evaluate` call: slow, synchronous, with progress."""
+"""Training and evaluation of routers, for the command line; knows no HTTP and no gateway."""

@@ -1,1 +1,1 @@
-"""Labelled rows: which candidates answered which query right."""
+"""Readers and writers of labelled rows; they know no encoder, router or calibration."""

@@ -1,1 +1,1 @@
-"""Base routers: embeddings to the chance that each candidate is right."""
+"""Base routers, which estimate each candidate's chance to be right; they know no thresholds."""

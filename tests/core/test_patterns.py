@@ -196,7 +196,7 @@ GOOD = {"patterns": np.eye(2, dtype=bool), "frequencies": np.array([0.25, 0.75])
         ({"frequencies": np.array([-0.5, 1.5])}, "above 0 and sum to 1"),
         ({"frequencies": np.array([0.25, 0.5])}, "above 0 and sum to 1"),
         ({"frequencies": np.array([math.nan, 0.5])}, "above 0 and sum to 1"),
-        ({"neighbours": 0}, "neighbours of the patterns is 0"),
+        ({"neighbours": 0}, "at least 1 neighbour, not 0"),
         ({"prior": 0.0}, "prior and temperature"),
         ({"prior": math.nan}, "prior and temperature"),
         ({"prior": math.inf}, "prior and temperature"),

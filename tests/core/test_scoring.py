@@ -372,7 +372,7 @@ def test_scores_are_offered_where_they_can_be_computed(known, offered):
 @pytest.mark.parametrize(
     ("known", "told"),
     [
-        ({"patterns": patterns_of(3)}, "not about 2 candidates"),
+        ({"patterns": patterns_of(3)}, "do not have 2 candidates"),
         ({"patterns": patterns_of(2), "neighbours": np.zeros((2, 4), np.uint8)}, "rows of neigh"),
         ({"prices": (1.0,)}, "prices must be 2 numbers"),
         ({"prices": (1.0, 0.0)}, "above 0"),
