@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from app.calibrations.columns import load
+from app.calibrations.column_files import load
 from app.calibrations.parsing import MAX_LINE_BYTES, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.row_reader import read_rows
@@ -133,7 +133,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     )  # fmt: skip
     assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0)) == 3
     cut = io.BytesIO(texts.getvalue()[:-1])
-    with pytest.raises(ValueError, match="do not end"):
+    with pytest.raises(ValueError, match="do not fit"):
         load(POOL, cut, arrays, duplicates=0, near_duplicates=0)
     with pytest.raises(ValueError, match="shape"):
         load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0)
@@ -312,7 +312,8 @@ def test_a_reader_has_little_room_and_no_key(
     def look() -> None:
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if b"app.calibrations.row_reader_process" in (process / "cmdline").read_bytes():
+                is_reader = b"row_reader_process" in (process / "cmdline").read_bytes()
+                if is_reader and f" {os.getpid()} " in (process / "stat").read_text():
                     environments.append((process / "environ").read_text())
                     limits.append((process / "limits").read_text())
             except OSError:
