@@ -148,7 +148,13 @@ async def _open_routing(
         await stack.enter_async_context(calibration_sync)
         calibrations = await stack.enter_async_context(
             CalibrationService(
-                settings, trained, scoring, store, active, calibration_sync, grouping
+                settings=settings,
+                trained=trained,
+                scorer=scoring,
+                store=store,
+                active=active,
+                calibration_sync=calibration_sync,
+                grouping=grouping,
             )
         )
         monitor = await stack.enter_async_context(

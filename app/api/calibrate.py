@@ -75,7 +75,7 @@ async def calibrate(request: Request, services: Services) -> Response:
     given: dict[str, Any] = dict(request.query_params)
     asked = {"wait": given.pop("wait")} if "wait" in given else {}
     wait = bodies.checked(CalibrateQuery, asked).wait
-    with calibrations.jobs.arriving():
+    with calibrations.jobs.receiving():
         folder = spool_folder(services.store.url)
         upload = await receive(request, settings.limits.upload_bytes, folder)
     try:
@@ -86,7 +86,7 @@ async def calibrate(request: Request, services: Services) -> Response:
     if wait:
         while not job.ended:
             await job.changed()
-    elif wait is False or not await calibrations.jobs.answers_soon(job):
+    elif wait is False or not await calibrations.jobs.finishes_soon(job):
         headers = {"location": f"/calibrations/jobs/{job.id}"}
         return bodies.json_response({"job": job.as_json()}, status=202, headers=headers)
     return bodies.json_response(job.outcome())

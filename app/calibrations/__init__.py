@@ -1,1 +1,1 @@
-"""From an upload to an active calibration: spool, rows, scores, evidence, record, and jobs."""
+"""Calibrations: from an upload of labelled rows to a stored, active record; knows no endpoint."""

@@ -1,4 +1,4 @@
-"""How often the final answer would be wrong, from the answers that calibration rows carry."""
+"""Answer risk: how often the final answer would be wrong, from the answers in the rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLICE: Final = 4_096  # rows whose answers are compared at once: K * K numbers 
 
 
 def textual(equality: Equality) -> Equality | None:
-    """The equality, where it compares texts alone; None where a model or a library must help."""
+    """The equality, if it compares texts alone; None if it needs a model or a library."""
     return equality if is_textual(equality) else None
 
 
@@ -35,16 +35,15 @@ def answer_risk(
 ) -> dict[str, Any] | None:
     """P(final answer wrong | answered) under the configured vote, with its upper bound.
 
-    No row is judged at a threshold that it took part in: each half of the rows that have answers is
-    routed at the threshold of the other half. A final answer is right when its candidate was
+    No row is judged at a threshold that it helped to set: each half of the rows that have answers
+    is routed at the threshold of the other half. A final answer is right if its candidate was
     labelled right.
 
     Returns:
-        None where it cannot be known: no row has answers, half of the rows are too few for alpha,
-        answers are not compared as texts, or votes are weighed by what an evaluator would have to
-        be asked.
+        None if it cannot be computed: no row has answers, half of the rows are too few for alpha,
+        answers are not compared as texts, or the weights of votes come from an evaluator.
     """
-    if rows.classes is None or not rows.answered.any() or not _votes_alone(aggregation):
+    if rows.classes is None or not rows.answered.any() or not _needs_no_evaluator(aggregation):
         return None
     order = [rows.pool.index(name) for name in calibration.pool]
     answered = np.flatnonzero(rows.answered)
@@ -81,11 +80,11 @@ def answer_risk(
     }
 
 
-def _votes_alone(aggregation: Aggregation) -> bool:
-    """Whether the vote can be counted from answers and router scores."""
-    asks = aggregation.method is Method.WEIGHTED and aggregation.weight is not Weight.ROUTER
+def _needs_no_evaluator(aggregation: Aggregation) -> bool:
+    """Whether answers and router scores are all that the vote needs."""
+    evaluated = aggregation.method is Method.WEIGHTED and aggregation.weight is not Weight.ROUTER
     other_options = aggregation.method is Method.LOG_ODDS and aggregation.options != OPTIONS
-    return not asks and not other_options
+    return not evaluated and not other_options
 
 
 def _threshold(calibration: Calibration) -> float:

@@ -1,4 +1,4 @@
-"""What a calibration shows for itself, and what an operator may want to know before it serves."""
+"""Evidence of a calibration: thresholds, risks, set sizes, and its shift from the active one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_quantile
 
-# The grid that alpha is chosen from, offline too.
+# The grid of risk levels, here and in offline evaluation.
 ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
                  0.35, 0.4, 0.45, 0.5)  # fmt: skip
 CURVE_ROWS: Final = 10_000  # a mean set size is then known to about 0.02
@@ -21,7 +21,7 @@ MAX_GROUPS: Final = 50
 
 
 def evidence(calibration: Calibration) -> dict[str, Any]:
-    """What every record keeps; mean_size is on its own rows, hence slightly low."""
+    """The evidence in every record; mean_size is over its own rows, hence slightly low."""
     options = calibration.options
     lambda_hat = calibration.lambda_hat(options.alpha, options.score)
     feasible = math.isfinite(lambda_hat)
@@ -42,10 +42,10 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
 
 
 def later_evidence(calibration: Calibration) -> dict[str, Any]:
-    """What the rows of later turns show for themselves.
+    """The evidence of the rows of later turns.
 
-    Too few of them for alpha are not used, and ``feasible`` is then false: ``min_n`` says how many
-    it takes.
+    If they are too few for alpha, they are not used and ``feasible`` is false. ``min_n`` is the
+    number of rows that alpha needs.
     """
     shown = ("rows", "n", "min_n", "feasible", "lambda_hat", "mean_size", "abstain", "risk_q95")
     found = evidence(calibration)
@@ -53,7 +53,7 @@ def later_evidence(calibration: Calibration) -> dict[str, Any]:
 
 
 def curve(calibration: Calibration) -> list[dict[str, Any]]:
-    """What every alpha of the grid would cost.
+    """Threshold, set size, cost and abstention at every alpha of the grid.
 
     Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
     them, chosen at random.
@@ -89,10 +89,15 @@ def groups(calibration: Calibration) -> list[dict[str, Any]]:
 
 
 def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """How far a calibration is from the active one, which was ``before``; changes are relative.
+    """The distance of a calibration from the active one, as relative changes.
 
-    A change from 0 has no size, and thresholds of different scores cannot be compared: None then.
-    Later turns that are no longer calibrated, or now are, have changed altogether.
+    A change is None if it starts from 0, or if the thresholds are of different scores. Later turns
+    that are calibrated in one of the two only count as a change of 100 %.
+
+    Args:
+        active_id: The active calibration.
+        before: Its evidence.
+        after: The evidence of the new calibration.
     """
     same_score = before["score"] == after["score"]
     first = _changes(before, after, same_score=same_score)
@@ -102,15 +107,16 @@ def shift(active_id: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
         "mean_size": before["mean_size"],
         **first,
     }
-    sizes = [*first.values()]
-    was, will = (_of_later_turns(each) for each in (before, after))
-    if was and will:
-        found["later_turns"] = _changes(was, will, same_score=same_score)
-        sizes += found["later_turns"].values()
-    elif was or will:
-        found["later_turns"] = "gained" if will else "lost"
-        sizes.append(1.0)
-    return found | {"largest": max((abs(each) for each in sizes if each is not None), default=0.0)}
+    changes = [*first.values()]
+    later_before, later_after = _later_turns(before), _later_turns(after)
+    if later_before and later_after:
+        found["later_turns"] = _changes(later_before, later_after, same_score=same_score)
+        changes += found["later_turns"].values()
+    elif later_before or later_after:
+        found["later_turns"] = "gained" if later_after else "lost"
+        changes.append(1.0)
+    largest = max((abs(each) for each in changes if each is not None), default=0.0)
+    return found | {"largest": largest}
 
 
 def _changes(
@@ -122,8 +128,8 @@ def _changes(
     }
 
 
-def _of_later_turns(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What the evidence says of later turns; None where their threshold is not used."""
+def _later_turns(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The evidence of later turns; None if their threshold is not used."""
     turns = found.get("later_turns")
     return turns if turns and turns["feasible"] else None
 
@@ -131,7 +137,7 @@ def _of_later_turns(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def min_n(alpha: float, delta: float | None) -> int | None:
     """The fewest rows that make alpha feasible: 1/(n + 1) <= alpha, or (1 - alpha)^n <= delta.
 
-    None where no number of rows could be counted.
+    None if the number is too large for a float.
     """
     if delta is not None:
         fewest = math.log(delta) / math.log1p(-alpha)
@@ -167,7 +173,7 @@ def _risk_q05(calibration: Calibration) -> float:
 
 
 def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
-    """Mean size and abstention of the rows' own sets, and their mean price where there are any."""
+    """Mean size and abstention of the rows' own sets, and their mean price if prices are known."""
     sets = calibration.sets(
         calibration.scores,
         calibration.fingerprints,

@@ -1,7 +1,7 @@
-"""Calibrations as jobs: one runs, a few wait, and anybody may ask how far they are.
+"""Job queue of calibrations: one runs, a few wait, and each can be watched and cancelled.
 
-Jobs live in this process. What a job stored is in the store; the job itself is forgotten with the
-process, or once many others have ended after it.
+Jobs live in this process. What a job stored is in the store. The job itself is forgotten when the
+process ends, or after many later jobs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 from app.calibrations.progress import Progress
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 SMALL_UPLOAD_BYTES: Final = 4 * 2**20
 SMALL_ROWS: Final = 2_000
-MAX_WAITING: Final = 8  # uploads that are taken in or wait for their turn
-_REMEMBERED: Final = 64
-_LOOK_EVERY_S: Final = 0.2
+MAX_WAITING: Final = 8  # uploads that are being received or wait to run
+_MAX_JOBS: Final = 64  # that are remembered
+_POLL_S: Final = 0.2
 
 Status = Literal["waiting", "running", "done", "failed", "cancelled"]
 Work = Callable[[Progress], Awaitable[dict[str, Any]]]
 
 
 class Job:
-    """One calibration under way. Belongs to the event loop; only its progress is told elsewhere."""
+    """One calibration under way. Belongs to the event loop; only its progress is set elsewhere."""
 
     def __init__(self, created_at: str, upload_bytes: int) -> None:
         self.id = f"job-{secrets.token_hex(8)}"
@@ -42,7 +42,7 @@ class Job:
         self.result: dict[str, Any] | None = None
         self.error: Exception | None = None
         loop = asyncio.get_running_loop()
-        self.progress = Progress(lambda: loop.call_soon_threadsafe(self._wake))
+        self.progress = Progress(lambda: loop.call_soon_threadsafe(self._notify))
         self._changed = asyncio.Event()
 
     @property
@@ -52,29 +52,30 @@ class Job:
 
     @property
     def large(self) -> bool:
-        """Too large to wait for, as far as is known; how many rows it has is known late."""
+        """Too large to wait for, as far as known; the number of rows is known late."""
         phase, _, total = self.progress.stage
         many = phase == "scoring" and total > SMALL_ROWS
         return many or self._upload_bytes > SMALL_UPLOAD_BYTES
 
     async def changed(self) -> None:
-        """Wait for the next change that is worth telling."""
+        """Wait for the next change."""
         await self._changed.wait()
 
-    def end(self, status: Status) -> None:
-        """Say how it ended."""
+    def end(self, status: Status, error: Exception | None = None) -> None:
+        """Set the final status."""
         self.status = status
-        self._wake()
+        self.error = error
+        self._notify()
 
     def outcome(self) -> dict[str, Any]:
-        """The result of a job that ended. Raises what it failed with."""
+        """The result of a job that ended. Raises the error of a job that failed."""
         if self.error is not None:
             raise self.error
         assert self.result is not None
         return self.result
 
     def as_json(self) -> dict[str, Any]:
-        """What may be told."""
+        """The wire form."""
         phase, done, total = self.progress.stage
         return {
             "id": self.id,
@@ -84,32 +85,37 @@ class Job:
             "done": done,
             "total": total,
             "result": self.result,
-            "error": None if self.error is None else _told(self.error),
+            "error": None if self.error is None else _error_as_json(self.error),
         }
 
-    def _wake(self) -> None:
-        """Wake who waits, each once."""
+    def _notify(self) -> None:
+        """Wake each task that waits for a change, once."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-class Jobs:
-    """The queue. Close it before what the jobs use."""
+class JobQueue:
+    """Close it before what the jobs use."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._turn = asyncio.Lock()
-        self._arriving = 0
+        self._run_lock = asyncio.Lock()  # held by the job that runs
+        self._receiving = 0
 
-    def arriving(self) -> Arrival:
-        """A place for an upload while it is taken in. Raises :class:`Overloaded`."""
-        if self._arriving + len(self._tasks) > MAX_WAITING:
+    @contextmanager
+    def receiving(self) -> Generator[None]:
+        """Count an upload as waiting while it is received. Raises :class:`Overloaded`."""
+        if self._receiving + len(self._tasks) > MAX_WAITING:
             raise Overloaded(f"{MAX_WAITING} calibrations already wait; try again soon")
-        return Arrival(self._count)
+        self._receiving += 1
+        try:
+            yield
+        finally:
+            self._receiving -= 1
 
     def submit(self, work: Work, created_at: str, upload_bytes: int) -> Job:
-        """Put work into the queue. It is begun even when it was cancelled, to clean up."""
+        """Queue work. A job that is cancelled while it waits still starts, to clean up."""
         job = Job(created_at, upload_bytes)
         self._jobs[job.id] = job
         self._forget()
@@ -122,8 +128,8 @@ class Jobs:
         """A job by its id. Raises :class:`NotFound`."""
         if job_id not in self._jobs:
             raise NotFound(
-                f"no job {job_id[:64]!r}: jobs end with the gateway's process; whether it stored "
-                "its calibration, GET /calibrations tells",
+                f"no job {job_id[:64]!r}: jobs end with the gateway's process; GET /calibrations "
+                "lists the calibrations that were stored",
                 code="job_not_found",
             )
         return self._jobs[job_id]
@@ -132,18 +138,18 @@ class Jobs:
         """Every job that is remembered, newest first."""
         return list(reversed(self._jobs.values()))
 
-    async def answers_soon(self, job: Job) -> bool:
-        """Wait for a job as long as it is small; false where its answer will take longer."""
+    async def finishes_soon(self, job: Job) -> bool:
+        """Wait for a small job to end; false as soon as it will take longer."""
         while not job.ended:
-            if job.large or self._behind_a_large_one(job):
+            if job.large or self._is_behind_large(job):
                 return False
-            with suppress(TimeoutError):  # one before it may turn out to be large meanwhile
-                async with asyncio.timeout(_LOOK_EVERY_S):
+            with suppress(TimeoutError):  # an earlier job may turn out to be large meanwhile
+                async with asyncio.timeout(_POLL_S):
                     await job.changed()
         return True
 
     async def cancel(self, job_id: str) -> Job:
-        """End a job; nothing is changed by it then.
+        """Cancel a job and wait for its end; it changes nothing then.
 
         Raises:
             NotFound: No such job.
@@ -157,71 +163,52 @@ class Jobs:
         return job
 
     async def close(self) -> None:
-        """Cancel what runs and waits, and see it end."""
+        """Cancel all jobs and wait for their end."""
         for job in self._jobs.values():
             job.progress.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, job: Job, work: Work) -> None:
-        its_turn = await self._may_run(job)
+        locked = await self._wait_to_run(job)
         try:
             job.status = "running"
             job.result = await work(job.progress)
         except JobCancelled as exc:
-            job.error = exc
-            job.end("cancelled")
+            job.end("cancelled", exc)
         except RacerError as exc:
-            job.error = exc
-            job.end("failed")
+            job.end("failed", exc)
         except Exception as exc:
             log.exception("a calibration failed unexpectedly")
-            job.error = exc
-            job.end("failed")
+            job.end("failed", exc)
         else:
             job.end("done")
         finally:
-            if its_turn:
-                self._turn.release()
+            if locked:
+                self._run_lock.release()
 
-    async def _may_run(self, job: Job) -> bool:
-        """Wait for its turn; false, and at once, where it is cancelled: it only cleans up then."""
-        turn = asyncio.create_task(self._turn.acquire())
+    async def _wait_to_run(self, job: Job) -> bool:
+        """Acquire the lock; false, and at once, if the job is cancelled and only cleans up."""
+        acquiring = asyncio.create_task(self._run_lock.acquire())
         try:
-            with job.progress.cancelling(turn.cancel):
-                await asyncio.wait({turn})
+            with job.progress.cancelling(acquiring.cancel):
+                await asyncio.wait({acquiring})
         except JobCancelled:  # before it began to wait
-            turn.cancel()
-            await asyncio.wait({turn})
-        return not turn.cancelled()
+            acquiring.cancel()
+            await asyncio.wait({acquiring})
+        return not acquiring.cancelled()
 
-    def _behind_a_large_one(self, job: Job) -> bool:
+    def _is_behind_large(self, job: Job) -> bool:
         before = itertools.takewhile(lambda each: each is not job, self._jobs.values())
         return any(each.large and not each.ended for each in before)
 
-    def _count(self, step: int) -> None:
-        self._arriving += step
-
     def _forget(self) -> None:
         ended = [name for name, job in self._jobs.items() if job.ended]
-        for name in ended[: max(0, len(self._jobs) - _REMEMBERED)]:
+        for name in ended[: max(0, len(self._jobs) - _MAX_JOBS)]:
             del self._jobs[name]
 
 
-class Arrival:
-    """``with`` it, an upload counts as one that waits."""
-
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self._count = count
-
-    def __enter__(self) -> None:
-        self._count(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._count(-1)
-
-
-def _told(exc: Exception) -> dict[str, Any]:
-    """An error as the envelope has it, with the status that it would have had."""
+def _error_as_json(exc: Exception) -> dict[str, Any]:
+    """An error as in the error envelope, with its HTTP status."""
     if not isinstance(exc, RacerError):
         exc = RacerError("internal error; see the gateway's log")
     status, body = error_envelope.envelope(exc)

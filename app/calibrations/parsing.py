@@ -1,4 +1,4 @@
-"""Reads the rows of an upload into columns, in whatever process it is called."""
+"""Parser of uploads: labelled rows in, columns in two files out. Runs in any process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from app.calibrations.columns import ColumnWriter
+from app.calibrations.column_files import ColumnWriter
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
@@ -20,25 +20,25 @@ from racer_core.records.reader import stream_rows
 MAX_ROWS: Final = 2_000_000
 MAX_LINE_BYTES: Final = 2**20
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # on the disk
-_TOLD_EVERY_S: Final = 0.2
-_CLOCK_EVERY: Final = 64  # rows between two looks at it
+_REPORT_EVERY_S: Final = 0.2
+_CLOCK_EVERY: Final = 64  # rows between two looks at the clock
 
 Fields = Callable[[dict[str, Any]], None]
-Read = Callable[[int, int], None]
+ReportBytes = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadInstructions:
-    """What is to be read.
+    """How to read an upload.
 
     Attributes:
-        name: The file's, in lower case; the format follows from its end.
-        source: What messages call the file.
-        document: A JSON body: options stand beside its rows.
-        pool: The candidates that the rows must be about.
-        query_chars: Longer queries are refused.
+        name: The file's name in lower case; its end tells the format.
+        source: What error messages call the file.
+        document: It is a JSON body, with options beside its rows.
+        pool: The candidates that the rows must label.
+        query_chars: Longer queries are rejected.
         equality: When two recorded answers are the same; None leaves answers out.
-        salt: Of the fingerprints by which queries are known.
+        salt: Salt of the queries' fingerprints.
         text: What the router reads of a conversation.
     """
 
@@ -54,7 +54,7 @@ class ReadInstructions:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What the columns do not say."""
+    """The result beside the two files of columns."""
 
     pool: tuple[str, ...]
     duplicates: int
@@ -62,23 +62,24 @@ class Parsed:
 
 
 def parse(
-    order: ReadInstructions,
+    instructions: ReadInstructions,
     file: BinaryIO,
     texts: BinaryIO,
     arrays: BinaryIO,
     *,
     fields: Fields,
-    progress: Read,
+    progress: ReportBytes,
 ) -> Parsed:
     """Read all rows, or none.
 
     Args:
-        order: What is to be read.
-        file: The upload, at its beginning.
-        texts: Takes the queries.
-        arrays: Takes everything else, as :func:`app.calibrations.columns.load` reads it.
-        fields: Hears what stands beside the rows of a document, before they are read.
-        progress: Hears how many bytes were read, and how many there are.
+        instructions: How to read the upload.
+        file: The upload.
+        texts: Where to write the queries.
+        arrays: Where to write everything else, as :func:`app.calibrations.column_files.load` reads
+            it.
+        fields: Takes the fields beside the rows of a document, before the rows are read.
+        progress: Takes the number of bytes read, and of all bytes.
 
     Raises:
         RowsError: A row is wrong, or there are too many; names each line.
@@ -87,39 +88,47 @@ def parse(
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     limits = RowLimits(
-        query_chars=order.query_chars, line_bytes=MAX_LINE_BYTES, rows=MAX_ROWS, text=order.text
+        query_chars=instructions.query_chars,
+        line_bytes=MAX_LINE_BYTES,
+        rows=MAX_ROWS,
+        text=instructions.text,
     )
     try:
-        rows = (
-            _document(order, file, limits, fields) if order.document else _file(order, file, limits)
+        if instructions.document:
+            rows = _document_rows(instructions, file, limits, fields)
+        else:
+            name, source, pool = instructions.name, instructions.source, instructions.pool
+            rows = stream_rows(file, name, source, pool, limits)
+        writer = ColumnWriter(
+            pool=rows.pool,
+            texts=texts,
+            equality=instructions.equality,
+            salt=instructions.salt,
+            text=instructions.text,
         )
-        writer = ColumnWriter(rows.pool, texts, order.equality, order.salt, order.text)
-        told = 0.0
+        reported_at = 0.0
         for number, row in enumerate(rows):
             writer.add(row)
-            if number % _CLOCK_EVERY == 0 and time.monotonic() - told > _TOLD_EVERY_S:
-                told = time.monotonic()
+            if number % _CLOCK_EVERY == 0 and time.monotonic() - reported_at > _REPORT_EVERY_S:
+                reported_at = time.monotonic()
                 progress(file.tell(), size)
     except RowsError:
         raise
     except InputError as exc:
-        if order.document:
+        if instructions.document:
             raise
-        raise RowsError(order.source, [str(exc)]) from exc
+        raise RowsError(instructions.source, [str(exc)]) from exc
     texts.flush()
     writer.save(arrays)
     arrays.flush()
     return Parsed(rows.pool, rows.duplicates, writer.near_duplicates)
 
 
-def _file(order: ReadInstructions, file: BinaryIO, limits: RowLimits) -> CheckedRows:
-    return stream_rows(file, order.name, order.source, order.pool, limits)
-
-
-def _document(
-    order: ReadInstructions, file: BinaryIO, limits: RowLimits, fields: Fields
+def _document_rows(
+    instructions: ReadInstructions, file: BinaryIO, limits: RowLimits, fields: Fields
 ) -> CheckedRows:
     document = read_document(file, MAX_LINE_BYTES)
-    beside = {name: value for name, value in document.fields.items() if name != "candidates"}
-    fields(beside)
-    return CheckedRows(document.rows, order.source, order.pool, limits=limits, unit="row")
+    fields({name: value for name, value in document.fields.items() if name != "candidates"})
+    return CheckedRows(
+        document.rows, instructions.source, instructions.pool, limits=limits, unit="row"
+    )

@@ -1,4 +1,4 @@
-"""How far a job is, and whether it is still wanted. Used on the job's thread and on the loop's."""
+"""Progress and cancellation of a calibration job, shared by its thread and the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from app.errors import JobCancelled
 
-_TOLD_EVERY_S: Final = 0.1
+_NOTIFY_EVERY_S: Final = 0.1
 Phase = Literal["waiting", "reading", "scoring", "thresholds", "storing"]
 
 
@@ -19,64 +19,64 @@ class Stage(NamedTuple):
 
     phase: Phase
     done: int = 0
-    total: int = 0  # bytes while reading, rows while scoring; 0 where nothing is counted
+    total: int = 0  # bytes while reading, rows while scoring; 0 if nothing is counted
 
 
 class Progress:
-    """Takes what the job says, and interrupts it where it speaks once it is cancelled.
+    """Takes a job's reports, and raises in the middle of them once the job is cancelled.
 
     Args:
-        changed: Told of changes, on whatever thread: of another phase at once, of counts at most
-            ten times a second.
+        on_change: Called, on any thread, when the phase changes and at most ten times a second when
+            only the counts change.
     """
 
-    def __init__(self, changed: Callable[[], object]) -> None:
-        self._changed = changed
+    def __init__(self, on_change: Callable[[], object]) -> None:
+        self._on_change = on_change
         self._lock = threading.Lock()
         self._cancelled = False
-        self._settled = False
-        self._end: Callable[[], object] | None = None
-        self._told_at = 0.0
+        self._committed = False
+        self._on_cancel: Callable[[], object] | None = None
+        self._notified_at = 0.0
         self.stage = Stage("waiting")
 
     def __call__(self, phase: Phase, done: int = 0, total: int = 0) -> None:
-        """Say how far it is. Raises :class:`JobCancelled`."""
-        self.check()
+        """Report progress. Raises :class:`JobCancelled`."""
+        self.raise_if_cancelled()
         before, self.stage = self.stage.phase, Stage(phase, done, total)
         at = time.monotonic()
-        if phase != before or at - self._told_at >= _TOLD_EVERY_S:
-            self._told_at = at
-            self._changed()
+        if phase != before or at - self._notified_at >= _NOTIFY_EVERY_S:
+            self._notified_at = at
+            self._on_change()
 
-    def check(self) -> None:
-        """Go on only while it is wanted. Raises :class:`JobCancelled`."""
+    def raise_if_cancelled(self) -> None:
+        """Raises :class:`JobCancelled`."""
         if self._cancelled:
             raise JobCancelled("the calibration was cancelled; nothing was changed")
 
-    def settle(self) -> None:
-        """From here on it is too late to cancel. Raises :class:`JobCancelled`."""
+    def commit(self) -> None:
+        """Refuse to be cancelled from here on. Raises :class:`JobCancelled`."""
         with self._lock:
-            self.check()
-            self._settled = True
+            self.raise_if_cancelled()
+            self._committed = True
 
     def cancel(self) -> bool:
-        """Ask for the end; false where it is too late."""
+        """Cancel the job; false if it is too late."""
         with self._lock:
-            if self._settled:
+            if self._committed:
                 return False
             self._cancelled = True
-            if self._end is not None:
-                self._end()
+            if self._on_cancel is not None:
+                self._on_cancel()
         return True
 
     @contextmanager
-    def cancelling(self, end: Callable[[], object]) -> Generator[None]:
-        """Call ``end`` when it is cancelled meanwhile: for work that says nothing for long."""
+    def cancelling(self, on_cancel: Callable[[], object]) -> Generator[None]:
+        """Call ``on_cancel`` if cancelled during the block: for work that rarely reports."""
         with self._lock:
-            self.check()
-            self._end = end
+            self.raise_if_cancelled()
+            self._on_cancel = on_cancel
         try:
             yield
         finally:
             with self._lock:
-                self._end = None
+                self._on_cancel = None

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import signal
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from io import BytesIO
-from typing import Any, BinaryIO, Final, cast
+from typing import BinaryIO, Final, cast
 
-from app.calibrations.columns import RowColumns, load
-from app.calibrations.parsing import MAX_LINE_BYTES, Parsed, ReadInstructions, parse
+from app.calibrations.column_files import load
+from app.calibrations.columns import RowColumns
+from app.calibrations.parsing import MAX_LINE_BYTES, Fields, Parsed, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
 from app.concurrency.sandbox import Message, SandboxedProcess
@@ -23,8 +23,6 @@ from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
 
 _MESSAGE_BYTES: Final = 4 * MAX_LINE_BYTES  # JSON escapes make text up to three times as long
-
-Fields = Callable[[dict[str, Any]], None]
 
 
 def read_rows(
@@ -91,7 +89,7 @@ def _parse_in_sandbox(
         process.send(asdict(instructions))
         result = _last_message(process, progress, fields)
         exit_code = process.wait()
-    progress.check()
+    progress.raise_if_cancelled()
     return _parsed(result, instructions.source, exit_code)
 
 

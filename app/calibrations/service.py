@@ -1,63 +1,77 @@
-"""Takes uploads in, builds records, keeps them and swaps them in, all off the event loop."""
+"""Calibration service: reads uploads, builds records, stores them and activates them.
+
+Everything that blocks runs off the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
-from app.calibrations.answer_risk import answer_risk, textual
-from app.calibrations.build import BuiltCalibration, build
+from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns
-from app.calibrations.evidence import curve, evidence, groups, later_evidence, shift
-from app.calibrations.jobs import Job, Jobs
+from app.calibrations.evidence import shift
+from app.calibrations.jobs import Job, JobQueue
 from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
+from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload
 from app.errors import LargeChange, NotReady
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.groups import Grouping
-from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord, LaterTurns
+from app.store.calibration_record import CalibrationRecord
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
-from racer_core.calibration.calibration import CalibrationOptions
-from racer_core.errors import CalibrationError
-from racer_core.racer import Trained, refuse_uncounted
+from racer_core.racer import Trained
 
 
 class CalibrationService:
-    """The only writer of calibrations. Close it, or use it as a context."""
+    """The only writer of calibrations in this process; use it as a context.
+
+    Args:
+        settings: The configuration.
+        trained: The router.
+        scorer: Scores rows.
+        store: Where records are stored.
+        active: The active calibration.
+        calibration_sync: Activates what the store says is active.
+        grouping: Finds the group of a row.
+    """
 
     def __init__(
         self,
+        *,
         settings: Settings,
         trained: Trained,
-        scoring: RouterBackend,
+        scorer: RouterBackend,
         store: Store,
         active: ActiveCalibration,
         calibration_sync: CalibrationSync,
         grouping: Grouping,
     ) -> None:
         self._settings = settings
-        self._grouping = grouping
-        self._trained = trained
-        self._scoring = scoring
+        self._salt = trained.artifact.salt
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
-        self._one_at_a_time = asyncio.Lock()
-        self.jobs = Jobs()
+        self._record_builder = RecordBuilder(
+            settings=settings,
+            trained=trained,
+            scorer=scorer,
+            grouping=grouping,
+            setup=calibration_sync.setup,
+        )
+        self._write_lock = asyncio.Lock()
+        self.jobs = JobQueue()
 
     async def __aenter__(self) -> Self:
         return self
@@ -66,21 +80,21 @@ class CalibrationService:
         await self.jobs.close()
 
     def start(self, upload: Upload, given: dict[str, Any], sender: str) -> Job:
-        """Put a calibration into the queue; nothing changes on any error.
+        """Queue a calibration. If the job fails, nothing is changed.
 
         Args:
             upload: The rows; closed when the job ends.
             given: Options of the query and the form; a document's own come with its rows.
-            sender: The name of the key that sent it.
+            sender: The name of the caller's key.
 
         Raises:
-            SchemaError: An option is none.
+            SchemaError: An option is not valid.
         """
         bodies.checked(CalibrateOptions, given)
 
         async def work(progress: Progress) -> dict[str, Any]:
             try:
-                progress.check()
+                progress.raise_if_cancelled()
                 return await self._calibrate(upload, given, sender, progress)
             finally:
                 upload.close()
@@ -90,13 +104,13 @@ class CalibrationService:
     async def activate(
         self, calibration_id: str, expected_active_id: str | None
     ) -> CalibrationRecord:
-        """Make a kept record the active one.
+        """Make a stored record the active one.
 
         Raises:
             NotFound: No such record.
             Conflict: Another record is active than expected, or it was made for another artifact.
         """
-        async with self._one_at_a_time:
+        async with self._write_lock:
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -111,13 +125,15 @@ class CalibrationService:
     ) -> dict[str, Any]:
         rows, options = await asyncio.to_thread(self._read, upload, given, progress)
         source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
-        built = await asyncio.to_thread(self._build, rows, options, source, progress)
+        record = await asyncio.to_thread(
+            self._record_builder.record, rows, options, source, progress
+        )
         activate = options.activate and not options.dry_run
-        async with self._one_at_a_time:
-            record = self._compared(built, options, activate=activate)
+        async with self._write_lock:
+            record = self._with_shift(record, options, activate=activate)
             if not options.dry_run:
                 progress("storing")
-                progress.settle()
+                progress.commit()
                 await self._store.run(
                     self._store.add,
                     record,
@@ -139,124 +155,31 @@ class CalibrationService:
     ) -> tuple[RowColumns, CalibrateOptions]:
         options = bodies.checked(CalibrateOptions, given)
 
-        def fields(said: dict[str, Any]) -> None:
+        def add_fields(fields: dict[str, Any]) -> None:
             nonlocal options
-            bodies.checked(CalibrateFields, said)
-            options = bodies.checked(CalibrateOptions, {**given, **said})
+            bodies.checked(CalibrateFields, fields)
+            options = bodies.checked(CalibrateOptions, {**given, **fields})
 
         progress("reading", 0, upload.size)
-        order = ReadInstructions(
+        instructions = ReadInstructions(
             name=upload.name.lower(),
             source="rows" if upload.document else upload.name,
             document=upload.document,
             pool=self._settings.pool,
             query_chars=self._settings.limits.query_chars,
             equality=textual(self._settings.aggregation.equality),
-            salt=self._trained.artifact.salt,
+            salt=self._salt,
             text=self._settings.routing.text,
         )
-        return read_rows(upload, order, progress, fields), options
+        return read_rows(upload, instructions, progress, add_fields), options
 
-    def _groups(self, rows: RowColumns) -> tuple[str | None, ...] | None:
-        """The group of each row, found as it is found when serving."""
-        given = rows.groups or (None,) * len(rows)
-        found = tuple(map(self._grouping.of_row, rows.queries, given))
-        return found if any(found) else None
-
-    def _build(
-        self,
-        rows: RowColumns,
-        options: CalibrateOptions,
-        source: dict[str, Any],
-        progress: Progress,
-    ) -> CalibrationRecord:
-        routing = self._settings.routing
-        promised = CalibrationOptions(
-            alpha=routing.alpha if options.alpha is None else options.alpha,
-            delta=options.delta,
-            score=options.score or routing.score,
-            risk_target=options.risk_target or routing.risk_target,
-            r=options.r,
-            null_threshold=self._trained.artifact.null_threshold,
-            smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
-        )
-        first, later = rows.turns(later=False), rows.turns(later=True)
-        if not len(first):
-            raise CalibrationError(
-                "every row is a turn after the first of a conversation: the rows of first turns "
-                "come in the same upload"
-            )
-        if not options.allow_overlap:
-            self._trained.refuse_overlap(rows.fingerprints)
-        built = self._built(first, promised, progress)
-        refuse_uncounted(built.calibration)
-        kept = self._later(later, promised, progress)
-        progress("thresholds")
-        overlap = len(self._trained.overlap(rows.fingerprints))
-        found = self._evidence(first, built, dry_run=options.dry_run)
-        found |= {"source": source, "overlap": overlap}
-        if kept is not None:
-            found["later_turns"] = later_evidence(kept.calibration)
-        return CalibrationRecord(
-            id=f"cal-{secrets.token_hex(8)}",
-            created_at=now(),
-            artifact=self._calibration_sync.setup,
-            calibration=built.calibration,
-            evidence=found,
-            void_reasons=tuple(
-                reason
-                for reason, applies in (
-                    (Reason.TRAINING_OVERLAP, overlap > 0),
-                    # Nobody can tell whether the serving router would have given these scores.
-                    (Reason.ROW_SCORES_UNVERIFIED, built.own_scores),
-                )
-                if applies
-            ),
-            later=kept,
-        )
-
-    def _later(
-        self, rows: RowColumns, promised: CalibrationOptions, progress: Progress
-    ) -> LaterTurns | None:
-        """The rows of later turns, if there are any."""
-        if not len(rows):
-            return None
-        built = self._built(rows, promised, progress)
-        return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
-
-    def _built(
-        self, rows: RowColumns, promised: CalibrationOptions, progress: Progress
-    ) -> BuiltCalibration:
-        progress("scoring", 0, len(rows))
-        return build(
-            self._trained,
-            replace(rows, groups=self._groups(rows)),
-            promised,
-            scorer=partial(self._scoring.score_rows, progress=partial(progress, "scoring")),
-            prices=self._settings.prices,
-        )
-
-    def _evidence(
-        self, rows: RowColumns, built: BuiltCalibration, *, dry_run: bool
-    ) -> dict[str, Any]:
-        """What the record says for itself; a dry run also shows what else could be chosen."""
-        calibration, stacked = built.calibration, self._trained.artifact.stacked
-        found = evidence(calibration) | {
-            "duplicates": rows.duplicates,
-            "near_duplicates": rows.near_duplicates,
-            "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
-        }
-        if dry_run:
-            found |= {"curve": curve(calibration), "groups": groups(calibration)}
-        return found
-
-    def _compared(
+    def _with_shift(
         self, record: CalibrationRecord, options: CalibrateOptions, *, activate: bool
     ) -> CalibrationRecord:
-        """The record with its distance from the active one in the evidence.
+        """The record, with its shift from the active one in the evidence.
 
         Raises:
-            LargeChange: It is more than the caller allows.
+            LargeChange: The shift is larger than the caller allows.
         """
         try:
             active = self._active.record()
@@ -268,21 +191,24 @@ class CalibrationService:
             raise LargeChange(
                 f"mean set size {found['mean_size']:.3g} would become "
                 f"{record.evidence['mean_size']:.3g}, and lambda_hat {found['lambda_hat']} "
-                f"{record.evidence['lambda_hat']}{_of_turns(found)}: a change of {largest:.0%}, "
+                f"{record.evidence['lambda_hat']}{_later_turns(found)}: a change of {largest:.0%}, "
                 f"where max_shift is {options.max_shift:.0%}. Nothing was changed; if it is meant, "
                 "send the rows without max_shift"
             )
         return replace(record, evidence=record.evidence | {"shift": found})
 
 
-def _of_turns(found: Mapping[str, Any]) -> str:
-    """A change of what is known of later turns, in a sentence about the others."""
+def _later_turns(found: Mapping[str, Any]) -> str:
+    """The shift of later turns, as a part of an error message."""
     turns = found.get("later_turns")
     return "" if turns is None else f" (later turns: {turns})"
 
 
 def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:
-    """The artifact and how its candidates are served: rows labelled for another are no rows."""
+    """Digest of an artifact and of how its candidates are served.
+
+    Rows that were labelled under another setup do not count for this one.
+    """
     served = [[each.name, each.model or each.name, each.parameters] for each in candidates]
-    told = json.dumps([artifact, served], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
+    document = json.dumps([artifact, served], sort_keys=True)
+    return hashlib.sha256(document.encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Takes an upload in: to disk as it comes, never whole in memory.
+"""Uploads of labelled rows: streamed to an unnamed temporary file, never whole in memory.
 
-The files have no name, so that nothing is left of them whatever happens to the process.
+A file without a name disappears with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.errors import StoreFull, UnsupportedBody
 from app.wire import bodies
 from racer_core.errors import InputError
 
-_BLOCK_BYTES: Final = 2**20  # written at once
+_BLOCK_BYTES: Final = 2**20  # of one write
 _NAME_CHARS: Final = 80
 _FORMATS: Final = {
     "application/json": ".json",
@@ -47,16 +47,16 @@ _COMPRESSED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """What came in, at the beginning of its file.
+    """A received upload.
 
     Attributes:
-        file: The bytes; in memory up to 64 KiB.
-        size: How many.
-        sha256: Of the bytes, in hex.
-        name: Tells the format by its end and the file in messages. Never a path.
-        document: A JSON body, whose options stand beside its rows.
+        file: The contents, at their beginning; in memory up to 64 KiB.
+        size: Size in bytes.
+        sha256: Digest of the contents, in hex.
+        name: Its end tells the format; error messages show it. Never used as a path.
+        document: It is a JSON body, with options beside its rows.
         fields: The other fields of a form.
-        folder: Where more may be put aside.
+        folder: Where further temporary files belong.
     """
 
     file: BinaryIO
@@ -68,12 +68,12 @@ class Upload:
     folder: Path | None
 
     def close(self) -> None:
-        """Give up the bytes."""
+        """Close the file, which deletes it."""
         self.file.close()
 
 
 def spool_folder(store: str) -> Path | None:
-    """Beside a store that is a file: there is disk. None leaves it to the system."""
+    """The folder of temporary files: beside a store that is a file; None is the system's own."""
     url = make_url(store)
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return None
@@ -81,33 +81,33 @@ def spool_folder(store: str) -> Path | None:
 
 
 async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
-    """Take in a body of rows, or a form with a file of them.
+    """Receive a body of rows, or a form with a file of rows.
 
     Raises:
-        UnsupportedBody: A content type that is not read, or compressed.
-        TooLarge: Over ``limit`` bytes.
-        InputError: Not a valid form, or one without one file.
-        StoreFull: The disk is.
+        UnsupportedBody: The content type is unknown, or the data is compressed.
+        TooLarge: The body is longer than ``limit`` bytes.
+        InputError: The form is not valid, or has no file.
+        StoreFull: The disk is full.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (*_FORMATS, _FORM):
-        told = ", ".join((*_FORMATS, _FORM))
-        raise UnsupportedBody(f"send the rows as one of {told}")
-    file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed by whoever takes the upload
+        types = ", ".join((*_FORMATS, _FORM))
+        raise UnsupportedBody(f"send the rows as one of {types}")
+    file = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - the caller closes the upload
         max_size=SMALL_BYTES, dir=None if folder is None else str(folder)
     )
     stream = bodies.body_stream(request, limit)
     fields: dict[str, Any] = {}
     name = f"rows{_FORMATS.get(kind, '')}"
     try:
-        with _room():
+        with _disk_full_as_store_full():
             if kind == _FORM:
                 form = _Form(request.headers, stream, max_files=1, max_fields=16)
                 form.target = file
                 name, fields = await _read_form(form)
             else:
                 await _write(stream, file)
-            size, digest = await asyncio.to_thread(_finished, file)
+            size, digest = await asyncio.to_thread(_size_and_digest, file)
         _refuse_compressed(file, name)
     except BaseException:
         file.close()
@@ -124,7 +124,7 @@ async def receive(request: Request, limit: int, folder: Path | None) -> Upload:
 
 
 class _Form(MultiPartParser):
-    """Puts the one file of a form where it is told to."""
+    """Writes the one file of a form to ``target``."""
 
     target: tempfile.SpooledTemporaryFile[bytes]
 
@@ -137,7 +137,7 @@ class _Form(MultiPartParser):
 
 
 async def _read_form(form: _Form) -> tuple[str, dict[str, Any]]:
-    """The file's name and the other fields."""
+    """Writes the file; returns its name and the other fields."""
     try:
         parsed: FormData = await form.parse()
     except MultiPartException as exc:
@@ -149,7 +149,7 @@ async def _read_form(form: _Form) -> tuple[str, dict[str, Any]]:
 
 
 def _name(file: UploadFile) -> str:
-    """The end of the file's name; where that tells no format, its content type may."""
+    """The end of the file's name; without an extension, one that fits its content type."""
     name = (file.filename or "rows")[-_NAME_CHARS:]
     kind = (file.content_type or "").partition(";")[0].strip().lower()
     return name if "." in name else name + _FORMATS.get(kind, ".jsonl")
@@ -165,8 +165,7 @@ async def _write(stream: AsyncIterator[bytes], file: tempfile.SpooledTemporaryFi
     await asyncio.to_thread(file.write, bytes(block))
 
 
-def _finished(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, str]:
-    """Size and digest of what was written."""
+def _size_and_digest(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, str]:
     file.flush()
     file.seek(0)
     digest, size = hashlib.sha256(), 0
@@ -178,7 +177,7 @@ def _finished(file: tempfile.SpooledTemporaryFile[bytes]) -> tuple[int, str]:
 
 
 def _refuse_compressed(file: tempfile.SpooledTemporaryFile[bytes], name: str) -> None:
-    """A few kilobytes could hold gigabytes."""
+    """Reject compressed files: a few kilobytes could expand to gigabytes."""
     begins = file.read(8)
     file.seek(0)
     found = next((kind for mark, kind in _COMPRESSED.items() if begins.startswith(mark)), None)
@@ -189,8 +188,7 @@ def _refuse_compressed(file: tempfile.SpooledTemporaryFile[bytes], name: str) ->
 
 
 @contextmanager
-def _room() -> Generator[None]:
-    """Say it when the disk is full."""
+def _disk_full_as_store_full() -> Generator[None]:
     try:
         yield
     except OSError as exc:

@@ -283,12 +283,12 @@ def test_one_that_waits_ends_at_once_with_its_upload() -> None:
     """Also where it had no time to begin to wait. Others keep their turns."""
 
     async def test() -> None:
-        queue, free, ran = jobs.Jobs(), asyncio.Event(), list[str]()
+        queue, free, ran = jobs.JobQueue(), asyncio.Event(), list[str]()
 
         def work(name: str) -> jobs.Work:
             async def run(progress: Progress) -> dict[str, Any]:
                 ran.append(f"{name} begins")
-                progress.check()
+                progress.raise_if_cancelled()
                 await free.wait()
                 ran.append(f"{name} ends")
                 return {}

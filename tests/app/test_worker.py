@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from app import lifespan
-from app.calibrations import row_reader, service
+from app.calibrations import record_builder, row_reader
 from app.errors import Overloaded
 from app.routing import active_calibration
 from app.routing.encoder_worker import EncoderWorker
@@ -636,8 +636,8 @@ LARGE = {"query": " " * 70_000 + ONE}
         (Racer, "score", "POST", "/calibrate", NEW_ROWS),
         (row_reader, "parse", "POST", "/calibrate", NEW_ROWS),
         (row_reader, "parse", "POST", "/calibrate", {"json": {"rows": ROWS}}),
-        (service, "build", "POST", "/calibrate", NEW_ROWS),
-        (service, "evidence", "POST", "/calibrate", NEW_ROWS),
+        (record_builder, "build", "POST", "/calibrate", NEW_ROWS),
+        (record_builder, "evidence", "POST", "/calibrate", NEW_ROWS),
         (Store, "add", "POST", "/calibrate", NEW_ROWS),
         (active_calibration, "_warm", "POST", "/calibrate", NEW_ROWS),
         (Store, "activate", "POST", "/calibrations/{id}/activate", {}),

@@ -1,0 +1,179 @@
+"""Column files: labelled rows written column by column by one process and read by another.
+
+One file holds the queries' texts, the other one all arrays.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from array import array
+from collections.abc import Mapping
+from typing import BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.calibrations.columns import RowColumns, Texts
+from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.batch import answer_classes
+from racer_core.artifacts import fingerprint
+from racer_core.records.conversation import RoutedText, routed_text
+from racer_core.types import LabelledRow
+
+PRINT_BYTES: Final = 16
+_CHUNK: Final = 1 << 14
+
+
+class ColumnWriter:
+    """Takes rows one by one, and writes their columns.
+
+    Args:
+        pool: The candidates, in the order of the columns.
+        texts: Where to write the queries.
+        equality: When two answers are the same; None leaves answers out.
+        salt: Salt of the fingerprints.
+        text: What the router reads of a conversation.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: tuple[str, ...],
+        texts: BinaryIO,
+        equality: Equality | None,
+        salt: str,
+        text: RoutedText,
+    ) -> None:
+        self._pool = pool
+        self._salt = salt
+        self._text: RoutedText = text
+        self._prints = bytearray()
+        self._texts = texts
+        self._equality = equality
+        self._unscored = [float("nan")] * len(pool)
+        self._unanswered = [-1] * len(pool)
+        self._ends = array("q")
+        self._end = 0
+        self._labels = bytearray()
+        self._scores = array("d")
+        self._group_ids = array("l")
+        self._groups: dict[str, int] = {}
+        self._classes = array("h")
+        self._answered = bytearray()
+        self._later = bytearray()
+
+    def add(self, row: LabelledRow) -> None:
+        """Add a row."""
+        query = routed_text(row.earlier, row.query, self._text)
+        self._end += self._texts.write(query.encode())
+        self._ends.append(self._end)
+        # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
+        name = query or f"\0row {len(self._answered)}"
+        self._prints += fingerprint(self._salt, name)
+        self._labels += bytes(name in row.correct for name in self._pool)
+        self._scores.extend(self._unscored if row.scores is None else row.scores)
+        ids, group = self._groups, row.group
+        self._group_ids.append(-1 if group is None else ids.setdefault(group, len(ids)))
+        if self._equality is not None:
+            self._classes.extend(self._answer_classes(row.answers, self._equality))
+        self._answered.append(bool(row.answers))
+        self._later.append(bool(row.earlier))
+
+    def _answer_classes(self, answers: Mapping[str, str | None], equality: Equality) -> list[int]:
+        if not answers:
+            return self._unanswered
+        given = [answers.get(name) for name in self._pool]
+        return answer_classes([given], equality)[0].tolist()
+
+    @property
+    def near_duplicates(self) -> int:
+        """Rows of first turns that share their fingerprint with an earlier one.
+
+        Later turns may end in the same words and still differ.
+        """
+        distinct = {
+            bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
+            for i, later in enumerate(self._later)
+            if not later
+        }
+        return self._later.count(0) - len(distinct)
+
+    def save(self, arrays: BinaryIO) -> None:
+        """Write everything but the queries."""
+        groups = [name.encode() for name in self._groups]
+        np.savez(
+            arrays,
+            allow_pickle=False,
+            fingerprints=np.frombuffer(self._prints, np.uint8),
+            ends=np.frombuffer(self._ends, np.int64),
+            labels=self._table(np.frombuffer(self._labels, np.bool_)),
+            scores=self._table(np.frombuffer(self._scores, np.float64)),
+            group_ids=np.asarray(self._group_ids, np.int64),
+            group_texts=np.frombuffer(b"".join(groups), np.uint8),
+            group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
+            classes=np.frombuffer(self._classes, np.int16),
+            answered=np.frombuffer(self._answered, np.bool_),
+            later=np.frombuffer(self._later, np.bool_),
+        )
+
+    def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        return values.reshape(-1, len(self._pool))
+
+
+def load(
+    pool: tuple[str, ...],
+    texts: BinaryIO,
+    arrays: BinaryIO,
+    *,
+    duplicates: int,
+    near_duplicates: int,
+) -> RowColumns:
+    """The rows that a :class:`ColumnWriter` wrote.
+
+    Raises:
+        ValueError: The files do not hold columns that belong together.
+    """
+    arrays.seek(0)
+    with np.load(arrays, allow_pickle=False) as saved:
+        group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
+        prints = saved["fingerprints"].tobytes()
+        classes = saved["classes"]
+        return RowColumns(
+            pool=pool,
+            queries=Texts(_contents(texts), saved["ends"]),
+            fingerprints=tuple(
+                prints[i : i + PRINT_BYTES] for i in range(0, len(prints), PRINT_BYTES)
+            ),
+            labels=saved["labels"],
+            scores=saved["scores"],
+            groups=_groups([*group_names], saved["group_ids"]) if len(group_names) else None,
+            classes=classes.reshape(-1, len(pool)) if classes.size else None,
+            answered=saved["answered"],
+            later=saved["later"],
+            duplicates=duplicates,
+            near_duplicates=near_duplicates,
+        )
+
+
+def _groups(names: list[str], ids: NDArray[np.int64]) -> tuple[str | None, ...]:
+    """The name of each row's group; id -1 is none."""
+    all_names: list[str | None] = [*names, None]
+    # In chunks: one call for a million rows would hold the interpreter.
+    groups: list[str | None] = []
+    for start in range(0, len(ids), _CHUNK):
+        chunk: list[int] = ids[start : start + _CHUNK].tolist()
+        groups += [all_names[each] for each in chunk]
+    return tuple(groups)
+
+
+def _contents(file: BinaryIO) -> bytes | mmap.mmap:
+    """The contents of a file; a file on disk is mapped, so it takes no memory of the process."""
+    try:
+        descriptor = file.fileno()
+    except OSError:
+        file.seek(0)
+        return file.read()
+    if os.fstat(descriptor).st_size == 0:
+        return b""
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,202 @@
+"""Record builder: from the rows of an upload to a calibration record with its evidence."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from app.calibrations.answer_risk import answer_risk
+from app.calibrations.columns import RowColumns
+from app.calibrations.evidence import curve, evidence, groups, later_evidence
+from app.calibrations.progress import Progress
+from app.routing.groups import Grouping
+from app.routing.reasons import Reason
+from app.routing.scorer import RouterBackend
+from app.settings import Settings
+from app.store import now
+from app.store.calibration_record import CalibrationRecord, LaterTurns
+from app.wire.schemas import CalibrateOptions
+from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.errors import CalibrationError
+from racer_core.racer import LabelledColumns, Scorer, Trained, refuse_uncounted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltCalibration:
+    """A calibration, and where its scores come from."""
+
+    calibration: Calibration
+    own_scores: bool  # some rows brought router scores of their own
+
+
+def build(
+    trained: Trained,
+    rows: RowColumns,
+    options: CalibrationOptions,
+    *,
+    scorer: Scorer,
+    prices: Sequence[float] | None,
+) -> BuiltCalibration:
+    """Put the columns in the order of the router's pool, and calibrate. Blocks.
+
+    Does not check whether the rows were training rows.
+
+    Args:
+        trained: The router.
+        rows: Rows about the router's pool, in any order of candidates.
+        options: The guarantee.
+        scorer: Scores the rows that brought no scores.
+        prices: Price per call of each candidate, in the order of the router's pool.
+
+    Raises:
+        CalibrationError: The columns do not fit.
+    """
+    order = [rows.pool.index(name) for name in trained.pool]
+    columns = LabelledColumns(
+        queries=rows.queries,
+        fingerprints=rows.fingerprints,
+        labels=rows.labels[:, order],
+        scores=rows.scores[:, order],
+        groups=rows.groups,
+    )
+    return BuiltCalibration(
+        calibration=trained.calibrate_columns(columns, options, scorer=scorer, prices=prices),
+        own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
+    )
+
+
+class RecordBuilder:
+    """Builds records for one router.
+
+    Args:
+        settings: The configuration.
+        trained: The router.
+        scorer: Scores rows.
+        grouping: Finds the group of a row as of a request.
+        setup: Digest of the artifact and of how its candidates are served.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        trained: Trained,
+        scorer: RouterBackend,
+        grouping: Grouping,
+        setup: str,
+    ) -> None:
+        self._settings = settings
+        self._trained = trained
+        self._scorer = scorer
+        self._grouping = grouping
+        self._setup = setup
+
+    def record(
+        self,
+        rows: RowColumns,
+        options: CalibrateOptions,
+        source: dict[str, Any],
+        progress: Progress,
+    ) -> CalibrationRecord:
+        """A record that is not stored yet. Blocks.
+
+        Args:
+            rows: The upload's rows.
+            options: The upload's options.
+            source: Where the rows come from, for the evidence.
+            progress: Takes how far it is.
+
+        Raises:
+            CalibrationError: The rows cannot be calibrated on.
+            JobCancelled: The job was cancelled.
+        """
+        guarantee = self._guarantee(options)
+        first, later = rows.turns(later=False), rows.turns(later=True)
+        if not len(first):
+            raise CalibrationError(
+                "every row is a turn after the first of a conversation: send the rows of first "
+                "turns in the same upload"
+            )
+        if not options.allow_overlap:
+            self._trained.refuse_overlap(rows.fingerprints)
+        built = self._build(first, guarantee, progress)
+        refuse_uncounted(built.calibration)
+        later_turns = self._later_turns(later, guarantee, progress)
+        progress("thresholds")
+        overlap = len(self._trained.overlap(rows.fingerprints))
+        found = self._evidence(first, built, dry_run=options.dry_run)
+        found |= {"source": source, "overlap": overlap}
+        if later_turns is not None:
+            found["later_turns"] = later_evidence(later_turns.calibration)
+        void_reasons: list[str] = []
+        if overlap > 0:
+            void_reasons.append(Reason.TRAINING_OVERLAP)
+        if built.own_scores:  # the serving router might give other scores
+            void_reasons.append(Reason.ROW_SCORES_UNVERIFIED)
+        return CalibrationRecord(
+            id=f"cal-{secrets.token_hex(8)}",
+            created_at=now(),
+            artifact=self._setup,
+            calibration=built.calibration,
+            evidence=found,
+            void_reasons=tuple(void_reasons),
+            later=later_turns,
+        )
+
+    def _guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
+        routing = self._settings.routing
+        return CalibrationOptions(
+            alpha=routing.alpha if options.alpha is None else options.alpha,
+            delta=options.delta,
+            score=options.score or routing.score,
+            risk_target=options.risk_target or routing.risk_target,
+            r=options.r,
+            null_threshold=self._trained.artifact.null_threshold,
+            smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
+        )
+
+    def _later_turns(
+        self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress
+    ) -> LaterTurns | None:
+        """The calibration of later turns, if there are rows of them."""
+        if not len(rows):
+            return None
+        built = self._build(rows, guarantee, progress)
+        return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
+
+    def _build(
+        self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress
+    ) -> BuiltCalibration:
+        progress("scoring", 0, len(rows))
+        return build(
+            self._trained,
+            replace(rows, groups=self._groups(rows)),
+            guarantee,
+            scorer=partial(self._scorer.score_rows, progress=partial(progress, "scoring")),
+            prices=self._settings.prices,
+        )
+
+    def _groups(self, rows: RowColumns) -> tuple[str | None, ...] | None:
+        """The group of each row, found as for a request."""
+        given = rows.groups or (None,) * len(rows)
+        found = tuple(map(self._grouping.of_row, rows.queries, given))
+        return found if any(found) else None
+
+    def _evidence(
+        self, rows: RowColumns, built: BuiltCalibration, *, dry_run: bool
+    ) -> dict[str, Any]:
+        """The evidence; a dry run also shows other choices of alpha and the groups."""
+        calibration, stacked = built.calibration, self._trained.artifact.stacked
+        found = evidence(calibration) | {
+            "duplicates": rows.duplicates,
+            "near_duplicates": rows.near_duplicates,
+            "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
+        }
+        if dry_run:
+            found |= {"curve": curve(calibration), "groups": groups(calibration)}
+        return found
