@@ -14,13 +14,13 @@ _DRAWN: Final = 4000  # a call of the operating system costs as much for one nam
 _BYTES: Final = 10
 
 
-class Ids:
+class IdGenerator:
     """Gives names of 48 bits of time, in milliseconds, and 80 random ones; hexadecimal."""
 
     def __init__(self) -> None:
         self._bits = b""
 
-    def fresh(self) -> str:
+    def new_id(self) -> str:
         """A new one."""
         if not self._bits:
             self._bits = os.urandom(_DRAWN)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 
-def dumped(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
+def dump_json(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
     """One document, compact, in UTF-8."""
     try:
         return orjson.dumps(value)

@@ -45,7 +45,7 @@ class KeyRing:
     """Every key that opens something, by hash: the configuration's and the environment's two."""
 
     def __init__(self, keys: Sequence[Key], secrets: Secrets) -> None:
-        configured = [_KeyEntry(_caller(key), *key_format.parsed(key.hash)) for key in keys]
+        configured = [_KeyEntry(_caller(key), *key_format.parse_hash(key.hash)) for key in keys]
         given = [
             _from_environment("data", secrets.data_key),
             _from_environment("admin", secrets.admin_key),
@@ -65,7 +65,7 @@ class KeyRing:
             return None
         found: Caller | None = None
         for each in self._known:  # no early end: time must not tell which one it was
-            if key_format.fits(key, each.salt, each.digest):
+            if key_format.matches(key, each.salt, each.digest):
                 found = each.caller
         return found
 

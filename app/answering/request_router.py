@@ -13,7 +13,7 @@ from app.answering.overrides import Overrides
 from app.answering.request import InferenceRequest, RequestState
 from app.answering.vote import Vote
 from app.errors import Abstained
-from app.ids import Ids
+from app.ids import IdGenerator
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision
 from app.routing.risk_levels import RiskLevels
@@ -42,7 +42,7 @@ class RequestRouter:
         self._stacked = stacked
         self._decision_log = decision_log
         self._overrides = Overrides(settings)
-        self._ids = Ids()
+        self._ids = IdGenerator()
 
     async def route(self, request: InferenceRequest) -> RequestState:
         """Decide which candidates a request calls, and how their answers will be counted.
@@ -54,7 +54,7 @@ class RequestRouter:
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
         routed = await self._decision(request, deadline)
-        decision_id = request.api_format.id_prefix + self._ids.fresh()
+        decision_id = request.api_format.id_prefix + self._ids.new_id()
         kind = answer_forms.kind_of(
             self._settings.aggregation.equality, request.query.text, request.fields
         )
@@ -91,7 +91,7 @@ class RequestRouter:
         started = time.monotonic()
         routed = await self._decision(request, self._deadline(request.options.timeout, started))
         return Outcome(
-            decision_id=f"chatcmpl-{self._ids.fresh()}",
+            decision_id=f"chatcmpl-{self._ids.new_id()}",
             routed=routed,
             certificate=routed.certificate,
             overhead_ms=(time.monotonic() - started) * 1e3,

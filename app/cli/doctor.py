@@ -29,11 +29,11 @@ def doctor(config: Path, as_json: bool) -> None:
 
     Exit code 1 if a check failed; warnings do not count.
     """
-    from app.tools.doctor.examination import examine
     from app.tools.doctor.finding import State
+    from app.tools.doctor.run import run_checks
 
     with busy("checking", as_json):
-        findings = list(examine(config, os.environ))
+        findings = list(run_checks(config, os.environ))
     healthy = all(each.state is not State.FAILED for each in findings)
     if as_json:
         print_json({"healthy": healthy, "findings": [asdict(each) for each in findings]})

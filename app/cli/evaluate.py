@@ -174,7 +174,7 @@ def evaluate(
         equality=Equality(equality),
         seed=seed,
     )
-    arguments = evaluation.Arguments(
+    arguments = evaluation.EvaluationArguments(
         data=data,
         encoder=EncoderChoice(
             name=encoder or DEFAULT_ENCODER, max_tokens=max_tokens, lexical=lexical

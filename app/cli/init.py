@@ -49,7 +49,7 @@ def init(
     """
     from app.tools import first_configuration
 
-    plan = first_configuration.Plan.of(urls, path, port, key_env, os.environ)
+    plan = first_configuration.InitOptions.of(urls, path, port, key_env, os.environ)
     plan.check(force=force)
     with busy("reading model lists", as_json):
         result = first_configuration.write(plan, os.environ, keep_unreachable=keep_unreachable)

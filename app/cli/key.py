@@ -30,7 +30,11 @@ def key() -> None:
 def new(name: str, role: str, as_json: bool) -> None:
     """Generate an API key for NAME and print it once; the configuration holds only its hash."""
     api_key = key_format.new_key()
-    entry = {"name": name, "role": role, "hash": key_format.written(api_key, key_format.new_salt())}
+    entry = {
+        "name": name,
+        "role": role,
+        "hash": key_format.format_hash(api_key, key_format.new_salt()),
+    }
     try:
         Access.model_validate({"keys": [entry]})
     except ValidationError as exc:

@@ -61,12 +61,12 @@ def label(
     After an interruption the same command resumes and repeats no finished call.
     """
     from app.tools.labelling import run
-    from app.tools.labelling.grading import Grading
+    from app.tools.labelling.grading import GradingOptions
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
     asked = read_questions(questions, configured.limits.query_chars, configured.routing.text)
-    grading = Grading(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+    grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     spread = None
     if ray is not None:
         from app.tools.ray_batch.labelling import over_cluster

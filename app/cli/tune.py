@@ -41,7 +41,7 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
     with progress_bars(as_json) as progress:
         rated = None
         if configured.aggregation.raters:
-            rated = tuning.rate(configured, secrets, rows, progress)
+            rated = tuning.rate_rows(configured, secrets, rows, progress)
         tuned = search.tune(
             opened,
             rows,
@@ -51,7 +51,7 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
             ratings=rated.ratings if rated else None,
             progress=progress,
         )
-    change = tuning.change(config, tuned)
+    change = tuning.configuration_change(config, tuned)
     if rated and rated.failed:
         err.print(
             f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "

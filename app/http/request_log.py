@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.ids import Ids
+from app.ids import IdGenerator
 from app.services import Drain
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
@@ -42,7 +42,7 @@ class RequestLog:
         self._app = app
         self._metrics = metrics
         self._drain = drain
-        self._ids = Ids()
+        self._ids = IdGenerator()
         self._logged = (*_LOGGED, *_PROMPTS) if log_prompts else _LOGGED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +52,7 @@ class RequestLog:
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         response = _ResponseObserver(
-            send, _request_id(scope) or self._ids.fresh().encode(), state, self._metrics
+            send, _request_id(scope) or self._ids.new_id().encode(), state, self._metrics
         )
         state["request_id"] = response.request_id
         begun = time.monotonic()

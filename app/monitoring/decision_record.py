@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from app.json_output import dumped
+from app.json_output import dump_json
 from app.routing.decision import ChosenBy
 from app.routing.reasons import Reason
 
@@ -118,7 +118,7 @@ class DecisionRecord:
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""
-        return dumped(self.as_json() | {"neighbours": None}).decode()
+        return dump_json(self.as_json() | {"neighbours": None}).decode()
 
     @classmethod
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:

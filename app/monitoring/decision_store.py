@@ -15,7 +15,7 @@ from sqlalchemy import CursorResult, delete, false, select, update
 from sqlalchemy.orm import Session
 
 from app.errors import NotFound
-from app.json_output import dumped
+from app.json_output import dump_json
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_into
@@ -221,7 +221,7 @@ def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
         "created_at": decision.created_at,
         "calibration_id": decision.calibration_id,
         "key": decision.key,
-        "selected": dumped(decision.selected).decode(),
+        "selected": dump_json(decision.selected).decode(),
         "null_selected": decision.null_selected,
         "ordinary": ordinary,
         "shadow": decision.shadow_rate is not None,

@@ -11,7 +11,7 @@ import orjson
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.json_output import dumped
+from app.json_output import dump_json
 from app.store import Store, now
 from app.store.engine import begin_writing, insert_into, notify
 from app.store.tables import WatchRow
@@ -93,8 +93,8 @@ def _insert(session: Session, calibration_id: str, state: DriftState) -> WatchRo
 def _columns(state: DriftState, since: str) -> dict[str, str]:
     return {
         "since": since,
-        "state": dumped(state.to_state()).decode(),
-        "raised": dumped(state.raised).decode(),
+        "state": dump_json(state.to_state()).decode(),
+        "raised": dump_json(state.raised).decode(),
     }
 
 

@@ -7,7 +7,7 @@ project, the environment. Secrets are named in the file and stand in the environ
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name
 from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.limits import Limits
-from app.settings.loading import checked, load
+from app.settings.loading import load, parse
 from app.settings.model import AUTO, Settings
 from app.settings.secrets import Secrets
 
@@ -21,7 +21,7 @@ __all__ = [
     "Limits",
     "Secrets",
     "Settings",
-    "checked",
     "load",
+    "parse",
     "rater_name",
 ]

@@ -40,7 +40,7 @@ class Change:
             raise SettingsError(f"{self.path}: cannot be written ({exc.strerror})") from exc
 
 
-def parsed(text: str) -> tuple[YAML, Any]:
+def parse(text: str) -> tuple[YAML, Any]:
     """The document, and an editor that writes it as it was indented."""
     # ruamel.yaml and not PyYAML: it keeps comments, quotes and order through a round trip.
     # Its round-trip loader builds no Python objects.
@@ -64,7 +64,7 @@ def _null(representer: Any, _: None) -> Any:
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
-def put(document: Any, section: str, values: dict[str, Any]) -> None:
+def update_section(document: Any, section: str, values: dict[str, Any]) -> None:
     """Change what differs; what is new comes first, where no comment of another section is."""
     if document.get(section) is None:
         document[section] = values

@@ -40,18 +40,18 @@ def digest(key: bytes, salt: bytes) -> bytes:
     return hashlib.sha256(salt + key).digest()
 
 
-def written(key: str, salt: bytes) -> str:
+def format_hash(key: str, salt: bytes) -> str:
     """The hash as the configuration holds it: ``sha256:<salt>:<digest>``."""
     return f"sha256:{salt.hex()}:{digest(key.encode(), salt).hex()}"
 
 
-def parsed(text: str) -> tuple[bytes, bytes]:
+def parse_hash(text: str) -> tuple[bytes, bytes]:
     """Salt and digest of a hash as the configuration holds it."""
     _, salt, known = text.split(":")
     return bytes.fromhex(salt), bytes.fromhex(known)
 
 
-def fits(key: bytes, salt: bytes, known: bytes) -> bool:
+def matches(key: bytes, salt: bytes, known: bytes) -> bool:
     """Whether the key has this digest; takes the same time whether or not."""
     return hmac.compare_digest(digest(key, salt), known)
 

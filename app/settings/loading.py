@@ -38,10 +38,10 @@ def load(
         raise SettingsError(f"{path}: cannot be read ({exc.strerror}){cure}") from exc
     except ValueError as exc:
         raise SettingsError(f"{path}: not text in UTF-8") from exc
-    return checked(text, path, environment, **overrides)
+    return parse(text, path, environment, **overrides)
 
 
-def checked(
+def parse(
     text: str, path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
 ) -> tuple[Settings, Secrets]:
     """The same of what the file holds, or is to hold."""

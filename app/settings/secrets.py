@@ -102,7 +102,7 @@ def _weakness(key: str) -> str | None:
 def _name_of(key: SecretStr, settings: Settings) -> str | None:
     presented = key.get_secret_value().encode()
     for each in settings.access.keys:
-        if key_format.fits(presented, *key_format.parsed(each.hash)):
+        if key_format.matches(presented, *key_format.parse_hash(each.hash)):
             return each.name
     return None
 

@@ -19,7 +19,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._:/@+-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class CandidateEntry:
     """One candidate: a model, and every server that has it."""
 
     name: str
@@ -28,7 +28,9 @@ class Found:
     why_not: str | None = None  # nobody answered there, so the name is a guess
 
 
-def found(listings: Iterable[Listing], missing: Iterable[tuple[str, str]] = ()) -> list[Found]:
+def candidate_entries(
+    listings: Iterable[Listing], missing: Iterable[tuple[str, str]] = ()
+) -> list[CandidateEntry]:
     """Candidates in the order of their servers; a model that several serve is one with replicas.
 
     Args:
@@ -41,12 +43,12 @@ def found(listings: Iterable[Listing], missing: Iterable[tuple[str, str]] = ()) 
             places.setdefault(model, []).append(listing.base_url)
     names: set[str] = set()
     candidates = [
-        Found(name=_free(_fitting(model), names), model=model, base_urls=tuple(urls))
+        CandidateEntry(name=_free(_fitting(model), names), model=model, base_urls=tuple(urls))
         for model, urls in places.items()
     ]
     for url, why in missing:
         name = _free(_fitting(urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")), names)
-        candidates.append(Found(name=name, model=name, base_urls=(url,), why_not=why))
+        candidates.append(CandidateEntry(name=name, model=name, base_urls=(url,), why_not=why))
     return candidates
 
 
@@ -66,7 +68,7 @@ def _free(name: str, taken: set[str]) -> str:
     return free
 
 
-def text(candidates: Sequence[Found], *, key_env: str | None, port: int) -> str:
+def render(candidates: Sequence[CandidateEntry], *, key_env: str | None, port: int) -> str:
     """The file.
 
     Args:
@@ -81,7 +83,7 @@ def text(candidates: Sequence[Found], *, key_env: str | None, port: int) -> str:
     )
 
 
-def _candidate(each: Found, key_env: str | None) -> str:
+def _candidate(each: CandidateEntry, key_env: str | None) -> str:
     comment = f"  # {each.why_not}: put in what it serves\n" if each.why_not else ""
     lines = [f"name: {_scalar(each.name)}"]
     if each.model != each.name:

@@ -25,7 +25,7 @@ _SUFFIXES = (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class EvaluationArguments:
     """What was asked for; ``protocol`` without shares and prices, which need names."""
 
     data: tuple[str, ...]
@@ -41,16 +41,16 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class EvaluationInputs:
     """Rows that were read, and a protocol that fits them."""
 
-    arguments: Arguments
+    arguments: EvaluationArguments
     rows: Mapping[str, LabelledRows]
     protocol: Protocol
     encoder: Encoder
 
 
-def prepare(arguments: Arguments) -> Prepared:
+def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
     """Check everything that can be checked, read the rows, and open the encoder.
 
     Raises:
@@ -58,20 +58,20 @@ def prepare(arguments: Arguments) -> Prepared:
         RowsError: Rows that are wrong.
         ArtifactError: An encoder that cannot be opened.
     """
-    files = named_files(arguments.data)
+    files = benchmark_files(arguments.data)
     protocol = with_shares(arguments.protocol, arguments.shares, files)
     if arguments.report is not None:
         check_report(arguments.report)
     rows = {name: read_rows(file) for name, file in files.items()}
-    return Prepared(
+    return EvaluationInputs(
         arguments=arguments,
         rows=rows,
         protocol=with_prices(protocol, arguments.prices, next(iter(rows.values()))),
-        encoder=cached(arguments.encoder.open(), arguments.cache, arguments.ray),
+        encoder=with_cache(arguments.encoder.open(), arguments.cache, arguments.ray),
     )
 
 
-def measure(prepared: Prepared, progress: Progress) -> Evaluation:
+def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
     """Embed, train, split and measure, and write the report where one is wanted."""
     arguments, encoder = prepared.arguments, prepared.encoder
     table = build_table(
@@ -88,7 +88,7 @@ def measure(prepared: Prepared, progress: Progress) -> Evaluation:
     return result
 
 
-def named_files(data: Iterable[str]) -> dict[str, Path]:
+def benchmark_files(data: Iterable[str]) -> dict[str, Path]:
     """Benchmarks by name: FILE, known by its name without suffixes, or NAME=FILE.
 
     Raises:
@@ -145,7 +145,7 @@ def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) ->
     return replace(protocol, prices=tuple(prices[name] for name in rows.pool))
 
 
-def cached(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
+def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
     """The encoder behind a file of embeddings: the given one, or the user's where none is named.
 
     Args:
@@ -157,7 +157,7 @@ def cached(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encod
         InputError: A cluster has nothing to fill.
     """
     if isinstance(encoder, HybridEncoder):  # the n-grams are quicker computed than read
-        return HybridEncoder(cached(encoder.semantic, cache, ray))
+        return HybridEncoder(with_cache(encoder.semantic, cache, ray))
     if cache == OFF or (cache is None and encoder.spec.kind == "char-ngrams"):
         if ray is not None:
             raise InputError("--ray fills the file of embeddings: name one with --cache")

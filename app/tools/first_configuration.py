@@ -21,7 +21,7 @@ _AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class InitOptions:
     """Who is asked, with which key, and what is written."""
 
     urls: tuple[str, ...]
@@ -78,11 +78,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class InitResult:
     """What was written, and about whom."""
 
-    plan: Plan
-    candidates: tuple[configuration_template.Found, ...]
+    plan: InitOptions
+    candidates: tuple[configuration_template.CandidateEntry, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are printed."""
@@ -94,7 +94,9 @@ class Written:
         }
 
 
-def write(plan: Plan, environment: Mapping[str, str], *, keep_unreachable: bool) -> Written:
+def write(
+    plan: InitOptions, environment: Mapping[str, str], *, keep_unreachable: bool
+) -> InitResult:
     """Ask everybody, check what came of it as the gateway will, and write it.
 
     Raises:
@@ -121,18 +123,18 @@ def write(plan: Plan, environment: Mapping[str, str], *, keep_unreachable: bool)
             f"{'; '.join(why for _, why in missing)}: start it or leave it out, or have it written "
             "all the same with --keep-unreachable"
         )
-    candidates = configuration_template.found(listings, missing)
+    candidates = configuration_template.candidate_entries(listings, missing)
     if not candidates:
         raise SettingsError(f"no model is served at {', '.join(plan.urls)}: load one first")
-    text = configuration_template.text(candidates, key_env=plan.key_env, port=plan.port)
-    settings.checked(text, plan.path, environment)
+    text = configuration_template.render(candidates, key_env=plan.key_env, port=plan.port)
+    settings.parse(text, plan.path, environment)
     try:
         plan.path.parent.mkdir(parents=True, exist_ok=True)
         plan.schema_path.write_text(schema.text(), encoding="utf-8")
         plan.path.write_text(text, encoding="utf-8")
     except OSError as exc:
         raise SettingsError(f"{plan.path}: cannot be written ({exc.strerror})") from exc
-    return Written(plan=plan, candidates=tuple(candidates))
+    return InitResult(plan=plan, candidates=tuple(candidates))
 
 
 def _asked(

@@ -22,7 +22,7 @@ from ruamel.yaml.error import YAMLError
 from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
 from app.settings import Secrets, Settings
-from app.settings.editing import Change, parsed, put
+from app.settings.editing import Change, parse, update_section
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
 from racer_core.offline.reporting import Progress
@@ -34,7 +34,7 @@ _EVALUATION: Final = ("weight", "evaluator", "evaluators")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rated:
+class EvaluatorRatings:
     """What the evaluator said about recorded answers."""
 
     ratings: AnswerRatings
@@ -52,7 +52,9 @@ class Rated:
         return ", ".join(f"{kind}: {count}" for kind, count in sorted(self.failures.items()))
 
 
-def rate(settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress) -> Rated:
+def rate_rows(
+    settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
+) -> EvaluatorRatings:
     """Have the configured evaluator rate the recorded answers, as it would when serving.
 
     A rating is of a question and an answer alone, so those of a set are among those of all
@@ -71,7 +73,7 @@ def rate(settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Pro
     told = asyncio.run(_rate(settings, secrets, rows, progress))
     failures = Counter(kind for each in told for kind in each.failures.values())
     weights = [[each.weights.get(name) for name in settings.pool] for each in told]
-    rated = Rated(
+    rated = EvaluatorRatings(
         ratings=AnswerRatings(
             weight=settings.aggregation.weight, values=np.array(weights, dtype=np.float64)
         ),
@@ -109,7 +111,7 @@ async def _rate(
         return await asyncio.gather(*(of(row) for row in rows.rows))
 
 
-def change(path: Path, tuning: Tuning) -> Change:
+def configuration_change(path: Path, tuning: Tuning) -> Change:
     """Put the chosen score, alpha and vote into the file; comments and order stay.
 
     Evaluators go unless the vote asks them: left in, the configuration would contradict itself.
@@ -120,11 +122,13 @@ def change(path: Path, tuning: Tuning) -> Change:
     try:
         before = path.read_text(encoding="utf-8")
         kept = before if tuning.chosen.evaluated else _without_evaluators(before)
-        editor, document = parsed(kept)
+        editor, document = parse(kept)
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
-    put(document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value})
-    put(document, "aggregation", _vote(tuning.chosen))
+    update_section(
+        document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value}
+    )
+    update_section(document, "aggregation", _vote(tuning.chosen))
     if tuning.chosen.temperature is None:
         document["aggregation"].pop("temperature", None)
     if not tuning.chosen.evaluated:

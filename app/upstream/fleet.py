@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 from app.concurrency.threads import off_loop
 from app.errors import UpstreamError, UpstreamTimeout
-from app.json_output import dumped
+from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
@@ -208,7 +208,7 @@ class Fleet:
         endpoint: Endpoint | None = None,
     ) -> Generator[_Call]:
         """What is to be asked, as bytes that count until it is answered."""
-        data = dumped(payload)
+        data = dump_json(payload)
         with self._calls.holding(data):
             yield _Call(
                 name=endpoint.name if endpoint else target.name,

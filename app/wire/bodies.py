@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.concurrency.threads import SMALL_BYTES, off_loop
 from app.errors import SchemaError, TooLarge, UnsupportedBody
-from app.json_output import dumped
+from app.json_output import dump_json
 from app.settings.validation import problems
 from racer_core import strict_json
 
@@ -117,5 +117,5 @@ def json_response(
 ) -> Response:
     """Render JSON; NaN can never go out."""
     return Response(
-        dumped(value), status_code=status, headers=headers, media_type="application/json"
+        dump_json(value), status_code=status, headers=headers, media_type="application/json"
     )

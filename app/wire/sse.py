@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from app.json_output import dumped
+from app.json_output import dump_json
 from racer_core.errors import InputError
 
 DONE = b"data: [DONE]\n\n"
@@ -14,7 +14,7 @@ MAX_EVENT_BYTES = 2**20
 
 def event(value: Mapping[str, Any]) -> bytes:
     """One data event. JSON escapes line ends, so no text can forge another event."""
-    return b"data: %b\n\n" % dumped(value)
+    return b"data: %b\n\n" % dump_json(value)
 
 
 def comment(text: str) -> bytes:

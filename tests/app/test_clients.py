@@ -318,7 +318,7 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
 
 def hash_of(key: str) -> str:
     """A key as the configuration has it."""
-    return key_format.written(key, key_format.new_salt())
+    return key_format.format_hash(key, key_format.new_salt())
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from app.tools.doctor import artifact as artifact_check
 from app.tools.doctor import calibration, clock, configuration, encoder, endpoints, gpu, ports
 from app.tools.doctor import store as store_check
 from app.tools.doctor.finding import Finding, State
-from app.tools.doctor.gpu import Machine
+from app.tools.doctor.gpu import GpuStatus
 from app.upstream.model_list import Listing
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
@@ -214,8 +214,8 @@ def test_the_demo_s_encoder_opens() -> None:
 # The machine ------------------------------------------------------------------------------------
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040). Please update"
-CPU_BUILD = Machine(built_for=None, devices=())
-CUDA_BUILD = Machine(built_for="13.0", devices=())
+CPU_BUILD = GpuStatus(built_for=None, devices=())
+CUDA_BUILD = GpuStatus(built_for="13.0", devices=())
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ CUDA_BUILD = Machine(built_for="13.0", devices=())
     ],
 )
 def test_a_gpu_is_seen_or_missed(
-    machine: Machine, backend: str | None, state: State, words: str
+    machine: GpuStatus, backend: str | None, state: State, words: str
 ) -> None:
     """What the encoder needs fails without it; what nobody needs is a warning at most."""
     is_so(gpu.check(machine, backend), state, words)
@@ -292,7 +292,7 @@ def endpoint(config: Path, **candidate: Any) -> Finding:
     """The finding of one candidate in the place of the pool."""
     values = {"schema_version": 1, "candidates": [{"name": "qwen"} | candidate]}
     environment = {"RIGHT": "right-key", "WRONG": "wrong-key"}
-    configured, secrets = settings.checked(json.dumps(values), config, environment)
+    configured, secrets = settings.parse(json.dumps(values), config, environment)
     (finding,), _ = endpoints.check(configured, secrets)
     assert finding.check == "endpoint qwen"
     return finding
@@ -333,7 +333,7 @@ def test_an_evaluator_of_its_own_is_looked_at_too(
     values = yaml.safe_load(config.read_text())
     rater = {"base_url": servers["poet"].url, "model": "judge"}
     values["aggregation"] = {"method": "weighted", "weight": "verbal", "evaluator": rater}
-    configured, secrets = settings.checked(json.dumps(values), config, {})
+    configured, secrets = settings.parse(json.dumps(values), config, {})
     findings, _ = endpoints.check(configured, secrets)
     assert [each.state for each in findings] == [OK, OK, OK, FAILED]
     is_so(findings[-1], FAILED, "poet, not judge")
@@ -344,7 +344,7 @@ def test_a_server_s_clock_is_read_off_its_answer(ahead_s: float, tmp_path: Path)
     """To the second or two that a header leaves open."""
     with served("qwen", ahead_s=ahead_s) as server:
         values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": server.url}]}
-        configured, secrets = settings.checked(json.dumps(values), tmp_path, {})
+        configured, secrets = settings.parse(json.dumps(values), tmp_path, {})
         _, (listing,) = endpoints.check(configured, secrets)
         assert listing.ahead_s == pytest.approx(ahead_s, abs=3)
         server.ahead_s = None
@@ -372,7 +372,7 @@ def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "a b%20c?#d"
     folder.mkdir()
     values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": NOBODY}]}
-    configured, _ = settings.checked(json.dumps(values), folder / "racer.yaml", {})
+    configured, _ = settings.parse(json.dumps(values), folder / "racer.yaml", {})
     assert store_check.check(configured.store, None)[1] == StoreInspection()
     with Store(configured.store):
         pass
@@ -571,7 +571,7 @@ def test_the_admin_port_is_another(config: Path) -> None:
     def found(port: int, admin: int) -> list[Finding]:
         values = yaml.safe_load(config.read_text()) | {"port": port}
         values["access"] = {"admin": {"port": admin}}
-        return ports.check(settings.checked(json.dumps(values), config, {})[0])
+        return ports.check(settings.parse(json.dumps(values), config, {})[0])
 
     with socket.socket() as one, socket.socket() as two:
         for each in (one, two):

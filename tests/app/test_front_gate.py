@@ -265,7 +265,7 @@ def test_a_page_of_another_site_changes_nothing(gateway: Gateway, pool: FakePool
 def configured_key(name: str, **fields: Any) -> tuple[str, dict[str, Any]]:
     """A key, and the entry of the configuration that knows it."""
     key = key_format.new_key()
-    return key, {"name": name, "hash": key_format.written(key, key_format.new_salt()), **fields}
+    return key, {"name": name, "hash": key_format.format_hash(key, key_format.new_salt()), **fields}
 
 
 def test_keys_of_the_configuration_open_their_doors(serve: Serve) -> None:

@@ -17,7 +17,7 @@ from tests.support.gateway import Command, Serve
 
 def entry(key: str, name: str, **fields: Any) -> Key:
     """A configured key."""
-    written = key_format.written(key, key_format.new_salt())
+    written = key_format.format_hash(key, key_format.new_salt())
     return Key.model_validate({"name": name, "hash": written, **fields})
 
 

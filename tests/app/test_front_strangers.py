@@ -197,7 +197,7 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
 def test_a_right_key_is_authenticated_even_where_it_is_refused(serve: Serve) -> None:
     """Who has used up a quota is told so, keeps the connection and takes no stranger's place."""
     key = key_format.new_key()
-    entry = {"name": "team-a", "hash": key_format.written(key, key_format.new_salt())}
+    entry = {"name": "team-a", "hash": key_format.format_hash(key, key_format.new_salt())}
     limits = {"connections_per_address": 1, "header_s": LONG_S}
     gateway = serve(access={"keys": [entry | {"requests_per_minute": 1}]}, limits=limits)
     with ExitStack() as stack:

@@ -49,7 +49,8 @@ def limited(
     """A gateway with keys that may use five tokens a minute: less than a prompt has."""
     salt = key_format.new_salt()
     keys = [
-        {"name": key, "hash": key_format.written(key, salt), "tokens_per_minute": 5} for key in KEYS
+        {"name": key, "hash": key_format.format_hash(key, salt), "tokens_per_minute": 5}
+        for key in KEYS
     ]
     folder = tmp_path_factory.mktemp("limited")
     path = configure(folder, artifact, shared_pool.url, access={"keys": keys})

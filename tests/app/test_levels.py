@@ -84,7 +84,7 @@ def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
     key = key_format.new_key()
     entry = {
         "name": "careful",
-        "hash": key_format.written(key, key_format.new_salt()),
+        "hash": key_format.format_hash(key, key_format.new_salt()),
         "max_alpha": 0.05,
     }
     gateway = serve(access={"keys": [entry]})

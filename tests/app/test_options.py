@@ -288,7 +288,7 @@ TEAM_KEY = key_format.new_key()
 
 def team(**fields: Any) -> dict[str, Any]:
     """`access` with a key that is bound by these."""
-    written = key_format.written(TEAM_KEY, key_format.new_salt())
+    written = key_format.format_hash(TEAM_KEY, key_format.new_salt())
     return {"keys": [{"name": "team", "hash": written, **fields}]}
 
 

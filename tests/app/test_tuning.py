@@ -89,7 +89,7 @@ def lines_changed(change: tuning.Change) -> tuple[list[str], list[str]]:
 
 def test_only_the_lines_of_the_choice_change(file: Path) -> None:
     """Comments, order, quotes and indentation of everything else, to the last character."""
-    removed, added = lines_changed(tuning.change(file, suggested()))
+    removed, added = lines_changed(tuning.configuration_change(file, suggested()))
     assert removed == ['  score: "gap"', "  alpha: 0.10", "  method: majority"]
     assert sorted(line.split(":")[0].strip() for line in added) == [
         "alpha", "method", "score", "temperature",
@@ -98,7 +98,7 @@ def test_only_the_lines_of_the_choice_change(file: Path) -> None:
 
 def test_comments_stay_where_they_stood(file: Path) -> None:
     """A new setting comes into its own section, not below the next one's heading."""
-    lines = tuning.change(file, suggested()).after.splitlines()
+    lines = tuning.configuration_change(file, suggested()).after.splitlines()
     for line in FILE.splitlines():
         if line.lstrip().startswith("#"):
             assert line in lines
@@ -110,15 +110,15 @@ def test_comments_stay_where_they_stood(file: Path) -> None:
 
 def test_nothing_changes_where_the_file_says_it_already(file: Path) -> None:
     """0.10 is 0.1, and what stands in quotes keeps them: the diff is empty."""
-    change = tuning.change(file, suggested(score=Score.GAP, **MAJORITY))
+    change = tuning.configuration_change(file, suggested(score=Score.GAP, **MAJORITY))
     assert change.diff == ""
     assert change.after == FILE
 
 
 def test_a_second_run_changes_nothing(file: Path) -> None:
     """What was written is what would be written."""
-    tuning.change(file, suggested()).write()
-    assert tuning.change(file, suggested()).diff == ""
+    tuning.configuration_change(file, suggested()).write()
+    assert tuning.configuration_change(file, suggested()).diff == ""
 
 
 STYLES = {
@@ -137,14 +137,14 @@ def test_the_files_own_style_stays(tmp_path: Path, style: str) -> None:
     """No line but those of the choice is written anew."""
     path = tmp_path / "racer.yaml"
     path.write_text(STYLES[style], encoding="utf-8")
-    removed, added = lines_changed(tuning.change(path, suggested()))
+    removed, added = lines_changed(tuning.configuration_change(path, suggested()))
     assert [line.strip() for line in removed if "method" not in line] == [
         "score: gap",
         "alpha: 0.3",
     ]
     indent = 4 if style == "four spaces" else 2
     assert all(len(line) - len(line.lstrip()) == indent for line in added if line[0] == " ")
-    assert yaml.safe_load(tuning.change(path, suggested()).after)["routing"] == {
+    assert yaml.safe_load(tuning.configuration_change(path, suggested()).after)["routing"] == {
         "score": "cover",
         "alpha": 0.2,
     }
@@ -154,7 +154,7 @@ def test_sections_that_are_missing_are_added(tmp_path: Path) -> None:
     """A file that took the defaults."""
     path = tmp_path / "racer.yaml"
     path.write_text("schema_version: 1\n# no more\n", encoding="utf-8")
-    change = tuning.change(path, suggested())
+    change = tuning.configuration_change(path, suggested())
     assert change.after.startswith("schema_version: 1\n# no more\n")
     assert yaml.safe_load(change.after) == {
         "schema_version": 1,
@@ -194,7 +194,7 @@ def test_evaluators_go_and_what_follows_them_stays(tmp_path: Path, text: str) ->
     """Another vote was chosen: left in, `weight` would contradict it."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
-    after = tuning.change(path, suggested()).after
+    after = tuning.configuration_change(path, suggested()).after
     assert yaml.safe_load(after) == {
         "aggregation": {"method": "weighted", "temperature": 0.3},
         "routing": {"alpha": 0.2, "score": "cover"},
@@ -211,7 +211,7 @@ def test_evaluators_stay_with_the_vote_that_asks_them(
     """Only temperature and weight are written anew, with every comment where it stood."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
-    change = tuning.change(path, suggested(weight=weight, temperature=0.05))
+    change = tuning.configuration_change(path, suggested(weight=weight, temperature=0.05))
     wanted = text.replace("temperature: 0.3", "temperature: 0.05")
     assert change.after == wanted.replace("weight: p_true", f"weight: {weight}")
 
@@ -221,7 +221,7 @@ def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
     path = tmp_path / "racer.yaml"
     text = "candidates:\n  - name: a\n    parameters:\n      weight: 2\n"
     path.write_text(text, encoding="utf-8")
-    assert tuning.change(path, suggested()).after.startswith(text)
+    assert tuning.configuration_change(path, suggested()).after.startswith(text)
 
 
 @pytest.mark.parametrize("rule", list(Method))
@@ -230,7 +230,7 @@ def test_what_is_written_is_a_configuration(file: Path, rule: Method) -> None:
     temperature = 0.05 if rule is Method.WEIGHTED else None
     weight = Weight.ROUTER if rule is Method.WEIGHTED else None
     chosen = suggested(score=Score.PROB, rule=rule, weight=weight, temperature=temperature)
-    tuning.change(file, chosen).write()
+    tuning.configuration_change(file, chosen).write()
     configured, _ = settings.load(file, {})
     assert (configured.routing.alpha, configured.routing.score) == (0.2, Score.PROB)
     assert configured.routing.on_abstain == "error"
@@ -242,7 +242,7 @@ def test_what_is_written_is_a_configuration(file: Path, rule: Method) -> None:
 def test_a_file_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
     """It was there when the settings were read."""
     with pytest.raises(SettingsError, match=r"gone\.yaml: cannot be read"):
-        tuning.change(tmp_path / "gone.yaml", suggested())
+        tuning.configuration_change(tmp_path / "gone.yaml", suggested())
 
 
 # The command ----------------------------------------------------------------------------------

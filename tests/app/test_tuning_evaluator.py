@@ -11,7 +11,7 @@ import pytest
 
 from app import settings
 from app.tools import tuning
-from app.tools.tuning import CONCURRENCY, Rated
+from app.tools.tuning import CONCURRENCY, EvaluatorRatings
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.types import LabelledRow, LabelledRows
 from tests.support.gateway import POOL, Command, configure, noisy
@@ -188,7 +188,9 @@ def test_rows_that_cannot_be_tuned_on_cost_no_rating(
 # The ratings ----------------------------------------------------------------------------------
 
 
-def rated(folder: Path, artifact: Path, pool: FakePool, rows: list[LabelledRow]) -> Rated:
+def rated(
+    folder: Path, artifact: Path, pool: FakePool, rows: list[LabelledRow]
+) -> EvaluatorRatings:
     """What the judge says of these rows; questions of the group `math` have an abacist."""
     own = {"math": {"base_url": pool.url, "model": "abacist"}}
     rule = evaluation(pool.url, evaluators=own)
@@ -199,7 +201,7 @@ def rated(folder: Path, artifact: Path, pool: FakePool, rows: list[LabelledRow])
     def hear(stage: str, done: int, total: int) -> None:
         heard.append((stage, done, total))
 
-    result = tuning.rate(configured, secrets, of, hear)
+    result = tuning.rate_rows(configured, secrets, of, hear)
     assert heard == [("ratings", number, len(rows)) for number in range(1, len(rows) + 1)]
     return result
 

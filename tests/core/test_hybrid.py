@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from app.tools.evaluation import OFF, cached
+from app.tools.evaluation import OFF, with_cache
 from racer_core import artifacts
 from racer_core.encoder.base import Encoded
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -137,12 +137,12 @@ def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):
     """Asked once; the n-grams are computed anew, so the embeddings stay the same."""
     file = str(tmp_path / "cache.sqlite")
     first, second = Counting(hybrid.semantic.spec), Counting(hybrid.semantic.spec)
-    fresh = cached(HybridEncoder(first), file)
+    fresh = with_cache(HybridEncoder(first), file)
     assert isinstance(fresh, HybridEncoder)
     assert isinstance(fresh.semantic, CachedEncoder)
     assert fresh.spec == hybrid.spec
     embeddings = fresh.encode(TEXTS).embeddings
-    kept = cached(HybridEncoder(second), file).encode(TEXTS).embeddings
+    kept = with_cache(HybridEncoder(second), file).encode(TEXTS).embeddings
     assert (first.asked, second.asked) == (TEXTS, [])
     np.testing.assert_array_equal(embeddings, kept)
     np.testing.assert_array_equal(
@@ -153,12 +153,12 @@ def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):
 def test_a_plain_run_finds_what_a_hybrid_one_embedded(hybrid, tmp_path):
     """What the cache holds is the semantic embedding alone."""
     file = str(tmp_path / "cache.sqlite")
-    cached(HybridEncoder(Counting(hybrid.semantic.spec)), file).encode(TEXTS)
+    with_cache(HybridEncoder(Counting(hybrid.semantic.spec)), file).encode(TEXTS)
     plain = Counting(hybrid.semantic.spec)
-    assert cached(plain, file).encode(TEXTS).embeddings.shape == (len(TEXTS), 3)
+    assert with_cache(plain, file).encode(TEXTS).embeddings.shape == (len(TEXTS), 3)
     assert plain.asked == []
 
 
 def test_no_cache_is_no_cache(hybrid):
     """`off` leaves the encoder as it is."""
-    assert cached(hybrid, OFF) == hybrid
+    assert with_cache(hybrid, OFF) == hybrid

@@ -9,18 +9,18 @@ import pytest
 from rich.console import Console
 
 from app.tools.demo import run
-from app.tools.demo.run import Running
+from app.tools.demo.run import RunningDemo
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows
 
 
 @pytest.fixture(scope="session")
-def running_demo() -> Iterator[Running]:
+def running_demo() -> Iterator[RunningDemo]:
     """Five models and a calibrated gateway, started once for all tests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with run.started(port, Console(quiet=True)) as running:
+    with run.start_demo(port, Console(quiet=True)) as running:
         yield running
 
 

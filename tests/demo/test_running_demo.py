@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from app.tools.demo.measure import measure
-from app.tools.demo.run import CALIBRATION, Running
+from app.tools.demo.run import CALIBRATION, RunningDemo
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(running_demo: Running) -> Iterator[openai.OpenAI]:
+def client(running_demo: RunningDemo) -> Iterator[openai.OpenAI]:
     """The official client, pointed at the demo."""
     url = f"{running_demo.url}/v1"
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
@@ -72,14 +72,16 @@ def test_a_routed_answer_streams(client: openai.OpenAI, test_rows: LabelledRows)
     assert text == plain.choices[0].message.content
 
 
-def test_the_demo_is_ready(running_demo: Running) -> None:
+def test_the_demo_is_ready(running_demo: RunningDemo) -> None:
     """Readiness names the active calibration."""
     ready = httpx2.get(f"{running_demo.url}/readyz", trust_env=False).json()
     assert ready["status"] == "ready"
     assert ready["calibration"].startswith("cal-")
 
 
-def test_the_demos_table_has_every_column(running_demo: Running, test_rows: LabelledRows) -> None:
+def test_the_demos_table_has_every_column(
+    running_demo: RunningDemo, test_rows: LabelledRows
+) -> None:
     """Twenty queries measured as `racer demo` does: both risks with intervals, and the controls."""
     with GatewayClient(running_demo.url, running_demo.admin_key) as admin:
         result = measure(

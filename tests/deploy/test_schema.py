@@ -73,7 +73,7 @@ def sections(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
 def loads(values: dict[str, Any]) -> bool:
     """Whether the gateway takes it."""
     try:
-        settings.checked(json.dumps(values), Path("racer.yaml"), {})
+        settings.parse(json.dumps(values), Path("racer.yaml"), {})
     except SettingsError:
         return False
     return True

@@ -1,7 +1,7 @@
 """A pool of scripted candidates on a real socket: what a vLLM server would answer, and its faults.
 
 Each candidate is a model name on one server. ``say`` sets its answer; ``fail`` sets how it breaks.
-``rate`` sets how sure a model is of proposed answers, when it is asked as an evaluator.
+``rate_rows`` sets how sure a model is of proposed answers, when it is asked as an evaluator.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from app import settings
 from app.errors import Conflict, SettingsError
 from app.settings.access import Key
-from app.settings.editing import Change, parsed, put
+from app.settings.editing import Change, parse, update_section
 
 
 def lacking(saved: Sequence[Key], configured: Sequence[Key]) -> list[Key]:
@@ -44,12 +44,12 @@ def adding(path: Path, keys: Sequence[Key], configured: Sequence[Key]) -> Change
         after = _with(before, [key.model_dump(mode="json", exclude_defaults=True) for key in keys])
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
-    settings.checked(after, path)
+    settings.parse(after, path)
     return Change(path, before, after)
 
 
 def _with(text: str, keys: list[dict[str, Any]]) -> str:
-    editor, document = parsed(text)
+    editor, document = parse(text)
     known: Any = document.get("access", {}).get("keys")
     if known and not known.fa.flow_style():
         # ruamel.yaml hangs the comment above the first item on what is before the list, and what
@@ -59,7 +59,7 @@ def _with(text: str, keys: list[dict[str, Any]]) -> str:
         listed = (f"{' ' * known.lc.col}- {json.dumps(key, ensure_ascii=False)}\n" for key in keys)
         return "".join([*lines[:line], *listed, *lines[line:]])
     if known is None:
-        put(document, "access", {"keys": keys})
+        update_section(document, "access", {"keys": keys})
     else:
         known.extend(keys)
     after = io.StringIO()

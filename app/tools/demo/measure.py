@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class GatewayAnswer:
     """A query's answer, and the gateway's ``racer`` object."""
 
     content: str
@@ -86,14 +86,14 @@ def _decide(
 
 async def _ask_everything(
     url: str, rows: LabelledRows, progress: Report
-) -> tuple[dict[float, list[Answered]], dict[str, list[Answered]]]:
+) -> tuple[dict[float, list[GatewayAnswer]], dict[str, list[GatewayAnswer]]]:
     """Every query at every alpha, and to every candidate alone for the controls."""
     http = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is here, not behind a proxy
     async with AsyncOpenAI(
         base_url=f"{url}/v1", api_key="unused", timeout=120, http_client=http
     ) as client:
 
-        async def ask(model: str, query: str, alpha: float | None = None) -> Answered:
+        async def ask(model: str, query: str, alpha: float | None = None) -> GatewayAnswer:
             try:
                 completion = await client.chat.completions.create(
                     model=model,
@@ -103,7 +103,9 @@ async def _ask_everything(
             except APIError as exc:
                 raise UpstreamError(f"the demo's gateway failed: {exc.message}") from exc
             extra = completion.model_extra or {}
-            return Answered(completion.choices[0].message.content or "", extra.get("racer", {}))
+            return GatewayAnswer(
+                completion.choices[0].message.content or "", extra.get("racer", {})
+            )
 
         answers = {
             alpha: await _all(
@@ -139,7 +141,7 @@ async def _all(calls: Sequence[Awaitable[T]], report: Callable[[int], None]) -> 
 
 
 def _answerable_risk(
-    alpha: float, rows: LabelledRows, answers: Sequence[Answered], n: int
+    alpha: float, rows: LabelledRows, answers: Sequence[GatewayAnswer], n: int
 ) -> dict[str, Any]:
     """P(miss | some candidate is right), and where it should lie for this many such queries."""
     metrics = _metrics(rows, [answer.racer for answer in answers])
@@ -169,7 +171,7 @@ def _sets(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> BoolArray:
     return np.array(called, dtype=bool)
 
 
-def _what_it_took(rows: LabelledRows, answers: Sequence[Answered]) -> dict[str, float]:
+def _what_it_took(rows: LabelledRows, answers: Sequence[GatewayAnswer]) -> dict[str, float]:
     sets = _sets(rows, [answer.racer for answer in answers])
     size = float(sets.sum(axis=1).mean())
     return {
@@ -181,7 +183,7 @@ def _what_it_took(rows: LabelledRows, answers: Sequence[Answered]) -> dict[str, 
 
 
 def _controls(
-    rows: LabelledRows, alone: dict[str, list[Answered]], routed: Sequence[Answered]
+    rows: LabelledRows, alone: dict[str, list[GatewayAnswer]], routed: Sequence[GatewayAnswer]
 ) -> dict[str, Any]:
     """Best single candidate, the router's first choice, and the vote of everyone."""
     singles = {

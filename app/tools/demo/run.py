@@ -38,7 +38,7 @@ START_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningDemo:
     """A demo that is up."""
 
     url: str
@@ -62,7 +62,7 @@ def run(
         UpstreamUnavailable: The pool or the gateway does not come up.
     """
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 120)
-    with started(port, console) as running:
+    with start_demo(port, console) as running:
         console.print(f"\nready after {running.seconds:.0f} s. In a browser: {running.url}/ui")
         console.print(f"(this demo's admin key, for Calibrate and Watch: {running.admin_key})")
         console.print("From another terminal:\n")
@@ -89,7 +89,7 @@ def run(
 
 
 @contextmanager
-def started(port: int, console: Console) -> Generator[Running]:
+def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
     """The pool and a calibrated gateway, stopped on the way out."""
     begun = time.monotonic()
     signal.signal(signal.SIGTERM, _exit)  # else the children would be left behind
@@ -121,7 +121,7 @@ def started(port: int, console: Console) -> Generator[Running]:
         calibrating = console.status("calibrating on 2,000 labelled queries ...")
         with calibrating, GatewayClient(url, admin_key) as client:
             client.calibrate(CALIBRATION, {})
-        yield Running(url, admin_key, time.monotonic() - begun, (serve_pool, gateway))
+        yield RunningDemo(url, admin_key, time.monotonic() - begun, (serve_pool, gateway))
 
 
 def _exit(*_: object) -> None:

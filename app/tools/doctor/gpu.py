@@ -14,7 +14,7 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class GpuStatus:
     """What there is."""
 
     built_for: str | None  # the CUDA version of torch's build; None: it is the CPU's
@@ -23,7 +23,7 @@ class Machine:
     driver: bool = False  # NVIDIA's is loaded, whatever torch thinks of it
 
 
-def look() -> Machine:
+def look() -> GpuStatus:
     """Ask torch, and hear what it would have printed."""
     import torch
 
@@ -34,7 +34,7 @@ def look() -> Machine:
             devices = tuple(torch.cuda.get_device_name(number) for number in range(count))
         except RuntimeError:  # it is there, and somebody else's alone
             devices = ()
-    return Machine(
+    return GpuStatus(
         built_for=torch.version.cuda,
         devices=devices,
         complaint=" ".join(str(each.message) for each in said),
@@ -42,7 +42,7 @@ def look() -> Machine:
     )
 
 
-def check(machine: Machine, backend: str | None) -> Finding:
+def check(machine: GpuStatus, backend: str | None) -> Finding:
     """The finding.
 
     Args:

@@ -9,12 +9,12 @@ from pydantic import SecretStr
 from app.errors import SettingsError
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.graders import Grader, MathGrader, TextGrader
-from app.tools.labelling.judge import Judge, judge_at
+from app.tools.labelling.judge import Judge, judge_candidate
 from racer_core.aggregation.grading import Grade
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grading:
+class GradingOptions:
     """How answers are graded: by a ``Grade``, or by a judge with its name or address."""
 
     kind: str
@@ -23,8 +23,8 @@ class Grading:
     judge_key: str | None = field(default=None, repr=False)
 
 
-def grader_of(
-    grading: Grading, settings: Settings, secrets: Secrets
+def make_grader(
+    grading: GradingOptions, settings: Settings, secrets: Secrets
 ) -> tuple[Grader, Candidate | None]:
     """The grader, and the judge if it is one.
 
@@ -41,7 +41,7 @@ def grader_of(
     if grading.judge.startswith(("http://", "https://")):
         if grading.judge_model is None:
             raise SettingsError("a judge at a URL needs --judge-model, its name there")
-        judge = judge_at(grading.judge, grading.judge_model)
+        judge = judge_candidate(grading.judge, grading.judge_model)
         keys = {judge.name: SecretStr(grading.judge_key)} if grading.judge_key else {}
         return Judge(judge, settings, replace(secrets, candidate_keys=keys)), judge
     for candidate in settings.candidates:

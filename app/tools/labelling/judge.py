@@ -108,7 +108,7 @@ def _cut(text: str) -> str:
     return text[: kept // 3] + _GAP + text[len(text) - (kept - kept // 3) :]
 
 
-def judge_at(url: str, model: str) -> Candidate:
+def judge_candidate(url: str, model: str) -> Candidate:
     """A judge that is no candidate.
 
     Raises:

@@ -16,11 +16,11 @@ from typing import Any
 
 from app.errors import LabellingIncomplete
 from app.settings import Candidate, Secrets, Settings
-from app.tools.labelling.asker import Asker, Tally
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.graders import Grader
-from app.tools.labelling.grading import Grading, grader_of
-from app.tools.labelling.spread import (
+from app.tools.labelling.grading import GradingOptions, make_grader
+from app.tools.labelling.labeller import CallCounts, Labeller
+from app.tools.labelling.remote_labelling import (
     LabelledQuestion,
     PartialLabels,
     PendingQuestion,
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class LabellingReport:
     """What a run did."""
 
     questions: int
@@ -50,14 +50,14 @@ def run(
     questions: Sequence[Question],
     source: str,
     out: Path,
-    grading: Grading,
+    grading: GradingOptions,
     *,
     settings: Settings,
     secrets: Secrets,
     concurrency: int,
     progress: Progress,
     spread: RemoteLabeller | None = None,
-) -> Report:
+) -> LabellingReport:
     """Label every question that has no row yet.
 
     The first interrupt (Ctrl-C) asks nothing new and waits for what is under way, which is paid
@@ -80,19 +80,19 @@ def run(
         InputError: The files or references are wrong; nobody was asked.
         SettingsError: The judge is.
     """
-    checker, judge = grader_of(grading, settings, secrets)
+    checker, judge = make_grader(grading, settings, secrets)
     conditions = conditions_of(settings, grading, judge)
     asyncio.run(_check(checker, questions, source))
     with LabelFiles(out, settings.pool, conditions, settings.limits.query_chars) as files:
         labelling = _LabellingRun(questions, files, progress)
         if spread is None:
-            grader, _ = grader_of(grading, settings, secrets)  # one belongs to one event loop
+            grader, _ = make_grader(grading, settings, secrets)  # one belongs to one event loop
             asyncio.run(labelling.here(settings, secrets, grader, concurrency))
         else:
             labelling.elsewhere(spread, conditions)
         if not labelling.unlabelled:
             files.put_in_order(questions)
-    report = Report(
+    report = LabellingReport(
         questions=len(questions),
         labelled=len(questions) - labelling.unlabelled,
         calls=labelling.tally.calls,
@@ -107,7 +107,9 @@ def run(
     return report
 
 
-def conditions_of(settings: Settings, grading: Grading, judge: Candidate | None) -> dict[str, Any]:
+def conditions_of(
+    settings: Settings, grading: GradingOptions, judge: Candidate | None
+) -> dict[str, Any]:
     """What makes rows comparable."""
     return {
         "candidates": [_shown(candidate) for candidate in settings.candidates],
@@ -125,7 +127,7 @@ class _LabellingRun:
         self._total = len(questions)
         self._done = self._total - len(self._pending)
         self._show = show
-        self.tally = Tally()
+        self.tally = CallCounts()
         self.unlabelled = len(self._pending)
         self.interrupted = False
         show("labelling", self._done, self._total)
@@ -136,13 +138,13 @@ class _LabellingRun:
         """Ask from this process."""
         shared = iter(self._pending)  # by all workers: each question is taken once
 
-        async def work(asker: Asker) -> None:
+        async def work(asker: Labeller) -> None:
             for question in shared:
                 self._finish(question, await asker.label(question, self._files))
                 if self.interrupted:
                     return
 
-        async with grader, Asker(settings, secrets, grader) as asker:
+        async with grader, Labeller(settings, secrets, grader) as asker:
             count = min(concurrency, len(self._pending))
             workers = [asyncio.create_task(work(asker)) for _ in range(count)]
             if workers:

@@ -17,10 +17,10 @@ from ray.exceptions import RayError
 
 from app import settings
 from app.errors import SettingsError
-from app.tools.labelling.asker import Asker
-from app.tools.labelling.grading import Grading, grader_of
+from app.tools.labelling.grading import GradingOptions, make_grader
+from app.tools.labelling.labeller import Labeller
+from app.tools.labelling.remote_labelling import LabelledQuestion, PendingQuestion, RemoteLabeller
 from app.tools.labelling.run import conditions_of
-from app.tools.labelling.spread import LabelledQuestion, PendingQuestion, RemoteLabeller
 from app.tools.ray_batch.connection import joined, rows_of
 from racer_core.errors import RacerError
 
@@ -29,7 +29,9 @@ _ASKED: Final = TypeAdapter(PendingQuestion)
 _LABELLED: Final[TypeAdapter[LabelledQuestion | str]] = TypeAdapter(LabelledQuestion | str)
 
 
-def over_cluster(address: str, config: Path, grading: Grading, concurrency: int) -> RemoteLabeller:
+def over_cluster(
+    address: str, config: Path, grading: GradingOptions, concurrency: int
+) -> RemoteLabeller:
     """Questions are labelled by a process on each node, which shares the concurrency with the rest.
 
     Args:
@@ -78,12 +80,14 @@ class _RayLabeller:
     An error of it is a value, for what is raised comes with its stack.
     """
 
-    def __init__(self, config: Path, grading: Grading, conditions: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: Path, grading: GradingOptions, conditions: Mapping[str, Any]
+    ) -> None:
         self._config = config
         self._grading = replace(grading, judge_key=os.environ.get(JUDGE_KEY))
         self._conditions = conditions
         self._opening = asyncio.Lock()
-        self._asker: Asker | None = None
+        self._asker: Labeller | None = None
 
     async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -100,14 +104,14 @@ class _RayLabeller:
             question=asked.question, notes=asked.notes, correct=correct, tally=asker.take()
         )
 
-    async def _opened(self) -> Asker:
+    async def _opened(self) -> Labeller:
         """The asker, opened by the first question; it ends with the process."""
         async with self._opening:
             if self._asker is None:
                 configured, secrets = settings.load(self._config)
-                grader, judge = grader_of(self._grading, configured, secrets)
+                grader, judge = make_grader(self._grading, configured, secrets)
                 if conditions_of(configured, self._grading, judge) != self._conditions:
                     raise SettingsError(f"{self._config} has other candidates or parameters there")
-                asker = Asker(configured, secrets, await grader.__aenter__())
+                asker = Labeller(configured, secrets, await grader.__aenter__())
                 self._asker = await asker.__aenter__()
             return self._asker

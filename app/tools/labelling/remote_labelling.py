@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.tools.labelling.asker import Tally
+from app.tools.labelling.labeller import CallCounts
 from racer_core.records.questions import Question
 
 
 @dataclass(slots=True)
 class PartialLabels:
-    """What is known of one unfinished question, in memory: its ``Notes``."""
+    """What is known of one unfinished question, in memory: its ``AnswerStore``."""
 
     said: dict[str, str | None] = field(default_factory=dict[str, str | None])
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])
@@ -49,7 +49,7 @@ class LabelledQuestion:
     question: Question
     notes: PartialLabels
     correct: tuple[str, ...] | None  # None: an answer or a verdict is missing
-    tally: Tally  # of the worker since it last said so
+    tally: CallCounts  # of the worker since it last said so
 
 
 # Labels questions somewhere else, under these conditions, and gives each as soon as it is done.

@@ -25,7 +25,7 @@ from racer_core.records.writer import messages
 MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not asked again in this run
 
 
-class Notes(Protocol):
+class AnswerStore(Protocol):
     """What is known of unfinished questions."""
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
@@ -46,7 +46,7 @@ class Notes(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class CallCounts:
     """What happened to calls."""
 
     calls: int = 0  # of candidates
@@ -54,7 +54,7 @@ class Tally:
     ungraded: Counter[str] = field(default_factory=Counter[str])
     given_up: set[str] = field(default_factory=set[str])
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: CallCounts) -> None:
         """Count what happened elsewhere, too."""
         self.calls += other.calls
         for name, kinds in other.failures.items():
@@ -73,7 +73,7 @@ class Tally:
             yield f"grading failed {_times(count)}: {kind}"
 
 
-class Asker:
+class Labeller:
     """Labels questions, several at once. Open it before use, and the grader before it.
 
     Args:
@@ -89,7 +89,7 @@ class Asker:
         self._api_format = Chat()
         self._grader = grader
         self._in_a_row: Counter[str] = Counter()
-        self._tally = Tally()
+        self._tally = CallCounts()
 
     async def __aenter__(self) -> Self:
         await self._fleet.__aenter__()
@@ -98,15 +98,15 @@ class Asker:
     async def __aexit__(self, *_: object) -> None:
         await self._fleet.__aexit__()
 
-    def take(self) -> Tally:
+    def take(self) -> CallCounts:
         """What happened since this was last called."""
         taken = self._tally
         taken.ungraded.update(self._grader.failures)
         self._grader.failures.clear()
-        self._tally = Tally()
+        self._tally = CallCounts()
         return taken
 
-    async def label(self, question: Question, notes: Notes) -> tuple[str, ...] | None:
+    async def label(self, question: Question, notes: AnswerStore) -> tuple[str, ...] | None:
         """Who is right; None where an answer or a verdict is missing."""
         asked = (self._ask(question, each, notes) for each in self._candidates)
         if not all(await asyncio.gather(*asked)):
@@ -119,7 +119,7 @@ class Asker:
         right = {text for text, verdict in zip(texts, verdicts, strict=True) if verdict}
         return tuple(name for name, text in answers.items() if text in right)
 
-    async def _ask(self, question: Question, candidate: Candidate, notes: Notes) -> bool:
+    async def _ask(self, question: Question, candidate: Candidate, notes: AnswerStore) -> bool:
         """Whether the candidate's answer is there, now or from an earlier run."""
         name = candidate.name
         if name in notes.answers(question):
@@ -145,7 +145,7 @@ class Asker:
         notes.add_answer(question, name, reply.said[0].text)
         return True
 
-    async def _grade(self, question: Question, answer: str, notes: Notes) -> bool | None:
+    async def _grade(self, question: Question, answer: str, notes: AnswerStore) -> bool | None:
         known = notes.verdict(question, answer)
         if known is not None:
             return known

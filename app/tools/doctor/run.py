@@ -23,7 +23,7 @@ from app.tools.doctor.finding import Finding
 from racer_core.racer import Trained
 
 
-def examine(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Look at everything that a configuration names, and at this machine.
 
     Args:
