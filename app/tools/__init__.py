@@ -1,1 +1,1 @@
-"""What commands do without a gateway: labelling, evaluation, tuning, doctor and demo."""
+"""Offline tools behind the commands: labelling, evaluation, tuning, diagnostics, demo."""

@@ -1,4 +1,4 @@
-"""A first configuration, with comments, around the servers that were found. Writes nothing."""
+"""Template of a first configuration, with comments. Writes no file."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._:/@+-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateEntry:
-    """One candidate: a model, and every server that has it."""
+    """One candidate: a model, and every server that serves it."""
 
     name: str
     model: str
     base_urls: tuple[str, ...]
-    why_not: str | None = None  # nobody answered there, so the name is a guess
+    error: str | None = None  # why no model list was read; the name is then a guess
 
 
 def candidate_entries(
     listings: Iterable[Listing], missing: Iterable[tuple[str, str]] = ()
 ) -> list[CandidateEntry]:
-    """Candidates in the order of their servers; a model that several serve is one with replicas.
+    """List candidates in the order of their servers; a model of several servers has replicas.
 
     Args:
-        listings: What servers said.
-        missing: URLs of those that said nothing, and why.
+        listings: The model lists of the servers.
+        missing: URLs of servers without a list, and why.
     """
     places: dict[str, list[str]] = {}
     for listing in listings:
@@ -43,24 +43,28 @@ def candidate_entries(
             places.setdefault(model, []).append(listing.base_url)
     names: set[str] = set()
     candidates = [
-        CandidateEntry(name=_free(_fitting(model), names), model=model, base_urls=tuple(urls))
+        CandidateEntry(
+            name=_unique_name(_valid_name(model), names), model=model, base_urls=tuple(urls)
+        )
         for model, urls in places.items()
     ]
     for url, why in missing:
-        name = _free(_fitting(urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")), names)
-        candidates.append(CandidateEntry(name=name, model=name, base_urls=(url,), why_not=why))
+        name = _unique_name(
+            _valid_name(urlsplit(url).netloc.rpartition("@")[2].replace(":", "-")), names
+        )
+        candidates.append(CandidateEntry(name=name, model=name, base_urls=(url,), error=why))
     return candidates
 
 
-def _fitting(model: str) -> str:
-    """A name that fits into headers and paths, as near to the model's as can be."""
+def _valid_name(model: str) -> str:
+    """A valid candidate name, as close to the model's as possible."""
     last = model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".")) else model
     name = _NOT_IN_NAMES.sub("-", last).lstrip("._:/@+-") or "model"
-    taken = name == AUTO or name.startswith(f"{AUTO}/")  # the router's own
-    return (f"model-{name}" if taken else name)[:_LONGEST]
+    is_reserved = name == AUTO or name.startswith(f"{AUTO}/")  # reserved for the router
+    return (f"model-{name}" if is_reserved else name)[:_LONGEST]
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unique_name(name: str, taken: set[str]) -> str:
     free, number = name, 2
     while free in taken:
         free, number = f"{name[: _LONGEST - 4]}-{number}", number + 1
@@ -69,12 +73,12 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def render(candidates: Sequence[CandidateEntry], *, key_env: str | None, port: int) -> str:
-    """The file.
+    """Render the configuration file.
 
     Args:
         candidates: At least one.
-        key_env: The variable that holds the servers' key; the key itself is nowhere in here.
-        port: The gateway's.
+        key_env: The variable with the servers' API key; the key itself is not written.
+        port: Port of the gateway.
     """
     return _FILE.format(
         modeline=modeline(FILE_NAME),
@@ -84,7 +88,7 @@ def render(candidates: Sequence[CandidateEntry], *, key_env: str | None, port: i
 
 
 def _candidate(each: CandidateEntry, key_env: str | None) -> str:
-    comment = f"  # {each.why_not}: put in what it serves\n" if each.why_not else ""
+    comment = f"  # {each.error}: set `name` and `model` to what it serves\n" if each.error else ""
     lines = [f"name: {_scalar(each.name)}"]
     if each.model != each.name:
         lines.append(f"model: {_scalar(each.model)}")
@@ -99,7 +103,7 @@ def _candidate(each: CandidateEntry, key_env: str | None) -> str:
 
 
 def _scalar(value: str) -> str:
-    """As YAML has it: quoted where it would be read as something else."""
+    """A YAML scalar, quoted where plain text would be read as another type."""
     return _dumped(value, None).removesuffix("...\n").strip()
 
 
@@ -113,36 +117,36 @@ def _dumped(value: str, style: Any) -> str:
 
 _FILE: Final = """\
 {modeline}
-# The gateway's configuration, as `racer init` found the servers. Everything that can stand here,
-# with its default: docs/reference/configuration.md. A field that nobody knows stops the start.
+# Configuration of the gateway, written by `racer init`. All settings with their defaults:
+# docs/reference/configuration.md. An unknown setting stops the start.
 # Next: `racer doctor --config` with this file.
 schema_version: 1
 
-# Where the gateway listens. An address that others can reach needs a key in $RACER_DATA_KEY, and
-# whoever calibrates needs one in $RACER_ADMIN_KEY: `openssl rand -hex 24` makes them.
+# Address to listen on. Any address other than loopback needs a data key in $RACER_DATA_KEY;
+# calibration needs an admin key in $RACER_ADMIN_KEY. `openssl rand -hex 24` generates a key.
 host: 127.0.0.1
 port: {port}
 
-# The router that chooses among the candidates, a folder beside this file. Without one they answer
-# by name. Once `racer train --config` with this file and `--out artifact` has made it:
+# The router that chooses among the candidates: a folder, relative to this file. Without a router
+# clients can call candidates only by name. Uncomment once `racer train --out artifact` has made it:
 # artifact: artifact
 
-# Calibrations and decisions: a file beside this one, or a PostgreSQL that several gateways share. A
-# URL with a password goes into $RACER_STORE_URL instead.
+# Database of calibrations and decisions: a SQLite file, relative to this one, or a PostgreSQL URL
+# that several gateways share. A URL with a password goes into $RACER_STORE_URL instead.
 store: sqlite:///racer.db
 
-# The pool. `name` is what clients see, `model` what the server calls it where that differs; of one
-# model at several servers every URL is a replica. Delete what is no chat model. `parameters` are
-# what a candidate is sent where a request says nothing: the guarantee holds for answers that are
-# made as the labelled ones were, so change them before `racer label` and not after it.
+# The pool of candidates. `name` is what clients see, `model` the name at the server if it differs;
+# several `base_urls` are replicas of one model. Delete entries that are no chat models.
+# `parameters` are the decoding parameters of requests that set none. The guarantee holds for
+# answers that are generated like the labelled ones: change `parameters` before `racer label`.
 candidates:
 {candidates}
 routing:
-  alpha: 0.1              # of the queries that somebody can answer, how many a set may miss
+  alpha: 0.1              # risk level: share of answerable queries that a set may miss
   risk_target: answerable
-  on_abstain: refuse      # when nobody is likely to know: refuse, strongest or error
+  on_abstain: refuse      # when no candidate is likely right: refuse, strongest or error
 
 aggregation:
   method: majority
-  equality: exact         # when two answers are the same: choice, number, exact, json, math, auto
+  equality: exact         # when two answers are equal: choice, number, exact, json, math, auto
 """

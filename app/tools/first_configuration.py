@@ -1,4 +1,4 @@
-"""``racer init``: asks servers, and writes the configuration around them, or nothing at all."""
+"""First configuration of `racer init`: reads model lists of servers and writes the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitOptions:
-    """Who is asked, with which key, and what is written."""
+    """Servers to query, their API key, and the file to write."""
 
     urls: tuple[str, ...]
     key_env: str | None
@@ -38,48 +38,48 @@ class InitOptions:
         key_env: str | None,
         environment: Mapping[str, str],
     ) -> Self:
-        """From what was given, or the variables that the ``openai`` client reads.
+        """Take the arguments, or else the variables that the ``openai`` client reads.
 
         Raises:
-            SettingsError: Nobody is named, or no URL is one.
+            SettingsError: No server is named, or a URL is invalid.
         """
         if not urls:
             key_env = key_env or ("OPENAI_API_KEY" if environment.get("OPENAI_API_KEY") else None)
-            named = environment.get("OPENAI_BASE_URL") or (_OPENAI if key_env else None)
-            if named is None:
+            default_url = environment.get("OPENAI_BASE_URL") or (_OPENAI if key_env else None)
+            if default_url is None:
                 raise SettingsError(
                     "no server is named: give base URLs such as http://host:8000/v1, or set "
                     "$OPENAI_BASE_URL"
                 )
-            urls = (named,)
+            urls = (default_url,)
         unique = tuple(dict.fromkeys(map(_base_url, urls)))
         return cls(urls=unique, key_env=key_env, path=path, port=port)
 
     @property
     def schema_path(self) -> Path:
-        """Beside the configuration, where its first line looks for it."""
+        """The schema file beside the configuration, to which its first line points."""
         return self.path.with_name(schema.FILE_NAME)
 
     def check(self, *, force: bool) -> None:
-        """Refuse to replace what is there. Raises :class:`SettingsError`."""
+        """Refuse to replace existing files. Raises :class:`SettingsError`."""
         if self.path.is_dir():
             raise SettingsError(f"{self.path} is a folder: name a file in it with --out")
         if force:
             return
         if self.path.exists():
             raise SettingsError(
-                f"{self.path} is there already: name another file with --out, or replace it with "
+                f"{self.path} exists already: name another file with --out, or replace it with "
                 "--force"
             )
         if self.schema_path.exists() and not _holds(self.schema_path, schema.text()):
             raise SettingsError(
-                f"{self.schema_path} is there already, of another version: replace it with --force"
+                f"{self.schema_path} exists already, of another version: replace it with --force"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitResult:
-    """What was written, and about whom."""
+    """The files that were written, and their candidates."""
 
     plan: InitOptions
     candidates: tuple[configuration_template.CandidateEntry, ...]
@@ -90,38 +90,38 @@ class InitResult:
             "config": str(self.plan.path),
             "schema": str(self.plan.schema_path),
             "candidates": [each.name for each in self.candidates],
-            "unreachable": [each.base_urls[0] for each in self.candidates if each.why_not],
+            "unreachable": [each.base_urls[0] for each in self.candidates if each.error],
         }
 
 
 def write(
     plan: InitOptions, environment: Mapping[str, str], *, keep_unreachable: bool
 ) -> InitResult:
-    """Ask everybody, check what came of it as the gateway will, and write it.
+    """Read the model lists, validate the configuration as the gateway does, and write it.
 
     Raises:
-        SettingsError: The key is refused or not set, nobody serves a model, or a file cannot be
+        SettingsError: The key is refused or not set, no server has a model, or a file cannot be
             written.
-        UpstreamUnavailable: Somebody does not answer, and is not to be written all the same.
+        UpstreamUnavailable: A server does not answer, and ``keep_unreachable`` is false.
     """
     headers: dict[str, str] = {}
     if plan.key_env is not None:
         if not (key := environment.get(plan.key_env)):
-            raise SettingsError(f"${plan.key_env} is not set: it is to hold the servers' key")
+            raise SettingsError(f"${plan.key_env} is not set: set it to the API key of the servers")
         headers["authorization"] = f"Bearer {key}"
     listings: list[Listing] = []
     missing: list[tuple[str, str]] = []
-    for url, answer in _asked(plan.urls, headers):
+    for url, answer in _list_all(plan.urls, headers):
         if isinstance(answer, Listing):
             listings.append(answer)
         elif isinstance(answer, UpstreamUnauthorized):
-            raise SettingsError(f"{answer}: name the variable that holds it with --key-env")
+            raise SettingsError(f"{answer}: name the variable with the right key with --key-env")
         else:
             missing.append((url, str(answer)))
     if missing and not keep_unreachable:
         raise UpstreamUnavailable(
-            f"{'; '.join(why for _, why in missing)}: start it or leave it out, or have it written "
-            "all the same with --keep-unreachable"
+            f"{'; '.join(why for _, why in missing)}: start it, leave it out, or include it with "
+            "--keep-unreachable"
         )
     candidates = configuration_template.candidate_entries(listings, missing)
     if not candidates:
@@ -137,7 +137,7 @@ def write(
     return InitResult(plan=plan, candidates=tuple(candidates))
 
 
-def _asked(
+def _list_all(
     urls: Sequence[str], headers: Mapping[str, str]
 ) -> Iterator[tuple[str, Listing | UpstreamUnauthorized | ModelListError]]:
     def ask(url: str) -> Listing | UpstreamUnauthorized | ModelListError:
@@ -150,15 +150,17 @@ def _asked(
         yield from zip(urls, threads.map(ask, urls), strict=True)
 
 
-def _base_url(given: str) -> str:
-    """With the path that OpenAI's clients expect, where none is given."""
+def _base_url(text: str) -> str:
+    """A base URL; `/v1`, which OpenAI's clients expect, is added if it has no path."""
     try:
-        url = http_url(given)
+        url = http_url(text)
     except ValueError as exc:
-        raise SettingsError(f"{given!r} {exc}") from exc
+        raise SettingsError(f"{text!r} {exc}") from exc
     parts = urlsplit(url)
-    if "@" in parts.netloc:  # it would stand in the file
-        raise SettingsError("a URL holds no password: name the variable of the key with --key-env")
+    if "@" in parts.netloc:  # it would be written to the file
+        raise SettingsError(
+            "a URL must hold no password: name the variable of the key with --key-env"
+        )
     return url if parts.path else f"{url}/v1"
 
 

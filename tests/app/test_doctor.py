@@ -250,7 +250,7 @@ def test_what_torch_prints_of_a_driver_is_heard(monkeypatch: pytest.MonkeyPatch)
         return False
 
     monkeypatch.setattr(torch.cuda, "is_available", unavailable)
-    assert gpu.look().complaint == TOO_OLD
+    assert gpu.inspect().complaint == TOO_OLD
 
 
 def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,14 +262,14 @@ def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", busy)
-    assert gpu.look().devices == ()
+    assert gpu.inspect().devices == ()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_real_gpu_is_seen() -> None:
     """By its name."""
-    is_so(gpu.check(gpu.look(), "cuda"), OK, torch.cuda.get_device_name(0))
+    is_so(gpu.check(gpu.inspect(), "cuda"), OK, torch.cuda.get_device_name(0))
 
 
 def test_a_clock_is_compared_with_all_servers() -> None:
@@ -553,16 +553,16 @@ def test_a_port_is_free_taken_or_a_gateway_s(config: Path) -> None:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
     for _ in range(2):
-        is_so(ports.look("port", "127.0.0.1", port), OK, "is free")
-    is_so(ports.look("port", "127.0.0.1", 0), OK, "any free one")
+        is_so(ports.check_port("port", "127.0.0.1", port), OK, "is free")
+    is_so(ports.check_port("port", "127.0.0.1", 0), OK, "picks a free port")
     with served("qwen") as server:
         taken = int(server.url.removesuffix("/v1").rpartition(":")[2])
-        is_so(ports.look("port", "127.0.0.1", taken), FAILED, "in use", "--port")
+        is_so(ports.check_port("port", "127.0.0.1", taken), FAILED, "in use", "--port")
         assert server.seen == ["GET /healthz"]
     with running(config, ENVIRONMENT | {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         taken = int(gateway.url.rpartition(":")[2])
-        is_so(ports.look("port", "127.0.0.1", taken), OK, "a gateway serves")
-    is_so(ports.look("port", "192.0.2.1", 80), FAILED, "cannot be taken")
+        is_so(ports.check_port("port", "127.0.0.1", taken), OK, "a gateway serves")
+    is_so(ports.check_port("port", "192.0.2.1", 80), FAILED, "cannot be taken")
 
 
 def test_the_admin_port_is_another(config: Path) -> None:

@@ -390,7 +390,7 @@ def test_two_interruptions_ask_nothing_twice(
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=30)
         assert process.returncode == 130, said
-        assert b"the same command goes on" in said
+        assert b"run the same command again" in said
         assert b"Traceback" not in said
         assert len(lines(out)) == 2 * interrupted
     assert label(questions)[0] == 0

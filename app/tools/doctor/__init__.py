@@ -1,5 +1,5 @@
-"""``racer doctor``: looks at everything that a gateway stands on, and changes nothing.
+"""Diagnostics of a deployment: one check per file, none of which changes anything.
 
-A check a file: each takes what it looks at, and returns findings. ``examination`` puts them in
-order; a check whose premise failed is left out, for its finding would say nothing new.
+A check takes what it examines and returns findings. ``run`` puts the checks in order and skips a
+check whose precondition failed, because its finding would add nothing.
 """

@@ -1,4 +1,4 @@
-"""Whether the artifact is complete and of this configuration."""
+"""Check of the artifact: complete, and trained for this configuration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ CHECK = "artifact"
 
 
 def check(settings: Settings) -> tuple[Finding, Trained | None]:
-    """The finding, and what was opened if it could be; its encoder is not."""
+    """Return the finding and the opened artifact, if it opens; the encoder stays closed."""
     if settings.artifact is None:
-        cure = "`racer train`, then set `artifact`"
-        return warning(CHECK, "none is configured: nothing is routed", cure), None
+        cure = "run `racer train`, then set `artifact`"
+        return warning(CHECK, "no artifact is configured: nothing is routed", cure), None
     if not settings.artifact.is_dir():
-        return failed(CHECK, f"{settings.artifact} is no folder", "`racer train --out` it"), None
+        return failed(
+            CHECK, f"{settings.artifact} is no folder", "create it with `racer train --out`"
+        ), None
     try:
         trained = open_trained(settings)
     except (ArtifactError, SettingsError) as exc:
-        cure = "change the configuration back, or `racer train` again"
+        cure = "undo the change of the configuration, or run `racer train` again"
         return failed(CHECK, str(exc), cure), None
     kind = trained.artifact.router.kind
     return ok(CHECK, f"{settings.artifact}: {kind}, {len(trained.pool)} candidates"), trained

@@ -1,4 +1,4 @@
-"""Whether a calibration decides, how old it is, and whether its rows are enough for alpha."""
+"""Check of the active calibration: its existence, its age, and its rows against alpha."""
 
 from __future__ import annotations
 
@@ -10,38 +10,42 @@ from app.store.inspection import StoreInspection
 from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "calibration"
-UPLOAD: Final = "`racer calibrate ROWS` once the gateway serves"
+UPLOAD: Final = "run `racer calibrate ROWS` once the gateway serves"
 
 
 def check(found: StoreInspection, alpha: float, now: datetime) -> Finding:
-    """The finding.
+    """Compare the calibration with alpha and the clock.
 
     Args:
-        found: What the store holds for this artifact and fleet.
-        alpha: Of requests that name none.
-        now: The time.
+        found: What the store holds for this artifact and these candidates.
+        alpha: Default risk level of requests.
+        now: The current time.
     """
     if found.active is None:
         if found.other is None:
-            return warning(CHECK, "none: nothing is routed until there is one", UPLOAD)
-        told = f"{found.other.id} is of another artifact, or of candidates served otherwise"
-        return failed(CHECK, told, UPLOAD)
+            return warning(
+                CHECK, "no calibration is active: nothing is routed until one is", UPLOAD
+            )
+        mismatch = f"{found.other.id} is of another artifact, or of candidates served otherwise"
+        return failed(CHECK, mismatch, UPLOAD)
     active, evidence = found.active, found.active.evidence
     n, needed = int(evidence["n"]), min_n(alpha, evidence.get("delta"))
     age = now - datetime.fromisoformat(active.created_at)
-    told = f"{active.id}, {_aged(age)}, {n} rows count, alpha {alpha:g}"
+    summary = f"{active.id}, {_age_in_words(age)}, {n} rows count, alpha {alpha:g}"
     if age < timedelta(minutes=-1):
-        return warning(CHECK, told, "set this machine's clock: the calibration is younger than now")
+        return warning(
+            CHECK, summary, "set this machine's clock: the calibration is from the future"
+        )
     if needed is None or n < needed:
         return warning(
             CHECK,
-            f"{told} takes {needed or 'more than there can be'}: everyone is called",
+            f"{summary} needs {needed or 'more than there can be'}: all candidates are called",
             "calibrate on that many answerable rows, or raise `routing.alpha`",
         )
-    return ok(CHECK, told)
+    return ok(CHECK, summary)
 
 
-def _aged(age: timedelta) -> str:
+def _age_in_words(age: timedelta) -> str:
     for unit, name in ((timedelta(days=1), "day"), (timedelta(hours=1), "hour")):
         if count := max(age, timedelta(0)) // unit:
             return f"{count} {name}{'s' if count > 1 else ''} old"

@@ -1,4 +1,4 @@
-"""Whether the configuration can be read, with every key that it names."""
+"""Check of the configuration file and of the secrets that it names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ CHECK = "configuration"
 def check(
     path: Path, environment: Mapping[str, str]
 ) -> tuple[Finding, tuple[Settings, Secrets] | None]:
-    """The finding, and what was read if it could be."""
+    """Return the finding, and settings and secrets if they are valid."""
     if not path.exists():
-        return failed(CHECK, f"{path} is not there", "name it with --config, or `racer init`"), None
+        return failed(
+            CHECK, f"{path} is not there", "give --config, or write one with `racer init`"
+        ), None
     try:
         configured, secrets = settings.load(path, environment)
     except SettingsError as exc:
-        return failed(CHECK, str(exc), "change what the sentence names"), None
+        return failed(CHECK, str(exc), "correct the setting that the message names"), None
     count = len(configured.pool)
     found = f"{path}: {count} candidate{'s' if count > 1 else ''}"
     return ok(CHECK, found), (configured, secrets)

@@ -1,4 +1,4 @@
-"""Whether the encoder that the router was trained with can be opened here."""
+"""Check of the encoder: the one of the artifact opens on this machine."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ CHECK = "encoder"
 
 
 def check(spec: EncoderSpec) -> Finding:
-    """Opens it as a start would, but downloads nothing."""
-    here = _here(spec)
-    if here is None:
+    """Open the encoder as a start does, but without a download."""
+    local = _local_spec(spec)
+    if local is None:
         return warning(
             CHECK,
             f"{spec.name} is not on this machine: the first start downloads it from the hub",
-            f"`hf download {spec.name}` before, or `racer validate`",
+            f"run `hf download {spec.name}` first, or `racer validate`",
         )
     try:
-        opened = artifacts.open_encoder(here).spec
+        opened = artifacts.open_encoder(local).spec
     except ArtifactError as exc:
-        cure = "restore its folder and this machine's device, or `racer train` again"
+        cure = "restore the encoder's folder and its device, or run `racer train` again"
         return failed(CHECK, str(exc), cure)
     return ok(CHECK, f"{spec.name}, {opened.dtype} on {opened.backend}")
 
 
-def _here(spec: EncoderSpec) -> EncoderSpec | None:
-    """The same as a folder; None where it is a name on the hub that was never downloaded."""
+def _local_spec(spec: EncoderSpec) -> EncoderSpec | None:
+    """The encoder as a local folder; None if it is a hub name that was never downloaded."""
     if spec.kind != "huggingface" or Path(spec.name).is_absolute():
         return spec
     from transformers.utils.hub import cached_file  # pyright: ignore[reportUnknownVariableType]

@@ -1,4 +1,4 @@
-"""Whether every candidate and evaluator can be reached, takes the key, and serves its model."""
+"""Check of the endpoints: each candidate and evaluator answers, accepts the key, has the model."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ _AT_ONCE: Final = 8
 
 
 def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Listing]]:
-    """A finding for everyone who is asked, and what their servers said."""
+    """Return a finding per candidate and evaluator, and the model lists of their servers."""
     models = {each.name: each.served_as for each in settings.candidates}
     keys = {each.name: each.api_key_env for each in settings.candidates}
     for name, rater in settings.aggregation.raters.items():
         models[name], keys[name] = rater.model or "", rater.api_key_env
     targets = open_targets(settings, secrets)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="racer-doctor") as threads:
-        asked = list(threads.map(_ask_all, targets.values()))
+        answers_by_target = list(threads.map(_list_all, targets.values()))
     findings = [
         _worst(judge(name, answer, models[name], keys[name]) for answer in answers)
-        for name, answers in zip(targets, asked, strict=True)
+        for name, answers in zip(targets, answers_by_target, strict=True)
     ]
-    return findings, [each for some in asked for each in some if isinstance(each, Listing)]
+    return findings, [
+        each for answers in answers_by_target for each in answers if isinstance(each, Listing)
+    ]
 
 
 def judge(
@@ -38,14 +40,14 @@ def judge(
     model: str,
     key_env: str | None,
 ) -> Finding:
-    """What one server's answer means for one model."""
+    """Judge one server's answer for one model."""
     check = f"endpoint {name}"
     if isinstance(answer, UpstreamUnauthorized):
         cure = f"put the right key into ${key_env}" if key_env else "name its key in `api_key_env`"
         return failed(check, str(answer), cure)
     if isinstance(answer, ModelListUnreachable):
         return failed(check, str(answer), "start the server, or change `base_url`")
-    unsure = f"make sure that it serves {model}: it was not asked for an answer"
+    unsure = f"make sure that it serves {model}: no answer was requested from it"
     if isinstance(answer, ModelListError):
         return warning(check, str(answer), unsure)
     if model in answer.models:
@@ -55,11 +57,11 @@ def judge(
     return failed(
         check,
         f"{answer.base_url} serves {_few(answer.models)}, not {model}",
-        "set `model` to the name that the server has, or load the model there",
+        "set `model` to a name that the server lists, or load the model there",
     )
 
 
-def _ask_all(target: Target) -> list[Listing | UpstreamUnauthorized | ModelListError]:
+def _list_all(target: Target) -> list[Listing | UpstreamUnauthorized | ModelListError]:
     answers: list[Listing | UpstreamUnauthorized | ModelListError] = []
     for replica in target.replicas.all:
         try:
@@ -72,7 +74,7 @@ def _ask_all(target: Target) -> list[Listing | UpstreamUnauthorized | ModelListE
 
 
 def _worst(findings: Iterable[Finding]) -> Finding:
-    """Of several replicas: a candidate of which one is down is a candidate to look at."""
+    """The worst finding of a candidate's replicas."""
     return max(findings, key=lambda each: list(State).index(each.state))
 
 

@@ -1,4 +1,4 @@
-"""What a check found, and what to do about it."""
+"""Finding of a check: its state and the next step."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "OK"
-    WARNING = "warning"  # it works, and something should be looked at
+    WARNING = "warning"  # the gateway works, but something needs attention
     FAILED = "failed"  # the gateway does not start, or does not route
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table."""
+    """One row of the table."""
 
     check: str
     state: State
     found: str
-    cure: str = ""  # what to do next; empty where it is well
+    cure: str = ""  # what to do next; empty if the state is OK
 
 
 def ok(check: str, found: str) -> Finding:
-    """It is as it should be."""
+    """A finding without a problem."""
     return Finding(check, State.OK, found)
 
 
 def warning(check: str, found: str, cure: str) -> Finding:
-    """It works, and something should be looked at."""
+    """It works, but something needs attention."""
     return Finding(check, State.WARNING, found, cure)
 
 
 def failed(check: str, found: str, cure: str) -> Finding:
-    """It does not work."""
+    """A failure: the gateway does not start, or does not route."""
     return Finding(check, State.FAILED, found, cure)

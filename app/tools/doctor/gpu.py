@@ -1,4 +1,4 @@
-"""Whether torch sees the GPU, and whether anybody needs it."""
+"""Check of the GPU: torch can use it if the encoder needs it."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuStatus:
-    """What there is."""
+    """The GPUs of this machine, as torch and the driver report them."""
 
-    built_for: str | None  # the CUDA version of torch's build; None: it is the CPU's
-    devices: tuple[str, ...]  # that torch can use
-    complaint: str = ""  # torch's, while it looked for them
-    driver: bool = False  # NVIDIA's is loaded, whatever torch thinks of it
+    built_for: str | None  # the CUDA version of torch's build; None: a CPU build
+    devices: tuple[str, ...]  # names of the GPUs that torch can use
+    complaint: str = ""  # torch's warning during the search
+    driver: bool = False  # NVIDIA's driver is loaded, whether or not torch can use it
 
 
-def look() -> GpuStatus:
-    """Ask torch, and hear what it would have printed."""
+def inspect() -> GpuStatus:
+    """Ask torch for its devices, and capture its warnings."""
     import torch
 
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         try:
             count = torch.cuda.device_count() if torch.cuda.is_available() else 0
             devices = tuple(torch.cuda.get_device_name(number) for number in range(count))
-        except RuntimeError:  # it is there, and somebody else's alone
+        except RuntimeError:  # the device is in the exclusive use of another process
             devices = ()
     return GpuStatus(
         built_for=torch.version.cuda,
         devices=devices,
-        complaint=" ".join(str(each.message) for each in said),
+        complaint=" ".join(str(each.message) for each in messages),
         driver=_DRIVER.exists(),
     )
 
 
 def check(machine: GpuStatus, backend: str | None) -> Finding:
-    """The finding.
+    """Compare the GPUs with what the encoder needs.
 
     Args:
-        machine: What there is.
-        backend: What the encoder needs; None where none is trained yet.
+        machine: The GPUs of this machine.
+        backend: The encoder's backend; None if there is no artifact yet.
     """
     if machine.devices:
         used = "" if backend in (None, "cuda") else "; the encoder does not use it"
@@ -62,13 +62,13 @@ def check(machine: GpuStatus, backend: str | None) -> Finding:
     if machine.built_for is None and machine.driver:
         return bad(
             CHECK,
-            "there is a GPU, and torch is built for the CPU alone",
+            "there is a GPU, but this build of torch supports only the CPU",
             "install torch's CUDA build (TORCH_INDEX in the Makefile)",
         )
     if machine.driver:
-        cure = "see what `nvidia-smi` says, and whether CUDA_VISIBLE_DEVICES hides it"
-        return bad(CHECK, "the driver is loaded, and torch finds no GPU", cure)
+        cure = "check `nvidia-smi`, and whether CUDA_VISIBLE_DEVICES hides the GPU"
+        return bad(CHECK, "the driver is loaded, but torch finds no GPU", cure)
     if backend == "cuda":
-        cure = "serve where a GPU is, or `racer train --backend cpu`"
-        return failed(CHECK, "none, and the encoder was trained for one", cure)
+        cure = "serve on a machine with a GPU, or run `racer train --backend cpu`"
+        return failed(CHECK, "no GPU, and the encoder was trained for one", cure)
     return ok(CHECK, "none; the encoder runs on the CPU")

@@ -1,4 +1,4 @@
-"""All checks in the order in which they build on each other."""
+"""Health report: runs all checks, in the order of their dependencies."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ from racer_core.racer import Trained
 
 
 def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Look at everything that a configuration names, and at this machine.
+    """Check everything that a configuration names, and this machine.
 
     Args:
         path: The configuration.
-        environment: Where its secrets are.
+        environment: Environment variables, with the secrets.
     """
-    found, opened = configuration.check(path, environment)
-    yield found
+    finding, opened = configuration.check(path, environment)
+    yield finding
     if opened is None:
-        yield gpu.check(gpu.look(), None)
+        yield gpu.check(gpu.inspect(), None)
         return
     settings, secrets = opened
-    found, trained = artifact.check(settings)
-    yield found
-    yield from _machine(settings, trained)
+    finding, trained = artifact.check(settings)
+    yield finding
+    yield from _machine_findings(settings, trained)
     found_endpoints, listings = endpoints.check(settings, secrets)
     yield from found_endpoints
     yield clock.check(listings)
-    if settings.artifact is not None:  # without one no store is opened
-        yield from _kept(settings, secrets, trained)
+    if settings.artifact is not None:  # without an artifact no store is opened
+        yield from _store_findings(settings, secrets, trained)
     yield from ports.check(settings)
 
 
-def _machine(settings: Settings, trained: Trained | None) -> Iterator[Finding]:
+def _machine_findings(settings: Settings, trained: Trained | None) -> Iterator[Finding]:
     backend = settings.encoder.backend if trained is None else trained.artifact.encoder.backend
     if trained is not None:
         yield encoder.check(trained.artifact.encoder)
-    yield gpu.check(gpu.look(), backend)
+    yield gpu.check(gpu.inspect(), backend)
 
 
-def _kept(settings: Settings, secrets: Secrets, trained: Trained | None) -> Iterator[Finding]:
+def _store_findings(
+    settings: Settings, secrets: Secrets, trained: Trained | None
+) -> Iterator[Finding]:
     setup = None
     if trained is not None:
         setup = setup_digest(trained.artifact.digest, settings.candidates)
-    findings, found = store.check(secrets.store(settings), setup)
+    findings, inspection = store.check(secrets.store(settings), setup)
     yield from findings
-    if found is not None and setup is not None:
-        yield calibration.check(found, settings.routing.alpha, datetime.now(UTC))
+    if inspection is not None and setup is not None:
+        yield calibration.check(inspection, settings.routing.alpha, datetime.now(UTC))

@@ -1,4 +1,4 @@
-"""Whether the store can be used: it is there, of this version, and has room."""
+"""Check of the store: reachable, its schema of this version, room on its disk."""
 
 from __future__ import annotations
 
@@ -17,55 +17,61 @@ from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "store"
 DISK = "disk"
-_LITTLE: Final = 2**30
-_TOO_LITTLE: Final = 64 * 2**20
+_WARNING_BYTES: Final = 2**30
+_FAILURE_BYTES: Final = 64 * 2**20
 
 
 def check(url: str, setup: str | None) -> tuple[list[Finding], StoreInspection | None]:
-    """The findings, and what is in it.
+    """Return the findings, and what the store holds if it can be read.
 
     Args:
-        url: Of the store.
-        setup: Digest of artifact and fleet; None where nothing is routed.
+        url: URL of the store.
+        setup: Digest of artifact and candidates; None without an artifact.
     """
     shown = engine.shown(url)
     file = _file(url)
-    findings: list[Finding] = [] if file is None else _place(file)
+    findings: list[Finding] = [] if file is None else _file_findings(file)
     if any(each.cure for each in findings if each.check == CHECK):
         return findings, None
     try:
         found = look(url, setup)
     except RecoveryNeeded as exc:
-        return [warning(CHECK, str(exc), "start the gateway, which undoes that"), *findings], None
+        return [
+            warning(CHECK, str(exc), "start the gateway, which rolls that back"),
+            *findings,
+        ], None
     except (SettingsError, StoreError) as exc:
-        return [failed(CHECK, str(exc), "start it, or change `store` or its URL"), *findings], None
+        return [
+            failed(CHECK, str(exc), "start the database, or correct `store` or its URL"),
+            *findings,
+        ], None
     return [version(shown, found.version), *findings], found
 
 
 def version(shown: str, found: str | None) -> Finding:
-    """What the tables' version means."""
+    """Compare the schema version with this program's."""
     if found == schema.HEAD:
         return ok(CHECK, f"{shown}, tables of version {found}")
     if found is None:
-        return ok(CHECK, f"{shown} is empty: the first start makes its tables")
+        return ok(CHECK, f"{shown} is empty: the first start creates its tables")
     if found in schema.known():
-        cure = "make a backup with the program that wrote it, then `racer db upgrade`"
+        cure = "back up with the program that wrote it, then run `racer db upgrade`"
         return failed(CHECK, f"{shown} has tables of version {found}, not {schema.HEAD}", cure)
     cure = "install the newer program again, or restore a backup"
     return failed(CHECK, f"{shown} has tables of version {found}, of a newer program", cure)
 
 
 def room(folder: Path, free: int) -> Finding:
-    """What is left on the disk."""
+    """Compare the free space with what a gateway needs."""
     left = f"{free / 2**30:.1f} GiB free at {folder}"
-    cure = "make room, or lower `watching.keep_rows`"
-    if free < _TOO_LITTLE:
+    cure = "free disk space, or lower `watching.keep_rows`"
+    if free < _FAILURE_BYTES:
         return failed(DISK, left, cure)
-    return warning(DISK, left, cure) if free < _LITTLE else ok(DISK, left)
+    return warning(DISK, left, cure) if free < _WARNING_BYTES else ok(DISK, left)
 
 
 def _file(url: str) -> Path | None:
-    """SQLite's, if it is one."""
+    """The file of a SQLite store."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -75,14 +81,16 @@ def _file(url: str) -> Path | None:
     return Path(parsed.database or "")
 
 
-def _place(file: Path) -> list[Finding]:
+def _file_findings(file: Path) -> list[Finding]:
     if file.is_dir():
-        return [failed(CHECK, f"{file} is a folder", "name a file in it as `store`")]
+        return [failed(CHECK, f"{file} is a folder", "name a file in this folder as `store`")]
     if not file.parent.is_dir():
-        return [failed(CHECK, f"{file.parent} is no folder", "make it, or change `store`")]
-    written = file if file.exists() else file.parent
+        return [
+            failed(CHECK, f"{file.parent} is no folder", "create the folder, or change `store`")
+        ]
+    target = file if file.exists() else file.parent
     # SQLite keeps a journal beside its file.
-    if not all(os.access(each, os.W_OK) for each in (written, file.parent)):
-        cure = "give it to the user that the gateway runs as"
-        return [failed(CHECK, f"{written} cannot be written", cure)]
+    if not all(os.access(each, os.W_OK) for each in (target, file.parent)):
+        cure = "grant write access to the user that runs the gateway"
+        return [failed(CHECK, f"{target} cannot be written", cure)]
     return [room(file.parent, shutil.disk_usage(file.parent).free)]
