@@ -65,16 +65,18 @@ def label(
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
-    asked = read_questions(questions, configured.limits.query_chars, configured.routing.text)
+    questions_read = read_questions(
+        questions, configured.limits.query_chars, configured.routing.text
+    )
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
-    spread = None
+    remote = None
     if ray is not None:
         from app.tools.ray_batch.labelling import over_cluster
 
-        spread = over_cluster(ray, config, grading, concurrency)
+        remote = over_cluster(ray, config, grading, concurrency)
     with progress_bars(as_json) as progress:
         result = run.run(
-            asked,
+            questions_read,
             questions.name,
             rows,
             grading,
@@ -82,7 +84,7 @@ def label(
             secrets=secrets,
             concurrency=concurrency,
             progress=progress,
-            spread=spread,
+            remote=remote,
         )
     if result.interrupted:
         err.print("racer: stopped; run the same command again to resume", soft_wrap=True)

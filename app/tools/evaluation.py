@@ -1,4 +1,4 @@
-"""Reads the arguments of `racer evaluate` and runs it. Prints nothing."""
+"""Evaluation of `racer evaluate`: parses its arguments and runs the protocol. Prints nothing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows, Score
 
 OFF = "off"
-ALL = "all"  # in --share: every benchmark that has none of its own
+ALL = "all"  # in --share: every benchmark without a share of its own
 _SUFFIXES = (".gz", ".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationArguments:
-    """What was asked for; ``protocol`` without shares and prices, which need names."""
+    """Options of the command; ``protocol`` is without shares and prices, which need names."""
 
     data: tuple[str, ...]
     encoder: EncoderChoice
@@ -35,14 +35,14 @@ class EvaluationArguments:
     shares: tuple[str, ...]
     prices: tuple[str, ...]
     cache: str | None
-    ray: str | None  # the cluster that embeds
+    ray: str | None  # address of the cluster that computes embeddings
     report: Path | None
     command: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationInputs:
-    """Rows that were read, and a protocol that fits them."""
+    """Validated inputs: rows, encoder, and the complete protocol."""
 
     arguments: EvaluationArguments
     rows: Mapping[str, LabelledRows]
@@ -51,12 +51,12 @@ class EvaluationInputs:
 
 
 def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
-    """Check everything that can be checked, read the rows, and open the encoder.
+    """Validate the arguments, read the rows and open the encoder.
 
     Raises:
-        InputError: An argument that means nothing here, or a report that cannot be written.
-        RowsError: Rows that are wrong.
-        ArtifactError: An encoder that cannot be opened.
+        InputError: An argument is invalid, or the report cannot be written.
+        RowsError: Rows are wrong.
+        ArtifactError: The encoder cannot be opened.
     """
     files = benchmark_files(arguments.data)
     protocol = with_shares(arguments.protocol, arguments.shares, files)
@@ -72,7 +72,7 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
 
 
 def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
-    """Embed, train, split and measure, and write the report where one is wanted."""
+    """Embed, split, train and measure; write the report if one is requested."""
     arguments, encoder = prepared.arguments, prepared.encoder
     table = build_table(
         prepared.rows,
@@ -89,44 +89,46 @@ def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
 
 
 def benchmark_files(data: Iterable[str]) -> dict[str, Path]:
-    """Benchmarks by name: FILE, known by its name without suffixes, or NAME=FILE.
+    """Map benchmark names to files: NAME=FILE, or FILE, named without its suffixes.
 
     Raises:
-        InputError: Two benchmarks of one name, or a name that means something else in a report.
+        InputError: Two benchmarks have one name, or a name is reserved in reports.
     """
     files: dict[str, Path] = {}
     for given in data:
         name, file = _benchmark(given)
         if name in files:
-            raise InputError(f"--data: two files are called {name!r}; name one as NAME=FILE")
+            raise InputError(
+                f"--data: two files have the name {name!r}; name one of them with NAME=FILE"
+            )
         if name in (MERGED, AVERAGE, ALL):
-            raise InputError(f"--data: {name!r} cannot name a benchmark; name it as NAME=FILE")
+            raise InputError(f"--data: {name!r} is a reserved name; name the file with NAME=FILE")
         files[name] = file
     return files
 
 
 def with_shares(protocol: Protocol, given: Iterable[str], names: Iterable[str]) -> Protocol:
-    """The protocol with every NAME=train,calibration,validation in its place.
+    """Add the shares of --share to the protocol: NAME=train,calibration,validation.
 
     Raises:
-        InputError: A benchmark that is not there, or shares that are none.
+        InputError: An unknown benchmark, or invalid shares.
     """
-    known, by_name = list(names), dict[str, Shares]()
+    benchmarks, by_name = list(names), dict[str, Shares]()
     for each in given:
         name, numbers = _pair(each, "--share", "NAME=train,calibration,validation")
-        if name not in (*known, ALL):
-            raise InputError(f"--share: {name!r} is none of {', '.join(known)}, or {ALL}")
-        train, calibration, validation = _three(numbers, each)
+        if name not in (*benchmarks, ALL):
+            raise InputError(f"--share: {name!r} is none of {', '.join(benchmarks)}, or {ALL}")
+        train, calibration, validation = _three_shares(numbers, each)
         by_name[name] = Shares(train=train, calibration=calibration, validation=validation)
     default = by_name.pop(ALL, protocol.shares)
     return replace(protocol, shares=default, shares_of=by_name)
 
 
 def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) -> Protocol:
-    """The protocol with a price for every candidate, or none.
+    """Add the prices of --price to the protocol: one for every candidate, or none at all.
 
     Raises:
-        InputError: Candidates that are not there or have no price; prices that are none.
+        InputError: An unknown candidate, a candidate without a price, or an invalid price.
     """
     prices: dict[str, float] = {}
     for each in given:
@@ -141,37 +143,39 @@ def with_prices(protocol: Protocol, given: Iterable[str], rows: LabelledRows) ->
             raise InputError("--score cover_cost needs a --price for every candidate")
         return protocol
     if missing := [name for name in rows.pool if name not in prices]:
-        raise InputError(f"--price: {missing[0]!r} has none; give all candidates one, or none")
+        raise InputError(
+            f"--price: {missing[0]!r} has no price; give a price to all candidates or to none"
+        )
     return replace(protocol, prices=tuple(prices[name] for name in rows.pool))
 
 
 def with_cache(encoder: Encoder, cache: str | None, ray: str | None = None) -> Encoder:
-    """The encoder behind a file of embeddings: the given one, or the user's where none is named.
+    """Put a file cache of embeddings before the encoder.
 
     Args:
-        encoder: Embeds what the file does not have.
-        cache: The file, or ``off``.
-        ray: The address of a cluster that embeds instead of this process.
+        encoder: Computes what the cache lacks.
+        cache: The file; ``off`` for no cache; None for the default file of this user.
+        ray: Address of a cluster that computes instead of this process.
 
     Raises:
-        InputError: A cluster has nothing to fill.
+        InputError: A cluster without a cache to fill.
     """
-    if isinstance(encoder, HybridEncoder):  # the n-grams are quicker computed than read
+    if isinstance(encoder, HybridEncoder):  # n-grams are computed faster than read
         return HybridEncoder(with_cache(encoder.semantic, cache, ray))
     if cache == OFF or (cache is None and encoder.spec.kind == "char-ngrams"):
         if ray is not None:
-            raise InputError("--ray fills the file of embeddings: name one with --cache")
-        return encoder  # character n-grams are computed faster than they are read
-    spread = None
+            raise InputError("--ray fills the cache of embeddings: name its file with --cache")
+        return encoder
+    remote = None
     if ray is not None:
         from app.tools.ray_batch.embedding import over_cluster
 
-        spread = over_cluster(ray, encoder.spec)
-    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache), spread)
+        remote = over_cluster(ray, encoder.spec)
+    return CachedEncoder(encoder, default_cache() if cache is None else Path(cache), remote)
 
 
 def false_abstain_budget(given: str) -> float | None:
-    """A share, or ``off``: None. Raises InputError."""
+    """Parse a share; ``off`` gives None. Raises InputError."""
     if given == OFF:
         return None
     budget = _number(given, f"--false-abstain-budget {given}")
@@ -197,7 +201,7 @@ def _pair(given: str, option: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def _three(numbers: str, given: str) -> tuple[float, float, float]:
+def _three_shares(numbers: str, given: str) -> tuple[float, float, float]:
     parts = numbers.split(",")
     if len(parts) != 3:
         raise InputError(f"--share: {given!r} is not NAME=train,calibration,validation")
@@ -211,11 +215,11 @@ def _number(text: str, given: str) -> float:
     except ValueError:
         number = math.nan
     if math.isnan(number):
-        raise InputError(f"{given!r}: {text!r} is no number")
+        raise InputError(f"{given!r}: {text!r} is not a number")
     return number
 
 
 def default_scores(prices: tuple[str, ...]) -> tuple[Score, ...]:
-    """The protocol's, and ``cover_cost`` where there are prices."""
+    """The scores of the protocol, and ``cover_cost`` if there are prices."""
     scores = Protocol().scores
     return (*scores, Score.COVER_COST) if prices else scores

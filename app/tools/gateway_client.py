@@ -1,4 +1,4 @@
-"""The command line's side of a running gateway."""
+"""HTTP client of the commands for a running gateway."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from app.wire.sse import EventReader
 from racer_core import strict_json
 from racer_core.errors import InputError, RacerError
 
-_AGAIN_S: Final = 0.5  # before a lost job is looked for
-Progress = Callable[[str, int, int], None]  # phase, how much is done, and of how much
+_POLL_S: Final = 0.5  # before a job is polled after its event stream broke
+Progress = Callable[[str, int, int], None]  # phase, done, total
 
 
 class GatewayClient:
-    """A few calls, with the gateway's own words as errors. Close it, or use it as a context."""
+    """Calls a gateway and raises its error messages. Close it, or use it as a context manager."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         if key is not None and not key.isascii():
@@ -47,32 +47,32 @@ class GatewayClient:
     def calibrate(
         self, path: Path, options: dict[str, Any], progress: Progress | None = None
     ) -> dict[str, Any]:
-        """POST /calibrate with a file of rows, and see its job to the end.
+        """POST /calibrate with a file of rows, and wait for the job.
 
-        Interrupted, it cancels the job, and nothing is changed. A file that ends in ``.gz`` is
-        unpacked on the way.
+        An interrupt cancels the job without a change. A ``.gz`` file is unpacked first, because
+        the gateway takes no compressed bodies.
         """
-        given = {name: str(value) for name, value in options.items() if value is not None}
+        query = {name: str(value) for name, value in options.items() if value is not None}
         try:
             with _unpacked(path) as (name, file):
                 answer = self._request(
-                    "POST", "/calibrate", params=given, files={"file": (name, file)}
+                    "POST", "/calibrate", params=query, files={"file": (name, file)}
                 )
         except (OSError, EOFError, zlib.error) as exc:
             reason = getattr(exc, "strerror", None) or exc
             raise RacerError(f"{path}: cannot be read ({reason})") from exc
-        return self._followed(answer["job"], progress) if "job" in answer else answer
+        return self._job_result(answer["job"], progress) if "job" in answer else answer
 
-    def _followed(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
-        """The result of a job."""
+    def _job_result(self, job: dict[str, Any], progress: Progress | None) -> dict[str, Any]:
+        """Follow a job's events to its end and return its result."""
         place = f"/calibrations/jobs/{job['id']}"
         try:
             while job["status"] in ("waiting", "running"):
                 for job in self._events(f"{place}/events"):
                     if progress is not None:
                         progress(job["phase"], job["done"], job["total"])
-                if job["status"] in ("waiting", "running"):  # the stream was cut, not the job
-                    time.sleep(_AGAIN_S)
+                if job["status"] in ("waiting", "running"):  # the stream broke, the job goes on
+                    time.sleep(_POLL_S)
                     job = self._request("GET", place)["job"]
         except KeyboardInterrupt:
             with suppress(RacerError):
@@ -108,7 +108,9 @@ class GatewayClient:
             error = body["error"]
             message, kind = error["message"], error["type"]
         except (ValueError, KeyError, TypeError) as exc:
-            raise GatewayUnreachable(f"what answers at {self._url} is not a RACER gateway") from exc
+            raise GatewayUnreachable(
+                f"the server at {self._url} is not a RACER gateway: check --url"
+            ) from exc
         if kind == "upstream_error":
             raise GatewayUnreachable(f"{message} ({response.status_code})")
         raise GatewayRefused(f"{message} ({response.status_code})")
@@ -116,7 +118,7 @@ class GatewayClient:
 
 @contextmanager
 def _unpacked(path: Path) -> Generator[tuple[str, BinaryIO]]:
-    """A file's name and contents as the gateway reads them: it takes nothing compressed."""
+    """The name and the uncompressed content of a file."""
     with path.open("rb") as file, tempfile.TemporaryFile() as unpacked:
         if path.suffix != ".gz":
             yield path.name, file

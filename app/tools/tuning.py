@@ -1,6 +1,6 @@
-"""`racer tune`: asks the evaluator about recorded answers, shows what the validation rows suggest.
+"""Tuning of `racer tune`: rates recorded answers and turns the result into a diff.
 
-The suggestion is a change of the configuration, to be reviewed.
+The diff changes the configuration and is meant for review.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _EVALUATION: Final = ("weight", "evaluator", "evaluators")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorRatings:
-    """What the evaluator said about recorded answers."""
+    """The evaluator's ratings of recorded answers."""
 
     ratings: AnswerRatings
-    answers: int  # that it was asked about
-    failures: Mapping[str, int]  # kind -> answers that were given no rating
+    answers: int  # that were sent to the evaluator
+    failures: Mapping[str, int]  # kind -> answers without a rating
 
     @property
     def failed(self) -> int:
@@ -48,42 +48,42 @@ class EvaluatorRatings:
 
     @property
     def causes(self) -> str:
-        """Why, for people."""
+        """The kinds of failures with their counts, as text."""
         return ", ".join(f"{kind}: {count}" for kind, count in sorted(self.failures.items()))
 
 
 def rate_rows(
     settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
 ) -> EvaluatorRatings:
-    """Have the configured evaluator rate the recorded answers, as it would when serving.
+    """Rate the recorded answers with the configured evaluator, as serving does.
 
-    A rating is of a question and an answer alone, so those of a set are among those of all
-    answers. Rows whose readable answers all agree cost nothing.
+    A rating depends on one question and one answer only, so the ratings of a set are a subset of
+    the ratings of all answers. Rows whose readable answers all agree need no call.
 
     Args:
-        settings: With a weight that an evaluator gives.
-        secrets: Its keys.
-        rows: With answers.
-        progress: Hears of each row.
+        settings: With a weight that an evaluator computes.
+        secrets: API keys of the evaluators.
+        rows: Labelled rows with answers.
+        progress: Called after each row.
 
     Raises:
-        SettingsError: The evaluator cannot do what is configured.
-        UpstreamError: It cannot be reached, or gave no rating at all.
+        SettingsError: The evaluator does not support the configured weight.
+        UpstreamError: The evaluator cannot be reached, or returned no rating at all.
     """
-    told = asyncio.run(_rate(settings, secrets, rows, progress))
-    failures = Counter(kind for each in told for kind in each.failures.values())
-    weights = [[each.weights.get(name) for name in settings.pool] for each in told]
+    ratings = asyncio.run(_rate(settings, secrets, rows, progress))
+    failures = Counter(kind for each in ratings for kind in each.failures.values())
+    weights = [[each.weights.get(name) for name in settings.pool] for each in ratings]
     rated = EvaluatorRatings(
         ratings=AnswerRatings(
             weight=settings.aggregation.weight, values=np.array(weights, dtype=np.float64)
         ),
-        answers=sum(len(each.weights) for each in told),
+        answers=sum(len(each.weights) for each in ratings),
         failures=failures,
     )
     if rated.answers and rated.failed == rated.answers:
         raise UpstreamError(
             f"the evaluator rated none of {rated.answers} answers ({rated.causes}): check its "
-            "server, take another one, or choose `weight: router`"
+            "server, choose another evaluator, or set `weight: router`"
         )
     return rated
 
@@ -91,12 +91,12 @@ def rate_rows(
 async def _rate(
     settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
 ) -> list[Ratings]:
-    """The ratings of each row."""
+    """Rate all rows, several at once."""
     fleet = Fleet(settings, secrets, Metrics())
     free = asyncio.Semaphore(CONCURRENCY)
     done = 0
 
-    async def of(row: LabelledRow) -> Ratings:
+    async def rate(row: LabelledRow) -> Ratings:
         nonlocal done
         answers = {name: text for name, text in row.answers.items() if text is not None}
         async with free:
@@ -108,21 +108,22 @@ async def _rate(
     async with fleet:
         evaluator = Evaluator(settings, fleet)
         await evaluator.check()
-        return await asyncio.gather(*(of(row) for row in rows.rows))
+        return await asyncio.gather(*(rate(row) for row in rows.rows))
 
 
 def configuration_change(path: Path, tuning: Tuning) -> Change:
-    """Put the chosen score, alpha and vote into the file; comments and order stay.
+    """Write the chosen score, alpha and vote into the configuration's text.
 
-    Evaluators go unless the vote asks them: left in, the configuration would contradict itself.
+    Comments and order stay. Evaluators are removed unless the vote uses them: otherwise the
+    configuration would contradict itself.
 
     Raises:
         SettingsError: The file cannot be read.
     """
     try:
         before = path.read_text(encoding="utf-8")
-        kept = before if tuning.chosen.evaluated else _without_evaluators(before)
-        editor, document = parse(kept)
+        text = before if tuning.chosen.evaluated else _without_evaluators(before)
+        editor, document = parse(text)
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
     update_section(
@@ -132,7 +133,7 @@ def configuration_change(path: Path, tuning: Tuning) -> Change:
     if tuning.chosen.temperature is None:
         document["aggregation"].pop("temperature", None)
     if not tuning.chosen.evaluated:
-        for name in _EVALUATION:  # where they are not a block of lines
+        for name in _EVALUATION:  # those that are not blocks of lines
             document["aggregation"].pop(name, None)
     after = io.StringIO()
     editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
@@ -142,8 +143,8 @@ def configuration_change(path: Path, tuning: Tuning) -> Change:
 def _without_evaluators(text: str) -> str:
     """The text without the block of each evaluator setting.
 
-    ruamel.yaml hangs what follows a block, such as the next section's comment, on its last line:
-    removed with the block it would be lost.
+    ruamel.yaml attaches what follows a block, such as the comment of the next section, to its last
+    line: removing the block there would remove the comment.
     """
     names = "|".join(_EVALUATION)
     block = rf"^( +)(?:{names}):.*(?:\n|\Z)(?:(?: *\n)*\1 +\S.*(?:\n|\Z))*"
@@ -165,12 +166,12 @@ def _vote(chosen: Trial) -> dict[str, Any]:
 
 
 def table(tuning: Tuning) -> Table:
-    """The best vote at every alpha, and the setting that was chosen."""
+    """Table of the best vote at every alpha, with the chosen setting."""
     shown = Table(
         title=f"{tuning.rows} validation rows; accuracies within "
         f"{tuning.slack:.3f} of the best count as equal, and the cheapest is chosen; a vote counts "
         "where it beats the majority by two paired standard errors",
-        caption=_passed_over(tuning),
+        caption=_best_rated_note(tuning),
         box=SIMPLE_HEAD,
         padding=(0, 1),
     )
@@ -189,13 +190,13 @@ def _name(trial: Trial) -> str:
     return trial.rule + (f" by {trial.weight}, T {trial.temperature:g}" if trial.weight else "")
 
 
-def _passed_over(tuning: Tuning) -> str | None:
-    """What the ratings were worth where the choice does without them: they were paid for."""
+def _best_rated_note(tuning: Tuning) -> str | None:
+    """The best vote with ratings if the chosen vote uses none: the ratings were paid for."""
     rated = [trial for trial in tuning.trials if trial.evaluated]
     if tuning.chosen.evaluated or not rated:
         return None
     best = min(rated, key=lambda trial: (-trial.accuracy, trial.cost))
     return (
-        f"the chosen vote asks no evaluator; the best that does: {_name(best)}, right on "
+        f"the chosen vote uses no evaluator; the best that does: {_name(best)}, accuracy "
         f"{best.accuracy:.3f} at alpha {best.alpha:g}, cost {best.cost:.4g}"
     )

@@ -510,8 +510,8 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
 
     is_so(calibration.check(made(500), 0.1, now), OK, "c1, 40 days old, 500 rows count, alpha 0.1")
     is_so(calibration.check(made(9), 0.1, now), OK)
-    is_so(calibration.check(made(8), 0.1, now), WARNING, "takes 9", "everyone is called")
-    is_so(calibration.check(made(28, delta=0.05), 0.1, now), WARNING, "takes 29")
+    is_so(calibration.check(made(8), 0.1, now), WARNING, "needs 9", "all candidates are called")
+    is_so(calibration.check(made(28, delta=0.05), 0.1, now), WARNING, "needs 29")
     is_so(calibration.check(made(29, delta=0.05), 0.1, now), OK)
     future = made(500, age=timedelta(hours=-1))
     is_so(calibration.check(future, 0.1, now), WARNING, "clock")
@@ -562,7 +562,7 @@ def test_a_port_is_free_taken_or_a_gateway_s(config: Path) -> None:
     with running(config, ENVIRONMENT | {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         taken = int(gateway.url.rpartition(":")[2])
         is_so(ports.check_port("port", "127.0.0.1", taken), OK, "a gateway serves")
-    is_so(ports.check_port("port", "192.0.2.1", 80), FAILED, "cannot be taken")
+    is_so(ports.check_port("port", "192.0.2.1", 80), FAILED, "cannot be bound")
 
 
 def test_the_admin_port_is_another(config: Path) -> None:

@@ -1,1 +1,1 @@
-"""The demonstration: real models on the CPU, the gateway before them, a measurement."""
+"""Demonstration: real models on the CPU, a gateway in front of them, and a measurement."""

@@ -1,7 +1,7 @@
-"""The demo's measurement: realised risk beside alpha, calls saved, accuracy, and the controls.
+"""Measurement of the demo: realised risk against alpha, calls saved, accuracy, and controls.
 
-Answers come through the official ``openai`` client. The sets are judged by the labels that are
-shipped with the test rows; the answers are graded as they arrive.
+Answers come through the official ``openai`` client. Sets are judged by the labels of the test rows;
+answers are graded as they arrive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class GatewayAnswer:
-    """A query's answer, and the gateway's ``racer`` object."""
+    """The answer to a query, with the gateway's ``racer`` object."""
 
     content: str
     racer: dict[str, Any]
@@ -49,14 +49,14 @@ def measure(
 ) -> dict[str, Any]:
     """Measure both risk targets on the first ``queries`` test rows.
 
-    The paper's target is measured on ``/route`` decisions, which cost no tokens; the default
-    target, which is the active one when this returns, on whole answers.
+    The paper's target is measured on ``/route`` decisions, which cost no tokens. The default
+    target is measured on answers, and is active afterwards.
     """
     rows = LabelledRows(pool=test.pool, rows=test.rows[:queries])
     paper = client.calibrate(calibration, {"risk_target": RiskTarget.PAPER})["evidence"]
     decisions = {alpha: _decide(client, rows, alpha, progress) for alpha in ALPHAS}
     evidence = client.calibrate(calibration, {"risk_target": RiskTarget.ANSWERABLE})["evidence"]
-    answers, alone = asyncio.run(_ask_everything(url, rows, progress))
+    answers, alone = asyncio.run(_collect_answers(url, rows, progress))
     return {
         "queries": len(rows),
         "pool_size": len(rows.pool),
@@ -66,7 +66,7 @@ def measure(
                 "alpha": alpha,
                 "answerable": _answerable_risk(alpha, rows, answers[alpha], evidence["n"]),
                 "paper": _paper_risk(alpha, rows, decisions[alpha], paper["n"]),
-                **_what_it_took(rows, answers[alpha]),
+                **_cost_and_accuracy(rows, answers[alpha]),
             }
             for alpha in ALPHAS
         ],
@@ -84,11 +84,11 @@ def _decide(
     return decisions
 
 
-async def _ask_everything(
+async def _collect_answers(
     url: str, rows: LabelledRows, progress: Report
 ) -> tuple[dict[float, list[GatewayAnswer]], dict[str, list[GatewayAnswer]]]:
-    """Every query at every alpha, and to every candidate alone for the controls."""
-    http = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is here, not behind a proxy
+    """Send every query at every alpha, and to every candidate alone for the controls."""
+    http = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is local, not behind a proxy
     async with AsyncOpenAI(
         base_url=f"{url}/v1", api_key="unused", timeout=120, http_client=http
     ) as client:
@@ -125,13 +125,13 @@ async def _ask_everything(
 
 
 async def _all(calls: Sequence[Awaitable[T]], report: Callable[[int], None]) -> list[T]:
-    """Await all, a few at a time, in order of the result and not of arrival."""
-    gate = asyncio.Semaphore(CONCURRENCY)
+    """Await all calls, a few at a time; results are in the order of the calls."""
+    semaphore = asyncio.Semaphore(CONCURRENCY)
     done = 0
 
     async def one(call: Awaitable[T]) -> T:
         nonlocal done
-        async with gate:
+        async with semaphore:
             result = await call
         done += 1
         report(done)
@@ -143,7 +143,7 @@ async def _all(calls: Sequence[Awaitable[T]], report: Callable[[int], None]) -> 
 def _answerable_risk(
     alpha: float, rows: LabelledRows, answers: Sequence[GatewayAnswer], n: int
 ) -> dict[str, Any]:
-    """P(miss | some candidate is right), and where it should lie for this many such queries."""
+    """P(miss | some candidate is right), with its interval for this number of such queries."""
     metrics = _metrics(rows, [answer.racer for answer in answers])
     count = int(rows.labels(rows.pool).any(axis=1).sum())
     return _with_interval(metrics.miss_given_answerable, alpha, n, count)
@@ -171,23 +171,23 @@ def _sets(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> BoolArray:
     return np.array(called, dtype=bool)
 
 
-def _what_it_took(rows: LabelledRows, answers: Sequence[GatewayAnswer]) -> dict[str, float]:
+def _cost_and_accuracy(rows: LabelledRows, answers: Sequence[GatewayAnswer]) -> dict[str, float]:
     sets = _sets(rows, [answer.racer for answer in answers])
     size = float(sets.sum(axis=1).mean())
     return {
         "mean_size": size,
         "calls_saved": 1.0 - size / len(rows.pool),
         "abstain": float((~sets.any(axis=1)).mean()),
-        "accuracy": _share_right(rows, [answer.content for answer in answers]),
+        "accuracy": _accuracy(rows, [answer.content for answer in answers]),
     }
 
 
 def _controls(
     rows: LabelledRows, alone: dict[str, list[GatewayAnswer]], routed: Sequence[GatewayAnswer]
 ) -> dict[str, Any]:
-    """Best single candidate, the router's first choice, and the vote of everyone."""
+    """Best single candidate, the router's first choice, and the vote of the whole pool."""
     singles = {
-        name: _share_right(rows, [answer.content for answer in answers])
+        name: _accuracy(rows, [answer.content for answer in answers])
         for name, answers in alone.items()
     }
     best = max(singles, key=lambda name: singles[name])
@@ -196,7 +196,7 @@ def _controls(
     for i, answer in enumerate(routed):
         scores: dict[str, float] = answer.racer["pool_scores"]
         first.append(alone[next(iter(scores))][i].content)
-        everyone = [
+        full_pool = [
             CandidateAnswer(
                 candidate=name,
                 text=alone[name][i].content,
@@ -205,21 +205,21 @@ def _controls(
             )
             for name in rows.pool
         ]
-        voted.append(aggregate(everyone).text)
+        voted.append(aggregate(full_pool).text)
     return {
         "best_single": {"name": best, "accuracy": singles[best]},
         "singles": singles,
-        "router_top1": _share_right(rows, first),
-        "full_vote": _share_right(rows, voted),
+        "router_top1": _accuracy(rows, first),
+        "full_vote": _accuracy(rows, voted),
     }
 
 
-def _share_right(rows: LabelledRows, texts: Sequence[str]) -> float:
-    right = [_is_right(text, row) for text, row in zip(texts, rows.rows, strict=True)]
+def _accuracy(rows: LabelledRows, texts: Sequence[str]) -> float:
+    right = [_is_correct(text, row) for text, row in zip(texts, rows.rows, strict=True)]
     return sum(right) / len(right)
 
 
-def _is_right(text: str, row: LabelledRow) -> bool:
-    """Graded as the labels were: equal up to case and space."""
+def _is_correct(text: str, row: LabelledRow) -> bool:
+    """Grade as for the labels: equal up to case and space."""
     reference = normalise(Equality.EXACT, row.reference or "")
     return reference is not None and normalise(Equality.EXACT, text) == reference

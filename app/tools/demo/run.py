@@ -1,7 +1,7 @@
-"""`racer demo`: real models that generate on the CPU, the gateway in front, and a measurement.
+"""Demo run: starts a pool on the CPU and a gateway, calibrates, and measures.
 
-Starts ``transformers serve`` with the pool and a gateway of its own, uploads the calibration rows
-through ``POST /calibrate``, and sends test queries through the official ``openai`` client.
+Starts ``transformers serve`` with the pool and a gateway, uploads the calibration rows through
+``POST /calibrate``, and sends test queries through the official ``openai`` client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.tools.demo.measure import measure
 from app.tools.gateway_client import GatewayClient
 from racer_core.records.reader import read_rows
 
-# Beside the package in a checkout; one that was installed runs in the folder of the repository.
+# In a checkout beside the package; an installed package uses the current folder.
 _ROOTS = (Path(__file__).resolve().parents[3], Path.cwd())
 FOLDER = next((root / "deploy/demo" for root in _ROOTS if (root / "deploy/demo").is_dir()), Path())
 CALIBRATION = FOLDER / "data" / "calibration.jsonl"
@@ -39,7 +39,7 @@ START_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunningDemo:
-    """A demo that is up."""
+    """A running demo."""
 
     url: str
     admin_key: str
@@ -55,18 +55,18 @@ def run(
     quiet: bool,
     show_result: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Start everything, measure, hand over what was measured, and stay up unless ``once``.
+    """Start everything, measure, show the result, and stay up unless ``once``.
 
     Raises:
-        SettingsError: The demo's files are not here, or the port is in use.
-        UpstreamUnavailable: The pool or the gateway does not come up.
+        SettingsError: The demo's files are missing, or the port is in use.
+        UpstreamUnavailable: The pool or the gateway does not start.
     """
     console = Console(stderr=quiet, width=None if sys.stdout.isatty() else 120)
     with start_demo(port, console) as running:
         console.print(f"\nready after {running.seconds:.0f} s. In a browser: {running.url}/ui")
         console.print(f"(this demo's admin key, for Calibrate and Watch: {running.admin_key})")
         console.print("From another terminal:\n")
-        console.print(_lines_to_copy(running.url), markup=False, highlight=False, soft_wrap=True)
+        console.print(_example_requests(running.url), markup=False, highlight=False, soft_wrap=True)
         with (
             Progress(console=console) as bars,
             GatewayClient(running.url, running.admin_key) as client,
@@ -77,7 +77,7 @@ def run(
                 CALIBRATION,
                 read_rows(FOLDER / "data" / "test.jsonl"),
                 queries=queries,
-                progress=_one_bar(bars),
+                progress=_bar_per_stage(bars),
             )
         result["ready_seconds"] = running.seconds
         show_result(result)
@@ -85,16 +85,18 @@ def run(
             console.print(f"\nThe gateway stays up at {running.url}; Ctrl-C stops it.")
             while all(process.poll() is None for process in running.processes):
                 time.sleep(1)
-            raise UpstreamUnavailable("the pool or the gateway ended by itself")
+            raise UpstreamUnavailable("the pool or the gateway has exited")
 
 
 @contextmanager
 def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
-    """The pool and a calibrated gateway, stopped on the way out."""
+    """Start the pool and a calibrated gateway; stop both on exit."""
     begun = time.monotonic()
-    signal.signal(signal.SIGTERM, _exit)  # else the children would be left behind
+    signal.signal(signal.SIGTERM, _exit)  # otherwise the child processes would survive
     if not (FOLDER / "racer.yaml").is_file():
-        raise SettingsError("deploy/demo is not here: run `racer demo` in the repository's folder")
+        raise SettingsError(
+            "deploy/demo is not in this folder: run `racer demo` in a checkout of the repository"
+        )
     _check_free(port)
     admin_key = secrets.token_urlsafe(24)
     with ExitStack() as stack:
@@ -129,7 +131,7 @@ def _exit(*_: object) -> None:
 
 
 def _pool_command(port: int) -> list[str]:
-    """One server for all five: it loads a checkpoint folder when that folder is asked for."""
+    """Command of one server for all five models; it loads a checkpoint on its first request."""
     executable = Path(sys.executable).parent / "transformers"
     if not executable.is_file():
         raise SettingsError(
@@ -142,7 +144,7 @@ def _pool_command(port: int) -> list[str]:
 
 
 def _config(home: Path, pool_port: int) -> Path:
-    """The demo's configuration with this run's ports and a store of its own."""
+    """Write the demo's configuration with the ports of this run and a new store."""
     values = yaml.safe_load((FOLDER / "racer.yaml").read_text(encoding="utf-8"))
     for candidate in values["candidates"]:
         candidate["base_url"] = f"http://127.0.0.1:{pool_port}/v1"
@@ -157,7 +159,7 @@ def _config(home: Path, pool_port: int) -> Path:
 def _process(
     command: Sequence[str], log: Path, environment: dict[str, str] | None = None
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A child process in the demo's folder, ended politely and then not."""
+    """A child process in the demo's folder: terminated on exit, killed after 10 s."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -187,7 +189,7 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
                 return
         time.sleep(0.1)
     last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-    raise UpstreamUnavailable(f"{url} did not come up: {''.join(last)}")
+    raise UpstreamUnavailable(f"{url} did not start: {''.join(last)}")
 
 
 def _check_free(port: int) -> None:
@@ -205,7 +207,7 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _lines_to_copy(url: str) -> str:
+def _example_requests(url: str) -> str:
     message = '{"role": "user", "content": "What is 17 plus 25?"}'
     return (
         f"curl {url}/v1/chat/completions -H 'content-type: application/json' "
@@ -216,7 +218,7 @@ def _lines_to_copy(url: str) -> str:
     )
 
 
-def _one_bar(bars: Progress) -> Callable[[str, int, int], None]:
+def _bar_per_stage(bars: Progress) -> Callable[[str, int, int], None]:
     tasks: dict[str, Any] = {}
 
     def show(stage: str, done: int, total: int) -> None:

@@ -1,1 +1,1 @@
-"""Labels rows: candidates are asked, and their answers graded."""
+"""Labelling of rows: calls every candidate, grades the answers, writes rows."""

@@ -1,9 +1,9 @@
-"""What ``racer label`` has on disk: the finished rows, and beside them what is not finished yet.
+"""Append-only files of `racer label`: finished rows, and a journal of unfinished questions.
 
-``rows.jsonl`` gets a line when a question is labelled. ``rows.jsonl.partial`` begins with the
-conditions and gets a line when a candidate has answered, so that an interruption costs no answer.
-Every line is one write: a killed process leaves whole lines, and a full disk at worst a torn last
-one, which is mended when the files are opened again.
+``rows.jsonl`` gets a line per labelled question. The journal ``rows.jsonl.partial`` begins with
+the conditions and gets a line per answer and verdict, so that an interruption loses no answer.
+Every line is a single write: a killed process leaves whole lines; a full disk leaves at most one
+torn line, which is removed when the files are opened again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from racer_core.records.row import row_query
 from racer_core.records.writer import row_line
 from racer_core.types import LabelledRow
 
-# Of every line that is written here.
+# The first bytes of every line that is written here.
 _BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {')
 
 
 class LabelFiles:
-    """Both files, opened for one run; a second run at the same time is refused."""
+    """Both files, locked for one run: an ``AnswerStore`` on disk."""
 
     def __init__(
         self,
@@ -56,31 +56,31 @@ class LabelFiles:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            rows = self._opened(stack, self.out)
+            rows = self._open(stack, self.out)
             _lock(rows, self.out)
             if not os.path.samestat(os.fstat(rows.fileno()), self.out.stat()):
-                raise InputError(f"{self.out}: another `racer label` has just written it anew")
+                raise InputError(f"{self.out}: another `racer label` has just replaced it")
             self._rows = rows
             tail = self._read_rows()
-            self._answered = self._opened(stack, self._partial)
+            self._journal = self._open(stack, self._partial)
             partial_tail = self._read_partial()
-            # Nothing is changed before both files are known to be ours.
-            _mend(self._rows, tail)
-            _mend(self._answered, partial_tail)
-            if self._answered.seek(0, os.SEEK_END) == 0:
-                self._write(self._answered, {"conditions": self._conditions})
+            # Nothing is written before both files are recognised.
+            _repair_tail(self._rows, tail)
+            _repair_tail(self._journal, partial_tail)
+            if self._journal.seek(0, os.SEEK_END) == 0:
+                self._write(self._journal, {"conditions": self._conditions})
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack, suppress(OSError):  # a full disk: the file is whole as it is
+        with self._stack, suppress(OSError):  # on a full disk the file stays as it is
             self._compact()
 
     def is_labelled(self, question: Question) -> bool:
-        """Whether the question's row is finished.
+        """Whether the question has a finished row.
 
         Raises:
-            InputError: It is, with another reference.
+            InputError: It has one with another reference.
         """
         if (key := _digest(question.identity)) not in self._references:
             return False
@@ -92,27 +92,27 @@ class LabelFiles:
         return True
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
-        """What candidates have answered to an unfinished question."""
+        """The candidates' answers to an unfinished question; None is an unreadable answer."""
         return self._answers.get(_digest(question.identity), {})
 
     def verdict(self, question: Question, answer: str) -> bool | None:
-        """What the judge has said about an answer; None when it has not."""
+        """The judge's verdict on an answer; None if there is none yet."""
         return self._verdicts.get((_digest(question.identity), _digest(answer)))
 
     def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
-        """Keep a candidate's answer."""
+        """Store a candidate's answer."""
         key = _digest(question.identity)
         self._answers.setdefault(key, {})[candidate] = answer
-        self._write(self._answered, {"query": key, "candidate": candidate, "answer": answer})
+        self._write(self._journal, {"query": key, "candidate": candidate, "answer": answer})
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
-        """Keep what a judge has said."""
+        """Store a judge's verdict."""
         key = _digest(question.identity), _digest(answer)
         self._verdicts[key] = correct
-        self._write(self._answered, {"query": key[0], "judged": key[1], "correct": correct})
+        self._write(self._journal, {"query": key[0], "judged": key[1], "correct": correct})
 
     def add_row(self, question: Question, correct: Iterable[str]) -> None:
-        """Finish a question."""
+        """Write the row of a question and forget its partial answers."""
         key = _digest(question.identity)
         row = LabelledRow(
             query=question.query,
@@ -128,7 +128,7 @@ class LabelFiles:
         del self._answers[key]
 
     def put_in_order(self, questions: Iterable[Question]) -> None:
-        """Write the rows in the questions' order; what other questions left stays before them."""
+        """Rewrite the rows in the questions' order; rows of other questions come first."""
         self._rows.seek(0)
         lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
         places = {_digest(each.identity): place for place, each in enumerate(questions)}
@@ -137,9 +137,9 @@ class LabelFiles:
             return
         out = self.out.resolve()
         new = out.with_name(out.name + ".new")
-        rows = self._opened(self._stack, new)
+        rows = self._open(self._stack, new)
         try:
-            _lock(rows, self.out)  # before it has the name that others open
+            _lock(rows, self.out)  # before the file gets its public name
             os.fchmod(rows.fileno(), os.fstat(self._rows.fileno()).st_mode & 0o777)
             rows.truncate(0)
             _append(rows, b"".join(ordered), self.out)
@@ -149,14 +149,14 @@ class LabelFiles:
         self._rows = rows
 
     def _key(self, line: bytes) -> str | None:
-        """By which the row of a line is known; None where the line is no row."""
+        """The key of the row in a line; None if the line holds no row."""
         value = strict_json.load_object(line)
         if "query" not in value and "messages" not in value:
             return None
         earlier, query = row_query(value, self._max_query_chars, "last_user")
         return _digest(identity(query, earlier))
 
-    def _opened(self, stack: ExitStack, path: Path) -> FileIO:
+    def _open(self, stack: ExitStack, path: Path) -> FileIO:
         if path.exists() and not path.is_file():  # a device may have no end
             raise InputError(f"{path}: cannot be written (not a file)")
         try:
@@ -180,35 +180,35 @@ class LabelFiles:
         return tail
 
     def _read_partial(self) -> bytes:
-        data, tail = _whole_lines(self._answered, self._partial)
+        data, tail = _whole_lines(self._journal, self._partial)
         lines = [value for _, value in formats.json_lines(data)]
         try:
             for line in lines[1:]:
-                self._remember(cast("dict[str, Any]", line))
-            begun = cast("dict[str, Any]", lines[0])["conditions"] if lines else None
+                self._restore(cast("dict[str, Any]", line))
+            conditions = cast("dict[str, Any]", lines[0])["conditions"] if lines else None
         except (KeyError, TypeError) as exc:
             raise InputError(
                 f"{self._partial}: not of `racer label`, or damaged; without it, unfinished "
                 "questions are asked again"
             ) from exc
-        if lines and begun != self._conditions:
+        if lines and conditions != self._conditions:
             if self._answers or self._references:
                 raise InputError(
                     f"{self.out} was begun with other candidates, parameters or grading: go on "
                     "with those, or write to a new file"
                 )
-            self._answered.truncate(0)
+            self._journal.truncate(0)
             return b""
         return tail
 
-    def _remember(self, line: Mapping[str, Any]) -> None:
+    def _restore(self, line: Mapping[str, Any]) -> None:
         if "judged" in line:
             self._verdicts[line["query"], line["judged"]] = line["correct"]
         elif line["query"] not in self._references:
             self._answers.setdefault(line["query"], {})[line["candidate"]] = line["answer"]
 
     def _compact(self) -> None:
-        """Leave out what finished rows hold; the conditions stay, so that rows can be added."""
+        """Drop the answers of finished rows; the conditions stay for later runs."""
         lines: list[dict[str, Any]] = [{"conditions": self._conditions}]
         for key, answers in self._answers.items():
             lines += [{"query": key, "candidate": n, "answer": a} for n, a in answers.items()]
@@ -243,7 +243,7 @@ def _lock(rows: FileIO, path: Path) -> None:
 
 
 def _whole_lines(file: FileIO, path: Path) -> tuple[bytes, bytes]:
-    """A file's lines, and what follows the last line end; a whole object there counts as a line."""
+    """Split a file into whole lines and a tail; a complete object at the end is a line."""
     file.seek(0)
     data = file.readall()
     lines, end, tail = data.rpartition(b"\n")
@@ -256,8 +256,8 @@ def _whole_lines(file: FileIO, path: Path) -> tuple[bytes, bytes]:
     return data, b"\n"
 
 
-def _mend(file: FileIO, tail: bytes) -> None:
-    """Cut a torn line off; end a whole one."""
+def _repair_tail(file: FileIO, tail: bytes) -> None:
+    """Cut a torn last line; end a whole one with a line break."""
     if tail == b"\n":
         file.write(tail)
     elif tail:

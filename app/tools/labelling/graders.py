@@ -1,6 +1,6 @@
-"""Who says whether an answer is right without asking anybody: normal forms, and mathematics.
+"""Graders that call no model: comparison of normal forms, and of mathematics.
 
-None stands for "could not be graded", which is never read as "wrong".
+A verdict of None means "could not be graded", never "wrong".
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ MATH_DEADLINE_S: Final = 10  # an ordinary comparison takes milliseconds
 class Grader(Protocol):
     """Grades the answers of one run; open it first."""
 
-    paid: bool  # a verdict costs a call, so that it is worth keeping
-    failures: Counter[str]  # why answers could not be graded, and how many
+    paid: bool  # a verdict costs a call, so it is stored
+    failures: Counter[str]  # reason -> answers that could not be graded
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Open."""
         ...
 
     async def __aexit__(self, *_: object) -> None:
-        """End what was begun."""
+        """Close."""
         ...
 
     async def check(self, question: Question) -> None:
-        """Raise InputError when nobody's answer to the question could be graded."""
+        """Raise InputError if no answer to the question could be graded."""
         ...
 
     async def correct(self, question: Question, answer: str) -> bool | None:
-        """Whether the answer is right; None when that cannot be said."""
+        """Whether the answer is correct; None if it could not be graded."""
         ...
 
 
@@ -55,16 +55,16 @@ class TextGrader:
         pass
 
     async def check(self, question: Question) -> None:
-        """The reference must have a normal form."""
+        """Require a reference with a normal form."""
         check_reference(_reference(question), self._kind)
 
     async def correct(self, question: Question, answer: str) -> bool | None:
-        """Never None."""
+        """Compare normal forms; never None."""
         return grade(answer, _reference(question), self._kind)
 
 
 class MathGrader:
-    """Asks a child process, which does not survive an endless answer and is then replaced."""
+    """Compares in a child process, which is killed and replaced if an answer takes too long."""
 
     paid = False
 
@@ -73,25 +73,27 @@ class MathGrader:
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:
-        check_reference("1", Grade.MATH)  # the library is missing: say so before anyone is asked
+        check_reference("1", Grade.MATH)  # fails early if the library is missing
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._child.close()
 
     async def check(self, question: Question) -> None:
-        """The reference must be mathematics."""
-        said = await self._child.request({"reference": _reference(question)})
-        if said is None or "error" in said:
-            raise InputError(said["error"] if said else "the reference takes too long to read")
+        """Require a reference that parses as mathematics."""
+        response = await self._child.request({"reference": _reference(question)})
+        if response is None or "error" in response:
+            raise InputError(
+                response["error"] if response else "the reference takes too long to read"
+            )
 
     async def correct(self, question: Question, answer: str) -> bool | None:
-        """None when the comparison did not end in time."""
-        said = await self._child.request({"reference": _reference(question), "answer": answer})
-        if said is None:
+        """Compare as mathematics; None if the comparison did not end in time."""
+        response = await self._child.request({"reference": _reference(question), "answer": answer})
+        if response is None:
             self.failures["took_too_long"] += 1
             return None
-        return said["correct"]
+        return response["correct"]
 
 
 def _reference(question: Question) -> str:

@@ -1,4 +1,4 @@
-"""Who grades, as the command line says it."""
+"""Choice of the grader from the options of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from racer_core.aggregation.grading import Grade
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradingOptions:
-    """How answers are graded: by a ``Grade``, or by a judge with its name or address."""
+    """How answers are graded: a ``Grade``, or ``judge`` with the judge's name or URL."""
 
     kind: str
     judge: str | None = None  # a candidate's name, or a URL
@@ -26,21 +26,21 @@ class GradingOptions:
 def make_grader(
     grading: GradingOptions, settings: Settings, secrets: Secrets
 ) -> tuple[Grader, Candidate | None]:
-    """The grader, and the judge if it is one.
+    """Return the grader, and the judge's model if the grader is a judge.
 
     Raises:
         SettingsError: There is no such judge.
     """
     if grading.kind != "judge":
         if grading.judge is not None:
-            raise SettingsError("--judge is for --grade judge alone")
+            raise SettingsError("--judge needs --grade judge")
         kind = Grade(grading.kind)
         return (MathGrader() if kind is Grade.MATH else TextGrader(kind)), None
     if grading.judge is None:
         raise SettingsError("--grade judge needs --judge: a candidate's name, or a URL")
     if grading.judge.startswith(("http://", "https://")):
         if grading.judge_model is None:
-            raise SettingsError("a judge at a URL needs --judge-model, its name there")
+            raise SettingsError("a judge at a URL needs --judge-model, the model's name there")
         judge = judge_candidate(grading.judge, grading.judge_model)
         keys = {judge.name: SecretStr(grading.judge_key)} if grading.judge_key else {}
         return Judge(judge, settings, replace(secrets, candidate_keys=keys)), judge

@@ -1,6 +1,6 @@
-"""A judge: a model that is shown question, reference and answer, and replies with 1 or 0.
+"""LLM judge: a model that reads question, reference and answer, and replies with 1 or 0.
 
-Of a conversation it is shown the latest turns before the question, too.
+Of a conversation it also reads the latest turns before the question.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERDICT = re.compile(r"\s*([01])\.?\s*")
 
 
 class Judge:
-    """A model that says 1 or 0 of an answer."""
+    """A grader that calls a model."""
 
     paid = True
 
@@ -39,9 +39,9 @@ class Judge:
         self._model = model
         self._api_format = Chat()
         self._attempts = settings.fleet.attempts
-        # A fleet of its own, so that its failures are not those of a candidate.
-        alone = {"candidates": (model,), "aggregation": Aggregation()}
-        self._fleet = Fleet(settings.model_copy(update=alone), secrets, Metrics())
+        # A fleet of its own, so that its failures do not count against a candidate.
+        own_pool = {"candidates": (model,), "aggregation": Aggregation()}
+        self._fleet = Fleet(settings.model_copy(update=own_pool), secrets, Metrics())
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:
@@ -52,10 +52,10 @@ class Judge:
         await self._fleet.__aexit__()
 
     async def check(self, question: Question) -> None:
-        """A judge can do without a reference."""
+        """Accept every question: a judge needs no reference."""
 
     async def correct(self, question: Question, answer: str) -> bool | None:
-        """None when the judge failed, or said anything else than 1 or 0."""
+        """Ask the judge; None if the call failed or its reply is neither 1 nor 0."""
         messages = [{"role": "user", "content": judge_prompt(question, answer)}]
         payload = candidate_payload({"messages": messages}, self._model, self._api_format.path)
         deadline = time.monotonic() + self._attempts * self._model.timeout_s
@@ -74,11 +74,13 @@ class Judge:
 
 
 def judge_prompt(question: Question, answer: str) -> str:
-    """What the judge reads. Texts are JSON strings, so that none can end its own quotation."""
+    """The judge's prompt. Texts are JSON strings, so that no text can end its own quotation."""
     quoted = {"question": question.query, "reference": question.reference, "answer": answer}
-    told = [*((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))]
-    told += [(name, text) for name, text in quoted.items() if text is not None]
-    data = "\n".join(f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}" for name, text in told)
+    quotes = [*((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))]
+    quotes += [(name, text) for name, text in quoted.items() if text is not None]
+    data = "\n".join(
+        f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}" for name, text in quotes
+    )
     rule = (
         "it comes to the same result as the reference"
         if question.reference is not None
@@ -94,25 +96,25 @@ def judge_prompt(question: Question, answer: str) -> str:
 
 
 def _latest(turns: Sequence[Turn]) -> list[Turn]:
-    """As many of the last turns as are together no longer than one text may be; one always."""
+    """The last turns that together fit into the length of one text; at least one."""
     chars = list(accumulate(len(turn.text) for turn in reversed(turns)))
-    kept = max(1, sum(each <= MAX_QUOTED_CHARS for each in chars))
-    return [*turns[-kept:]]
+    count = max(1, sum(each <= MAX_QUOTED_CHARS for each in chars))
+    return [*turns[-count:]]
 
 
 def _cut(text: str) -> str:
-    """A text without its middle where it is too long: results stand at the end."""
+    """Cut the middle of a long text: the result usually stands at the end."""
     if len(text) <= MAX_QUOTED_CHARS:
         return text
-    kept = MAX_QUOTED_CHARS - len(_GAP)
-    return text[: kept // 3] + _GAP + text[len(text) - (kept - kept // 3) :]
+    budget = MAX_QUOTED_CHARS - len(_GAP)
+    return text[: budget // 3] + _GAP + text[len(text) - (budget - budget // 3) :]
 
 
 def judge_candidate(url: str, model: str) -> Candidate:
-    """A judge that is no candidate.
+    """A judge at a server of its own, which is no candidate.
 
     Raises:
-        SettingsError: The URL is none.
+        SettingsError: The URL is invalid.
     """
     try:
         # Greedy: the same answer gets the same label.

@@ -1,6 +1,7 @@
-"""Asks every candidate one question, and has the answers graded.
+"""Labeller: calls every candidate with one question and grades the answers.
 
-It knows nothing of files: what was paid for goes to whoever asked for it, as soon as it is there.
+It knows no files: every answer and verdict goes to the caller's ``AnswerStore`` at once, because it
+was paid for.
 """
 
 from __future__ import annotations
@@ -22,40 +23,40 @@ from app.wire.chat import Chat
 from racer_core.records.questions import Question
 from racer_core.records.writer import messages
 
-MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not asked again in this run
+MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not called again in this run
 
 
 class AnswerStore(Protocol):
-    """What is known of unfinished questions."""
+    """Answers and verdicts of unfinished questions."""
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
-        """What candidates have answered."""
+        """The candidates' answers so far; None is an unreadable answer."""
         ...
 
     def verdict(self, question: Question, answer: str) -> bool | None:
-        """What the judge has said about an answer; None when it has not."""
+        """The judge's verdict on an answer; None if there is none yet."""
         ...
 
     def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
-        """Keep a candidate's answer."""
+        """Store a candidate's answer."""
         ...
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
-        """Keep what a judge has said."""
+        """Store a judge's verdict."""
         ...
 
 
 @dataclass(slots=True)
 class CallCounts:
-    """What happened to calls."""
+    """Counts of calls and failures."""
 
-    calls: int = 0  # of candidates
+    calls: int = 0  # to candidates
     failures: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])  # by name
     ungraded: Counter[str] = field(default_factory=Counter[str])
     given_up: set[str] = field(default_factory=set[str])
 
     def add(self, other: CallCounts) -> None:
-        """Count what happened elsewhere, too."""
+        """Add the counts of another process."""
         self.calls += other.calls
         for name, kinds in other.failures.items():
             self.failures.setdefault(name, Counter()).update(kinds)
@@ -63,7 +64,7 @@ class CallCounts:
         self.given_up |= other.given_up
 
     def causes(self) -> Iterator[str]:
-        """Why questions are left, for people."""
+        """Why questions are left unlabelled, as text."""
         for name, kinds in sorted(self.failures.items()):
             for kind, count in sorted(kinds.items()):
                 yield f"{name} failed {_times(count)}: {kind}"
@@ -77,9 +78,9 @@ class Labeller:
     """Labels questions, several at once. Open it before use, and the grader before it.
 
     Args:
-        settings: Whom to ask, with which parameters.
-        secrets: Their keys.
-        grader: Who says what is right.
+        settings: The candidates and their decoding parameters.
+        secrets: API keys of the candidates.
+        grader: Decides which answers are correct.
     """
 
     def __init__(self, settings: Settings, secrets: Secrets, grader: Grader) -> None:
@@ -88,8 +89,8 @@ class Labeller:
         self._fleet = Fleet(settings, secrets, Metrics())
         self._api_format = Chat()
         self._grader = grader
-        self._in_a_row: Counter[str] = Counter()
-        self._tally = CallCounts()
+        self._failures_in_a_row: Counter[str] = Counter()
+        self._counts = CallCounts()
 
     async def __aenter__(self) -> Self:
         await self._fleet.__aenter__()
@@ -99,37 +100,37 @@ class Labeller:
         await self._fleet.__aexit__()
 
     def take(self) -> CallCounts:
-        """What happened since this was last called."""
-        taken = self._tally
-        taken.ungraded.update(self._grader.failures)
+        """Return the counts since the last call, and reset them."""
+        counts = self._counts
+        counts.ungraded.update(self._grader.failures)
         self._grader.failures.clear()
-        self._tally = CallCounts()
-        return taken
+        self._counts = CallCounts()
+        return counts
 
-    async def label(self, question: Question, notes: AnswerStore) -> tuple[str, ...] | None:
-        """Who is right; None where an answer or a verdict is missing."""
-        asked = (self._ask(question, each, notes) for each in self._candidates)
-        if not all(await asyncio.gather(*asked)):
+    async def label(self, question: Question, store: AnswerStore) -> tuple[str, ...] | None:
+        """Return the candidates with a correct answer; None if an answer or verdict is missing."""
+        calls = (self._call(question, each, store) for each in self._candidates)
+        if not all(await asyncio.gather(*calls)):
             return None
-        answers = notes.answers(question)
+        answers = store.answers(question)
         texts = dict.fromkeys(text for text in answers.values() if text is not None)
-        verdicts = await asyncio.gather(*(self._grade(question, text, notes) for text in texts))
+        verdicts = await asyncio.gather(*(self._grade(question, text, store) for text in texts))
         if None in verdicts:
             return None
         right = {text for text, verdict in zip(texts, verdicts, strict=True) if verdict}
         return tuple(name for name, text in answers.items() if text in right)
 
-    async def _ask(self, question: Question, candidate: Candidate, notes: AnswerStore) -> bool:
-        """Whether the candidate's answer is there, now or from an earlier run."""
+    async def _call(self, question: Question, candidate: Candidate, store: AnswerStore) -> bool:
+        """Make sure that the candidate's answer is stored; return whether it is."""
         name = candidate.name
-        if name in notes.answers(question):
+        if name in store.answers(question):
             return True
-        if self._in_a_row[name] >= MAX_FAILURES_IN_A_ROW:
-            self._tally.given_up.add(name)
+        if self._failures_in_a_row[name] >= MAX_FAILURES_IN_A_ROW:
+            self._counts.given_up.add(name)
             return False
-        # As the gateway sends it for a request that says nothing but its messages.
+        # The same payload as the gateway's for a request with nothing but messages.
         fields = {"messages": messages(question.earlier, question.query)}
-        self._tally.calls += 1
+        self._counts.calls += 1
         try:
             reply = await self._fleet.ask(
                 name,
@@ -138,20 +139,20 @@ class Labeller:
                 deadline=time.monotonic() + self._attempts * candidate.timeout_s,
             )
         except UpstreamError as exc:
-            self._tally.failures.setdefault(name, Counter())[exc.kind] += 1
-            self._in_a_row[name] += 1
+            self._counts.failures.setdefault(name, Counter())[exc.kind] += 1
+            self._failures_in_a_row[name] += 1
             return False
-        self._in_a_row[name] = 0
-        notes.add_answer(question, name, reply.said[0].text)
+        self._failures_in_a_row[name] = 0
+        store.add_answer(question, name, reply.said[0].text)
         return True
 
-    async def _grade(self, question: Question, answer: str, notes: AnswerStore) -> bool | None:
-        known = notes.verdict(question, answer)
-        if known is not None:
-            return known
+    async def _grade(self, question: Question, answer: str, store: AnswerStore) -> bool | None:
+        stored = store.verdict(question, answer)
+        if stored is not None:
+            return stored
         verdict = await self._grader.correct(question, answer)
         if verdict is not None and self._grader.paid:
-            notes.add_verdict(question, answer, verdict)
+            store.add_verdict(question, answer, verdict)
         return verdict
 
 

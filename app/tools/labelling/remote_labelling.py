@@ -1,4 +1,4 @@
-"""A question that is labelled in another process: what goes there, and what comes back."""
+"""Remote labelling: what is sent to another process for a question, and what comes back."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from racer_core.records.questions import Question
 class PartialLabels:
     """What is known of one unfinished question, in memory: its ``AnswerStore``."""
 
-    said: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    texts: dict[str, str | None] = field(default_factory=dict[str, str | None])
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
-        """What candidates have answered."""
-        return self.said
+        """The candidates' answers so far; None is an unreadable answer."""
+        return self.texts
 
     def verdict(self, question: Question, answer: str) -> bool | None:
-        """What the judge has said about an answer; None when it has not."""
+        """The judge's verdict on an answer; None if there is none yet."""
         return self.verdicts.get(answer)
 
     def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
-        """Keep a candidate's answer."""
-        self.said[candidate] = answer
+        """Store a candidate's answer."""
+        self.texts[candidate] = answer
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
-        """Keep what a judge has said."""
+        """Store a judge's verdict."""
         self.verdicts[answer] = correct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuestion:
-    """A question, and what is known of it."""
+    """A question with the answers and verdicts so far."""
 
     question: Question
     notes: PartialLabels
@@ -44,15 +44,15 @@ class PendingQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledQuestion:
-    """What a question came to."""
+    """A question with all its answers, and its label."""
 
     question: Question
     notes: PartialLabels
     correct: tuple[str, ...] | None  # None: an answer or a verdict is missing
-    tally: CallCounts  # of the worker since it last said so
+    tally: CallCounts  # of the worker since its last result
 
 
-# Labels questions somewhere else, under these conditions, and gives each as soon as it is done.
+# Labels questions in other processes under these conditions; yields each when it is done.
 RemoteLabeller = Callable[
     [Sequence[PendingQuestion], Mapping[str, Any]], Iterator[LabelledQuestion]
 ]

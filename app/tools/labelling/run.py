@@ -1,7 +1,7 @@
-"""``racer label``: every candidate answers every question, and the answers are graded.
+"""Labelling run of `racer label`: every candidate answers every question, answers are graded.
 
-A candidate that fails leaves its question unlabelled: "wrong" would be a lie, and not even a
-conservative one. What was answered is kept, so that running again asks for nothing twice.
+If a candidate fails, its question stays unlabelled: the label "wrong" would be false, and not even
+conservative. Answers are stored, so that the next run repeats no call.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabellingReport:
-    """What a run did."""
+    """Result of a run."""
 
     questions: int
-    labelled: int  # all that have a row now
-    calls: int  # of candidates, in this run
+    labelled: int  # questions that have a row now
+    calls: int  # to candidates, in this run
     interrupted: bool
 
     def as_json(self) -> dict[str, int]:
@@ -56,53 +56,55 @@ def run(
     secrets: Secrets,
     concurrency: int,
     progress: Progress,
-    spread: RemoteLabeller | None = None,
+    remote: RemoteLabeller | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
 
-    The first interrupt (Ctrl-C) asks nothing new and waits for what is under way, which is paid
-    for; the second waits for nothing. Where questions are spread, the first waits for nothing.
+    The first interrupt (Ctrl-C) starts no further call and waits for the pending ones, which are
+    paid for; the second ends at once. With ``remote``, the first ends at once.
 
     Args:
-        questions: What to ask, each query once.
-        source: Where they are from, for messages.
-        out: Rows are appended here, and in the questions' order once all are there; unfinished
-            answers are kept in a file beside it.
-        grading: Who says what is right.
-        settings: Whom to ask, with which parameters.
-        secrets: Their keys.
-        concurrency: Questions under way at once; every candidate gets at most so many calls.
+        questions: Distinct questions.
+        source: Name of their file, for messages.
+        out: Rows are appended to this file, and put into the questions' order at the end;
+            unfinished answers are stored in a file beside it.
+        grading: How answers are graded.
+        settings: The candidates and their decoding parameters.
+        secrets: API keys of the candidates.
+        concurrency: Questions processed at once, hence the most calls at once to a candidate.
         progress: Called with a stage, how many questions are done, and of how many.
-        spread: Asks somewhere else; None asks here.
+        remote: Labels in other processes; None labels in this one.
 
     Raises:
         Unlabelled: Candidates or the grading failed for some questions.
-        InputError: The files or references are wrong; nobody was asked.
-        SettingsError: The judge is.
+        InputError: The files or references are wrong; no candidate was called.
+        SettingsError: The judge is unknown.
     """
     checker, judge = make_grader(grading, settings, secrets)
     conditions = conditions_of(settings, grading, judge)
     asyncio.run(_check(checker, questions, source))
     with LabelFiles(out, settings.pool, conditions, settings.limits.query_chars) as files:
         labelling = _LabellingRun(questions, files, progress)
-        if spread is None:
-            grader, _ = make_grader(grading, settings, secrets)  # one belongs to one event loop
-            asyncio.run(labelling.here(settings, secrets, grader, concurrency))
+        if remote is None:
+            grader, _ = make_grader(
+                grading, settings, secrets
+            )  # a grader belongs to one event loop
+            asyncio.run(labelling.label_locally(settings, secrets, grader, concurrency))
         else:
-            labelling.elsewhere(spread, conditions)
+            labelling.label_remotely(remote, conditions)
         if not labelling.unlabelled:
             files.put_in_order(questions)
     report = LabellingReport(
         questions=len(questions),
         labelled=len(questions) - labelling.unlabelled,
-        calls=labelling.tally.calls,
+        calls=labelling.counts.calls,
         interrupted=labelling.interrupted,
     )
     if labelling.unlabelled and not labelling.interrupted:
         raise LabellingIncomplete(
             f"{labelling.unlabelled} of {len(questions)} questions are not labelled "
-            f"({'; '.join(labelling.tally.causes())}): run the same command again, which asks only "
-            "for what is missing"
+            f"({'; '.join(labelling.counts.causes())}): run the same command again, which makes "
+            "only the missing calls"
         )
     return report
 
@@ -110,16 +112,16 @@ def run(
 def conditions_of(
     settings: Settings, grading: GradingOptions, judge: Candidate | None
 ) -> dict[str, Any]:
-    """What makes rows comparable."""
+    """The conditions under which rows are comparable."""
     return {
-        "candidates": [_shown(candidate) for candidate in settings.candidates],
+        "candidates": [_identity(candidate) for candidate in settings.candidates],
         "grade": grading.kind,
-        "judge": _shown(judge) if judge else None,
+        "judge": _identity(judge) if judge else None,
     }
 
 
 class _LabellingRun:
-    """One run: what happened, and what is left."""
+    """State of one run: counts, and the questions that are left."""
 
     def __init__(self, questions: Sequence[Question], files: LabelFiles, show: Progress) -> None:
         self._files = files
@@ -127,59 +129,61 @@ class _LabellingRun:
         self._total = len(questions)
         self._done = self._total - len(self._pending)
         self._show = show
-        self.tally = CallCounts()
+        self.counts = CallCounts()
         self.unlabelled = len(self._pending)
         self.interrupted = False
         show("labelling", self._done, self._total)
 
-    async def here(
+    async def label_locally(
         self, settings: Settings, secrets: Secrets, grader: Grader, concurrency: int
     ) -> None:
-        """Ask from this process."""
-        shared = iter(self._pending)  # by all workers: each question is taken once
+        """Label in this process."""
+        shared = iter(self._pending)  # by all workers, so that each question is taken once
 
-        async def work(asker: Labeller) -> None:
+        async def work(labeller: Labeller) -> None:
             for question in shared:
-                self._finish(question, await asker.label(question, self._files))
+                self._finish(question, await labeller.label(question, self._files))
                 if self.interrupted:
                     return
 
-        async with grader, Labeller(settings, secrets, grader) as asker:
+        async with grader, Labeller(settings, secrets, grader) as labeller:
             count = min(concurrency, len(self._pending))
-            workers = [asyncio.create_task(work(asker)) for _ in range(count)]
+            workers = [asyncio.create_task(work(labeller)) for _ in range(count)]
             if workers:
                 with self._interruptible(workers):
                     await _all_or_first_error(workers)
-            self.tally.add(asker.take())
+            self.counts.add(labeller.take())
 
-    def elsewhere(self, spread: RemoteLabeller, conditions: dict[str, Any]) -> None:
-        """Ask from other processes, and write what comes back."""
+    def label_remotely(self, remote: RemoteLabeller, conditions: dict[str, Any]) -> None:
+        """Label in other processes, and write their results."""
         if not self._pending:
             return
         try:
-            for found in spread([self._known(each) for each in self._pending], conditions):
-                self._keep(found)
+            for result in remote(
+                [self._pending_question(each) for each in self._pending], conditions
+            ):
+                self._store(result)
         except KeyboardInterrupt:
             self.interrupted = True
 
-    def _known(self, question: Question) -> PendingQuestion:
-        said = dict(self._files.answers(question))
+    def _pending_question(self, question: Question) -> PendingQuestion:
+        texts = dict(self._files.answers(question))
         judged = {
-            text: self._files.verdict(question, text) for text in said.values() if text is not None
+            text: self._files.verdict(question, text) for text in texts.values() if text is not None
         }
         verdicts = {text: verdict for text, verdict in judged.items() if verdict is not None}
-        return PendingQuestion(question=question, notes=PartialLabels(said, verdicts))
+        return PendingQuestion(question=question, notes=PartialLabels(texts, verdicts))
 
-    def _keep(self, found: LabelledQuestion) -> None:
-        question = found.question
-        for name, text in found.notes.said.items():
+    def _store(self, result: LabelledQuestion) -> None:
+        question = result.question
+        for name, text in result.notes.texts.items():
             if name not in self._files.answers(question):
                 self._files.add_answer(question, name, text)
-        for text, verdict in found.notes.verdicts.items():
+        for text, verdict in result.notes.verdicts.items():
             if self._files.verdict(question, text) is None:
                 self._files.add_verdict(question, text, verdict)
-        self.tally.add(found.tally)
-        self._finish(question, found.correct)
+        self.counts.add(result.tally)
+        self._finish(question, result.correct)
 
     def _finish(self, question: Question, correct: Sequence[str] | None) -> None:
         if correct is not None:
@@ -220,20 +224,20 @@ async def _all_or_first_error(workers: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def _check(grader: Grader, questions: Sequence[Question], source: str) -> None:
-    """Refuse references that nobody could meet, before anybody is asked."""
-    found: list[str] = []
+    """Refuse references that no answer could match, before the first call."""
+    problems: list[str] = []
     async with grader:
         for question in questions:
             try:
                 await grader.check(question)
             except InputError as exc:
-                found.append(f"line {question.place}: {exc}")
-    if found:
-        raise RowsError(source, found)
+                problems.append(f"line {question.place}: {exc}")
+    if problems:
+        raise RowsError(source, problems)
 
 
-def _shown(candidate: Candidate) -> dict[str, Any]:
-    """What makes answers comparable; an address may change."""
+def _identity(candidate: Candidate) -> dict[str, Any]:
+    """The fields that make answers comparable; the address may change."""
     return {
         "name": candidate.name,
         "model": candidate.model or candidate.name,

@@ -75,7 +75,7 @@ def over_cluster(
 
 
 class _RayLabeller:
-    """The local asker, in one process of the cluster.
+    """The local labeller, in one process of the cluster.
 
     An error of it is a value, for what is raised comes with its stack.
     """
@@ -105,7 +105,7 @@ class _RayLabeller:
         )
 
     async def _opened(self) -> Labeller:
-        """The asker, opened by the first question; it ends with the process."""
+        """The labeller, opened by the first question; it ends with the process."""
         async with self._opening:
             if self._asker is None:
                 configured, secrets = settings.load(self._config)
