@@ -769,7 +769,7 @@ def test_the_judge_reads_the_latest_turns_each_in_its_quotation() -> None:
         ({"grade": "judge", "judge": "nobody"}, "neither a candidate"),
         ({"grade": "judge", "judge": "http://x/v1"}, "--judge-model"),
         ({"grade": "judge", "judge": "http://", "judge-model": "m"}, "must be an http(s) URL"),
-        ({"judge": "adder"}, "--grade judge alone"),
+        ({"judge": "adder"}, "--judge needs --grade judge"),
         ({"grade": "taste"}, "taste"),
         ({"concurrency": "0"}, "0"),
     ],

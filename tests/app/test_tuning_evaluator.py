@@ -104,7 +104,7 @@ def test_the_table_names_the_weight(
     assert code == 0
     (chosen,) = [line for line in out.splitlines() if line.rstrip().endswith("chosen")]
     assert "weighted by p_true, T 0." in chosen
-    assert "asks no evaluator" not in out
+    assert "uses no evaluator" not in out
     assert config.read_bytes() == before
 
 
@@ -117,7 +117,7 @@ def test_a_useless_evaluator_goes_and_the_diff_shows_it(
     code, out, said = tune(racer, config, validation, "--write")
     assert code == 0, said
     assert {"-  weight: p_true", "-  evaluator:", "-    model: judge"} <= set(out.splitlines())
-    assert "asks no evaluator; the best that does: weighted by p_true, T " in " ".join(out.split())
+    assert "uses no evaluator; the best that does: weighted by p_true, T " in " ".join(out.split())
     after, _ = settings.load(config, {})
     assert after.aggregation.weight is Weight.ROUTER
     assert after.aggregation.evaluator is None
