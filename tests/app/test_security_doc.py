@@ -1,4 +1,4 @@
-"""docs/security.md and docs/reliability.md: the tests and settings that they name exist.
+"""docs/security.md and docs/reliability.md: the tests that they name exist.
 
 What security.md calls built names a test, too.
 """
@@ -6,13 +6,10 @@ What security.md calls built names a test, too.
 from __future__ import annotations
 
 import re
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from app.settings import Settings
 from tests.faults.catalogue import GROUPS, PLACES
 from tests.upstreams.hostile.server import MODES
 
@@ -56,16 +53,3 @@ def test_the_matrix_has_the_modes_and_variants_that_it_says() -> None:
 def test_every_promise_names_a_test(line: str) -> None:
     """Red when something is called built that nothing would notice the loss of."""
     assert re.search(r"`test_\w+`", line)
-
-
-def test_every_limit_that_is_named_is_a_setting() -> None:
-    """Red when a setting is renamed and the table is not."""
-    named = set(re.findall(r"`((?:limits|access)\.[a-z_.]+)`", TEXT))
-    assert len(named) > 10
-    for name in named:
-        reduce(_field, name.split("."), Settings)
-
-
-def _field(model: Any, name: str) -> Any:
-    """What a section holds under this name: another section, or a type."""
-    return model.model_fields[name].annotation
