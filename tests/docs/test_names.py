@@ -103,6 +103,13 @@ def test_every_link_leads_somewhere(path: Path) -> None:
     assert dead_links(path) == []
 
 
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_link_that_names_a_page_leads_to_it(path: Path) -> None:
+    """`[page.md](other.md)` misleads. Red when a page is renamed and its label stays."""
+    links = re.findall(r"\[([\w/.-]+\.md)\]\(([^)#]+)", path.read_text(encoding="utf-8"))
+    assert [each for each in links if Path(each[0]).name != Path(each[1]).name] == []
+
+
 def test_what_the_code_says_of_documents_is_true() -> None:
     """Messages, comments and manifests name documents that exist. Red when a page is renamed."""
     folders = ("app", "racer_core", "deploy", "benchmarks", "tests")
