@@ -137,7 +137,7 @@ class Ticket:
 
     def hold(self, size: int) -> None:
         """Count bytes of its body until it ends. Raises Overloaded when others have too many."""
-        self._quotas.bodies.take(size)
+        self._quotas.bodies.reserve(size)
         self._held += size
 
     def __enter__(self) -> Self:
@@ -151,7 +151,7 @@ class Ticket:
     ) -> None:
         self._account.running -= 1
         self._quotas.in_flight -= self.is_work
-        self._quotas.bodies.give_back(self._held)
+        self._quotas.bodies.release(self._held)
 
 
 class Quotas:

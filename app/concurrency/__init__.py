@@ -1,1 +1,1 @@
-"""Small parts for code that must not block: threads, streams in tasks, budgets of memory."""
+"""Parts for code that must not block the event loop; knows nothing of the rest of `app`."""

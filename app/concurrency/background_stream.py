@@ -1,7 +1,8 @@
-"""A stream in a task of its own: its deadline and clean-up stay with the task that began it.
+"""Background stream: an asynchronous generator iterated in a task of its own, with a bounded queue.
 
-The web framework iterates a response in another task than the one that made it; a time limit or a
-connection must not change tasks. Leaving the stream cancels the task, hence the calls inside it.
+The web framework iterates a response in another task than the one that made it. A time limit or a
+connection must stay in one task, from its beginning to its clean-up. Leaving the stream cancels the
+task, and so the calls inside it.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
-_QUEUE: Final = 64  # events that may wait for a slow reader before the source waits too
+_QUEUE: Final = 64  # items that may wait for a slow reader before the source waits too
 
 _Item = bytes | Exception | None  # None is the end
 
 
 class BackgroundStream:
-    """Iterates ``source`` in a task and hands its items on to one reader."""
+    """Iterates ``source`` in a task and passes its items to one reader."""
 
     def __init__(self, source: AsyncGenerator[bytes]) -> None:
         self._items: deque[_Item] = deque()
-        self._some = asyncio.Event()
-        self._room = asyncio.Event()
-        self._head: bytes | None = None
+        self._has_items = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._first: bytes | None = None
         self._task = asyncio.create_task(self._drain(source))
 
     async def _drain(self, source: AsyncGenerator[bytes]) -> None:
@@ -34,43 +35,43 @@ class BackgroundStream:
                 async for item in source:
                     self._put(item)
                     while len(self._items) >= _QUEUE:
-                        self._room.clear()
-                        await self._room.wait()
-        except Exception as exc:  # noqa: BLE001 - handed to whoever reads
+                        self._has_room.clear()
+                        await self._has_room.wait()
+        except Exception as exc:  # noqa: BLE001 - passed to the reader
             end = exc
         self._put(end)
 
     def _put(self, item: _Item) -> None:
         self._items.append(item)
-        self._some.set()
+        self._has_items.set()
 
     async def _next(self) -> _Item:
         if not self._items:
-            self._some.clear()
-            await self._some.wait()
-        self._room.set()
+            self._has_items.clear()
+            await self._has_items.wait()
+        self._has_room.set()
         return self._items.popleft()
 
     async def started(self, timeout_s: float | None = None) -> None:
-        """Wait for the first item, at most so long; an error before it is raised here."""
+        """Wait for the first item, at most ``timeout_s``; an error before it is raised here."""
         try:
             async with asyncio.timeout(timeout_s):
-                head = await self._next()
+                first = await self._next()
         except TimeoutError:
             return
         except asyncio.CancelledError:
             await self.stop()
             raise
-        if isinstance(head, Exception):
-            raise head
-        if head is None:  # an empty source: its end is still to be read
+        if isinstance(first, Exception):
+            raise first
+        if first is None:  # an empty source: the end is still to be read
             self._put(None)
-        self._head = head
+        self._first = first
 
     async def items(self, on_error: Callable[[Exception], bytes]) -> AsyncIterator[bytes]:
         """The items; an error after the first becomes the last item, never a silent end."""
         try:
-            item = self._head or await self._next()
+            item = self._first or await self._next()
             while item is not None:
                 if isinstance(item, Exception):
                     yield on_error(item)

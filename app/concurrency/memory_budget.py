@@ -1,4 +1,4 @@
-"""How much of all bodies, or of all answers, is in memory at once."""
+"""Memory budget: a limit on the bytes that all request bodies, or all answers, hold at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class MemoryBudget:
     """One budget of bytes.
 
     Args:
-        limit: How many bytes may be counted at once.
-        error: What it is called when there is no room for more.
-        message: For whoever finds no room.
+        limit: Maximum number of bytes reserved at once.
+        error: Raised when the budget is exhausted.
+        message: The message of that error.
     """
 
     def __init__(self, limit: int, error: type[RacerError], message: str) -> None:
@@ -22,15 +22,15 @@ class MemoryBudget:
 
     @property
     def used(self) -> int:
-        """Bytes that are counted now."""
+        """Bytes reserved now."""
         return self._used
 
-    def take(self, size: int) -> None:
-        """Count bytes. Raises the budget's error when there is no room for them."""
+    def reserve(self, size: int) -> None:
+        """Reserve bytes. Raises the budget's error if they do not fit."""
         if self._used + size > self._limit:
             raise self._error(self._message)
         self._used += size
 
-    def give_back(self, size: int) -> None:
-        """They are no longer needed."""
+    def release(self, size: int) -> None:
+        """Release reserved bytes."""
         self._used -= size

@@ -1,4 +1,4 @@
-"""Keep the event loop free: large documents are read on a thread."""
+"""Threads for work that would block the event loop, such as parsing large documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL_BYTES: Final = 64 * 2**10  # parsed in under a millisecond; a thread would
 
 
 async def off_loop(parse: Callable[[TextT], T], data: TextT) -> T:
-    """``parse(data)``, on a thread when the data is large enough to be felt by other requests."""
+    """``parse(data)``, on a thread if the data is large enough to delay other requests."""
     if len(data) <= SMALL_BYTES:
         return parse(data)
     return await asyncio.to_thread(parse, data)

@@ -26,7 +26,7 @@ def has_loss(decision: DecisionRecord, record: CalibrationRecord) -> bool:
 
 
 def is_ordinary(decision: DecisionRecord, record: CalibrationRecord) -> bool:
-    """Whether it also kept the calibration's own alpha and score, so that its set has its risk."""
+    """Whether the calibration's own threshold chose its set, so that the set has its risk."""
     options = record.calibration.options
     return (
         has_loss(decision, record)

@@ -87,11 +87,11 @@ class UpstreamClient:
     def holding(self, data: bytes) -> Generator[None]:
         """Count a payload as long as it is needed; small ones are free. Raises UpstreamError."""
         size = len(data) if len(data) > SMALL_BYTES else 0
-        self._buffers.take(size)
+        self._buffers.reserve(size)
         try:
             yield
         finally:
-            self._buffers.give_back(size)
+            self._buffers.release(size)
 
     async def post(
         self,
@@ -214,7 +214,7 @@ class UpstreamAnswer:
     def close(self) -> None:
         """Give the connection back if the answer was read to its end, and close it otherwise."""
         self._response.close()
-        self._buffers.give_back(self._buffered)
+        self._buffers.release(self._buffered)
         self._buffered = 0
 
     @property
@@ -226,7 +226,7 @@ class UpstreamAnswer:
         """The whole document; it counts as buffered until the answer is closed."""
         parts: list[bytes] = []
         while part := await self.part():
-            self._buffers.take(len(part))
+            self._buffers.reserve(len(part))
             self._buffered += len(part)
             parts.append(part)
         self.is_whole = True
