@@ -23,36 +23,9 @@ from tests.support.gateway import (
     labelled,
     user,
 )
-from tests.upstreams.scripted import FakePool, usage_of
+from tests.upstreams.scripted import FakePool
 
 EVERYONE = 0.001  # an alpha too small for 400 rows: the whole pool is called
-
-
-def test_a_query_is_answered_by_the_set_that_the_router_chose(
-    gateway: Gateway, pool: FakePool
-) -> None:
-    """The adder alone is called for an addition, and its answer comes back under its name."""
-    pool.say("adder", "7")
-    completion = gateway.openai().chat.completions.create(
-        model="auto", messages=[{"role": "user", "content": "What is 3 plus 4?"}]
-    )
-    assert completion.choices[0].message.content == "7"
-    assert completion.model == "adder"
-    assert pool.asked() == ["adder"]
-
-
-def test_the_majority_of_the_set_wins_over_the_best_score(gateway: Gateway, pool: FakePool) -> None:
-    """Two who agree beat the candidate with the highest router score, and one of them is named."""
-    pool.say("adder", "7")
-    pool.say("speller", "8")
-    pool.say("poet", "8")
-    completion = gateway.openai().chat.completions.create(
-        model="auto", messages=user(ONE), extra_body={"racer": {"alpha": EVERYONE, "explain": True}}
-    )
-    assert completion.choices[0].message.content == "8"
-    assert completion.model in ("speller", "poet")
-    assert completion.racer["votes"] == {"7": 1, "8": 2}  # type: ignore[attr-defined]
-    assert pool.asked() == sorted(POOL)
 
 
 def test_a_tie_goes_to_the_higher_router_score(gateway: Gateway, pool: FakePool) -> None:
@@ -86,27 +59,6 @@ def test_candidates_are_called_at_the_same_time(gateway: Gateway, pool: FakePool
         pool.say(name, "7", delay_s=0.3)
     answer = gateway.chat(ONE, {"alpha": EVERYONE})
     assert len(answer["racer"]["calls"]) == pool.peak == 3
-
-
-def test_usage_is_the_sum_over_all_calls(gateway: Gateway, pool: FakePool) -> None:
-    """The tokens of every called candidate are added up, and listed by candidate."""
-    pool.say("adder", "7")
-    pool.say("speller", "seven")
-    answer = gateway.chat(TWO, {"explain": True})
-    assert answer["usage"] == {"prompt_tokens": 20, "completion_tokens": 6, "total_tokens": 26}
-    assert answer["racer"]["usage"] == [
-        {"candidate": "adder", **usage_of("7")},
-        {"candidate": "speller", **usage_of("seven")},
-    ]
-
-
-def test_usage_of_the_winner_alone_can_be_asked_for(gateway: Gateway, pool: FakePool) -> None:
-    """``usage: winner`` leaves the winner's own counts in the body."""
-    pool.say("adder", "7")
-    pool.say("speller", "seven")
-    answer = gateway.chat(TWO, {"usage": "winner"})
-    assert answer["model"] == "adder"
-    assert answer["usage"] == usage_of("7")
 
 
 def test_a_candidate_that_does_not_count_tokens_adds_none(gateway: Gateway, pool: FakePool) -> None:
@@ -318,27 +270,6 @@ def test_a_candidates_own_key_name_and_parameters_are_used(serve: Serve, pool: F
     assert sent[0] == {**usual, **own}
     assert sent[1] == {**usual, **own, "temperature": 0.7}
     assert sent[2] == {**usual, "temperature": 0, "max_completion_tokens": 5}
-
-
-def test_a_candidates_name_bypasses_the_router(serve: Serve, pool: FakePool) -> None:
-    """A pinned model is asked as it is, calibrated or not, and nothing is certified."""
-    gateway = serve(calibrated=False)
-    pool.say("poet", "Roses")
-    response = gateway.ask(ONE, model="poet")
-    assert response.json()["choices"][0]["message"]["content"] == "Roses"
-    assert response.json()["model"] == "poet"
-    assert response.headers["x-racer-served-by"] == "poet"
-    assert "x-racer-guarantee" not in response.headers
-    assert pool.asked() == ["poet"]
-
-
-def test_an_unknown_model_is_not_found(gateway: Gateway, pool: FakePool) -> None:
-    """The client raises NotFoundError with OpenAI's own code; nobody is asked."""
-    with pytest.raises(openai.NotFoundError) as caught:
-        gateway.openai().chat.completions.create(model="gpt-4o", messages=user(ONE))
-    assert caught.value.code == "model_not_found"
-    assert caught.value.param == "model"
-    assert pool.asked() == []
 
 
 def test_models_are_auto_and_the_candidates(gateway: Gateway) -> None:

@@ -15,7 +15,7 @@ from app.answering import streaming
 from app.wire import sse
 from racer_core.errors import InputError
 from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
-from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
+from tests.upstreams.scripted import FakePool
 
 
 def streamed(gateway: Gateway, text: str, **fields: Any) -> list[Any]:
@@ -47,67 +47,6 @@ def text_of(chunks: list[Any]) -> str:
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
-def test_one_candidate_streams_through_in_order(gateway: Gateway, pool: FakePool) -> None:
-    """Every delta arrives, in order, under the candidate's name and one decision id."""
-    pool.say("adder", "The sum is 7 – naturally")
-    chunks = streamed(gateway, ONE)
-    assert text_of(chunks) == "The sum is 7 – naturally"
-    assert len(chunks) > 20
-    assert {chunk.model for chunk in chunks} == {"adder"}
-    assert len({chunk.id for chunk in chunks}) == 1
-    assert chunks[-1].choices[0].finish_reason == "stop"
-
-
-def test_one_candidate_streams_live(gateway: Gateway, pool: FakePool) -> None:
-    """The first words arrive while the candidate still writes the last."""
-    pool.say("adder", "slow", pause_s=0.3)
-    stream = gateway.openai().chat.completions.create(model="auto", messages=user(ONE), stream=True)
-    with stream:
-        first = next(iter(stream))
-        assert first.choices[0].delta.content == "s"
-        assert pool.asked() == ["adder"]
-        assert text_of([first, *stream]) == "slow"
-
-
-def test_the_racer_object_rides_on_the_last_chunk(gateway: Gateway) -> None:
-    """Certificate and set are on the last chunk and on no other."""
-    *others, last = streamed(gateway, ONE)
-    assert last.racer["selected"] == ["adder"]
-    assert last.racer["served_by"] == "adder"
-    assert last.racer["decision_id"] == last.id
-    assert last.racer["certificate"]["holds"] is True
-    assert not any(hasattr(chunk, "racer") for chunk in others)
-
-
-def test_a_live_streams_headers_tell_the_decision(gateway: Gateway) -> None:
-    """One candidate: the certificate is known before the first byte."""
-    response, lines = raw(gateway, ONE)
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert response.headers["x-racer-served-by"] == "adder"
-    assert response.headers["x-racer-guarantee"] == "holds"
-    assert response.headers["x-racer-decision-id"] == events(lines)[0]["id"]
-    assert events(lines)[-1] == "[DONE]"
-
-
-def test_a_live_stream_counts_tokens_when_asked(gateway: Gateway, pool: FakePool) -> None:
-    """With ``include_usage`` the last chunk holds the tokens and no choice; without, none does."""
-    pool.say("adder", "seven")
-    *others, last = streamed(gateway, ONE, stream_options={"include_usage": True})
-    assert (last.choices, last.usage.total_tokens) == ([], 15)
-    assert last.racer["certificate"]["holds"] is True
-    assert all(chunk.usage is None for chunk in others)
-    assert text_of(others) == "seven"
-    assert all(chunk.usage is None for chunk in streamed(gateway, ONE))
-
-
-def test_a_live_streams_racer_object_counts_the_call(gateway: Gateway, pool: FakePool) -> None:
-    """The one call is listed with its tokens, as it is without streaming."""
-    pool.say("adder", "seven")
-    last = streamed(gateway, ONE, stream_options={"include_usage": True})[-1]
-    assert last.racer["usage"] == [{"candidate": "adder", **usage_of("seven")}]
-    assert [call["candidate"] for call in last.racer["calls"]] == ["adder"]
-
-
 def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakePool) -> None:
     """With ``n = 2`` both finish reasons reach the client; the racer object is on the last."""
     choices = [
@@ -121,33 +60,6 @@ def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakeP
     said = [choice.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
     assert said == choices
     assert [hasattr(chunk, "racer") for chunk in chunks] == [False, False, False, True]
-
-
-def test_a_set_of_several_streams_the_winner(gateway: Gateway, pool: FakePool) -> None:
-    """The vote is decided first; then the winner's answer, its name and the votes are streamed."""
-    pool.say("adder", "The sum is 7")
-    pool.say("speller", "the sum  is 7.")
-    chunks = streamed(gateway, TWO, extra_body={"racer": {"explain": True}})
-    assert text_of(chunks) == "The sum is 7"
-    assert {chunk.model for chunk in chunks} == {"adder"}
-    assert chunks[-1].racer["votes"] == {"the sum is 7": 2}
-    assert chunks[-1].choices[0].finish_reason == "stop"
-    assert pool.asked() == ["adder", "speller"]
-
-
-def test_a_set_of_several_sums_its_tokens(gateway: Gateway, pool: FakePool) -> None:
-    """The usage chunk counts every call."""
-    pool.say("adder", "7")
-    pool.say("speller", "seven")
-    *others, last = streamed(
-        gateway,
-        TWO,
-        stream_options={"include_usage": True},
-        extra_body={"racer": {"explain": True}},
-    )
-    assert (last.choices, last.usage.total_tokens) == ([], 26)
-    assert len(last.racer["usage"]) == 2
-    assert text_of(others) == "7"
 
 
 def test_tool_calls_stream_with_their_index(gateway: Gateway, pool: FakePool) -> None:
@@ -203,25 +115,6 @@ def test_a_pinned_model_streams_through(gateway: Gateway, pool: FakePool) -> Non
     assert last.usage.completion_tokens == 5
     assert {chunk.model for chunk in [*others, last]} == {"poet"}
     assert not hasattr(last, "racer")
-
-
-@pytest.mark.parametrize("fault", ["cut", "stream_no_end", "stream_error", "stream_not_json"])
-@pytest.mark.parametrize("model", ["auto", "adder"])
-def test_a_broken_stream_ends_with_an_error_event(
-    gateway: Gateway, pool: FakePool, fault: str, model: str
-) -> None:
-    """What had arrived is kept, then the client raises; never ``[DONE]``, never silence."""
-    pool.say("adder", "42", fault=fault)
-    response, lines = raw(gateway, ONE, model=model)
-    assert response.status_code == 200
-    *chunks, error = events(lines)
-    assert "".join(c["choices"][0]["delta"]["content"] for c in chunks) == "42"
-    assert set(error) == {"error"}
-    assert set(error["error"]) == {"message", "type", "param", "code"}
-    assert error["error"]["type"] == "upstream_error"
-    assert UPSTREAM_WORDS not in error["error"]["message"]
-    with pytest.raises(openai.APIError, match="adder"):
-        streamed(gateway, ONE, model=model)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
-from tests.upstreams.scripted import FakePool
+from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
 
 EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 KEPT = {"kept": True}
@@ -28,6 +28,7 @@ class Way:
     inner: Callable[[dict[str, Any]], dict[str, Any]]  # where an event says id and model
     counts: tuple[str, str, str]
     ends: bool  # its streams end with [DONE]
+    guarantee: str = "holds"  # the header of a plain request
 
     def post(self, gateway: Gateway, text: str, /, **fields: Any) -> Any:
         """A whole answer, whatever its status."""
@@ -56,6 +57,12 @@ class Way:
         told = [json.loads(each) for each in events if each != "[DONE]"]
         assert len(told) == len(events) - self.ends
         return dict(response.headers), told
+
+    def is_finished(self, event: dict[str, Any]) -> bool:
+        """Whether an event says that the answer is complete."""
+        if self.ends:
+            return [choice["finish_reason"] for choice in event["choices"]] == ["stop"]
+        return event["type"] == "response.completed"
 
     def usage(self, body: dict[str, Any]) -> tuple[int, ...]:
         """Prompt, completion and total tokens."""
@@ -90,6 +97,7 @@ COMPLETIONS = Way(
     inner=_itself,
     counts=CHAT_COUNTS,
     ends=True,
+    guarantee="void; reason=conditions_differ",  # rows were asked through the chat template
 )
 RESPONSES = Way(
     path="responses",
@@ -135,9 +143,14 @@ def test_several_selected_vote_and_their_tokens_add_up(
     answer = way.answer(gateway, ONE, racer=EVERYONE)
     assert way.text(answer) == "8"
     assert answer["model"] == answer["racer"]["served_by"]
+    assert answer["model"] in ("speller", "poet")  # not the best router score, the adder
     assert answer["racer"]["votes"] == {"seven": 1, "8": 2}
     assert way.usage(answer) == (30, 7, 37)
-    assert [each["total_tokens"] for each in answer["racer"]["usage"]] == [15, 11, 11]
+    assert answer["racer"]["usage"] == [
+        {"candidate": "adder", **usage_of("seven")},
+        {"candidate": "speller", **usage_of("8")},
+        {"candidate": "poet", **usage_of("8")},
+    ]
     assert answer["a_field_of_tomorrow"] == KEPT
     assert sorted(pool.asked()) == sorted(POOL)
 
@@ -154,16 +167,28 @@ def test_the_winners_own_usage_can_be_asked_for(gateway: Gateway, pool: FakePool
 @WAYS
 def test_one_selected_streams_its_own_events(gateway: Gateway, pool: FakePool, way: Way) -> None:
     """One id, one name, every delta, fields of tomorrow; the racer object on the last event."""
-    pool.say("adder", "The sum is 7")
+    pool.say("adder", "The sum is 7 – naturally")
     headers, events = way.stream(gateway, ONE)
-    assert "".join(map(way.delta, events)) == "The sum is 7"
+    assert [delta for event in events if (delta := way.delta(event))] == list(
+        "The sum is 7 – naturally"
+    )
+    assert headers["content-type"].startswith("text/event-stream")
+    assert headers["x-racer-served-by"] == "adder"
+    assert headers["x-racer-guarantee"] == way.guarantee
     named = [way.inner(event) for event in events if way.inner(event)]
     assert {event["model"] for event in named} == {"adder"}
     assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
     assert all(event["a_field_of_tomorrow"] == KEPT for event in named)
     last = way.inner(events[-1])
+    assert way.is_finished(events[-1])
     assert last["racer"]["selected"] == ["adder"]
-    assert last["racer"]["usage"][0]["total_tokens"] == 22
+    assert last["racer"]["served_by"] == "adder"
+    assert last["racer"]["decision_id"] == last["id"]
+    assert last["racer"]["certificate"]["holds"] is (way.guarantee == "holds")
+    assert last["racer"]["usage"] == [
+        {"candidate": "adder", **usage_of("The sum is 7 – naturally")}
+    ]
+    assert [call["candidate"] for call in last["racer"]["calls"]] == ["adder"]
     assert [event for event in events if "racer" in way.inner(event)] == [events[-1]]
     assert pool.requests[0]["stream"] is True
 
@@ -180,8 +205,10 @@ def test_a_streamed_answer_arrives_while_it_is_written(
         client.stream("POST", f"/v1/{way.path}", json=body) as response,
     ):
         lines = response.iter_lines()  # kept: dropping it would close the connection
-        assert next(lines)
+        first = next(lines)
         assert pool.running == ["adder"]
+        data = [line.removeprefix("data: ") for line in [first, *lines] if '{"' in line]
+    assert "".join(way.delta(json.loads(each)) for each in data) == "seven"
 
 
 @WAYS
@@ -200,6 +227,7 @@ def test_several_selected_stream_the_winner(gateway: Gateway, pool: FakePool, wa
     assert {event["model"] for event in named} == {winner}
     assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
     assert last["racer"]["votes"] == {"seven": 1, "it is 8": 2}
+    assert way.is_finished(events[-1])
     assert [event for event in events if "racer" in way.inner(event)] == [events[-1]]
 
 
@@ -214,6 +242,8 @@ def test_a_stream_counts_its_tokens_where_asked(
     )
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["total_tokens"] == total
+    assert len(events[-1]["racer"]["usage"]) == total // 12
+    assert "".join(map(way.delta, events)) == "42"
     assert not any("usage" in event for event in events[:-1])
     assert not any("usage" in event for event in way.stream(gateway, text)[1])
 
@@ -284,20 +314,30 @@ def test_what_the_gateway_does_not_know_reaches_the_candidate(
 
 
 @WAYS
-def test_a_broken_stream_ends_in_the_envelope(gateway: Gateway, pool: FakePool, way: Way) -> None:
-    """Whatever the interface, the last event is an error that says which candidate broke."""
-    pool.say("adder", "42", fault="cut")
-    body = {"model": "auto", **way.asks(ONE), "stream": True}
+@pytest.mark.parametrize("fault", ["cut", "stream_no_end", "stream_error", "stream_not_json"])
+@pytest.mark.parametrize("model", ["auto", "adder"])
+def test_a_broken_stream_ends_in_the_envelope(
+    gateway: Gateway, pool: FakePool, way: Way, fault: str, model: str
+) -> None:
+    """What had arrived is sent; the last event is an error that names the candidate."""
+    pool.say("adder", "42", fault=fault)
+    body = {"model": model, **way.asks(ONE), "stream": True}
     with (
         gateway.http() as client,
         client.stream("POST", f"/v1/{way.path}", json=body) as response,
     ):
         data = [line for line in response.iter_lines() if line.startswith("data: ")]
+    assert response.status_code == 200
     assert "data: [DONE]" not in data
-    error = json.loads(data[-1].removeprefix("data: "))["error"]
+    *events, last = [json.loads(each.removeprefix("data: ")) for each in data]
+    assert "".join(map(way.delta, events)) == "42"
+    assert not any("error" in event for event in events)
+    error = last["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == "upstream_disconnected"
+    assert error["type"] == "upstream_error"
+    assert (error["code"] == "upstream_disconnected") is (fault in ("cut", "stream_no_end"))
     assert "adder" in error["message"]
+    assert UPSTREAM_WORDS not in error["message"]
 
 
 # A candidate by its name ------------------------------------------------------------------------
@@ -340,6 +380,7 @@ def test_a_name_that_nobody_has_is_not_found(gateway: Gateway, pool: FakePool, w
     for name in ("gpt-4o", "auto/", "auto/fast", "automatic"):
         response = way.post(gateway, ONE, model=name)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+        assert response.json()["error"]["param"] == "model"
     assert pool.asked() == []
 
 
