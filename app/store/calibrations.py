@@ -249,13 +249,13 @@ def _to_row(record: CalibrationRecord) -> CalibrationRow:
         artifact=record.artifact,
         document=document,
         arrays=arrays,
-        digest=_digest(record.id, record.created_at, record.artifact, document, arrays),
+        digest=record_digest(record.id, record.created_at, record.artifact, document, arrays),
     )
 
 
 def is_whole(row: CalibrationRow) -> bool:
     """Whether a row is what was written: its digest matches."""
-    told = _digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    told = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
     return told == row.digest
 
 
@@ -272,7 +272,7 @@ def _to_record(row: CalibrationRow) -> CalibrationRecord:
         ) from exc
 
 
-def _digest(*parts: str | bytes) -> str:
+def record_digest(*parts: str | bytes) -> str:
     """sha256 over the parts, each with its length, so that none can borrow from the next."""
     digest = hashlib.sha256()
     for part in parts:

@@ -66,7 +66,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
         found = version(connection)
         if found is not None and found not in known():
             raise SettingsError(_refusal(found))
-        config = _config()
+        config = migration_config()
         config.attributes["connection"] = connection
         if found == _FIRST and not inspect(connection).has_table(_VERSION):
             command.stamp(config, _FIRST)
@@ -90,11 +90,12 @@ def known() -> set[str]:
     """Every version that this program can upgrade from."""
     from alembic.script import ScriptDirectory
 
-    scripts = ScriptDirectory.from_config(_config())
+    scripts = ScriptDirectory.from_config(migration_config())
     return {script.revision for script in scripts.walk_revisions()}
 
 
-def _config() -> Config:
+def migration_config() -> Config:
+    """Alembic's configuration for the migrations of the store."""
     from alembic.config import Config
 
     config = Config()

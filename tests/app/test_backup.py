@@ -17,7 +17,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from app.errors import Conflict, SettingsError, StoreError
 from app.store import Store, now
@@ -30,6 +30,7 @@ from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import InputError
 from tests.support.databases import Postgres
 from tests.support.gateway import TWO, Command, Gateway, Serve, configure
+from tests.support.statements import before_statements
 from tests.support.waiting import until
 
 from .test_schema import at
@@ -402,12 +403,11 @@ def test_a_backup_is_of_one_moment_while_calibrations_change(
     names = (f"cal-{number}" for number in itertools.count(1))
     with Store(database) as another:
 
-        def meanwhile(*_: Any) -> None:
+        def activate_another(_: str) -> None:
             another.add(record(next(names)), activate=True)
 
-        event.listen(store._engine, "before_cursor_execute", meanwhile)
-        calibrations.save(store, (), file)
-        event.remove(store._engine, "before_cursor_execute", meanwhile)
+        with before_statements(database, activate_another):
+            calibrations.save(store, (), file)
     with Backup(file) as opened:
         assert [each.row.id for each in opened.calibrations() if each.active] == ["cal-1"]
         assert opened.manifest.counts.calibrations == 4  # two, and one before each of two looks

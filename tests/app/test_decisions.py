@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from app.errors import NotFound, StoreError
 from app.monitoring.decision_record import DecisionRecord
@@ -39,6 +39,7 @@ from tests.support.gateway import (
     configure,
     running,
 )
+from tests.support.statements import before_statements
 from tests.upstreams.scripted import FakePool
 
 from .watched import Watched, draw, noted, notes, record
@@ -281,13 +282,12 @@ def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
         decision_store.set_loss(each, None)
     with Store(database) as another:
 
-        def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        def prune(statement: str) -> None:
             if "FROM verdicts" in statement:
                 assert DecisionStore(another).prune(30.0, 10) == 1
 
-        event.listen(store._engine, "before_cursor_execute", meanwhile)
-        found = DecisionStatistics(store).judged_shadow_sample([RECORD.id])
-        event.remove(store._engine, "before_cursor_execute", meanwhile)
+        with before_statements(database, prune):
+            found = DecisionStatistics(store).judged_shadow_sample([RECORD.id])
     assert [each.decision_id for each, _ in found] == [made[1].decision_id]
 
 

@@ -696,12 +696,12 @@ class _Judge(FakePool):
 
     verdicts: Mapping[str, str] = {}  # by a part of the prompt
 
-    async def _reply(
+    async def reply(
         self, request: web.Request, body: dict[str, Any], script: Script
     ) -> web.StreamResponse:
         prompt = body["messages"][0]["content"]
         said = next((self.verdicts[part] for part in self.verdicts if part in prompt), "")
-        return await super()._reply(request, body, Script(text=said))
+        return await super().reply(request, body, Script(text=said))
 
 
 @pytest.fixture

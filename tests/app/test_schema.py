@@ -17,7 +17,7 @@ from sqlalchemy import Engine, inspect, text
 
 from app.errors import SettingsError
 from app.store import Store, schema
-from app.store.calibrations import _digest
+from app.store.calibrations import record_digest
 from app.store.engine import open_engine
 from app.store.tables import Base
 from racer_core.calibration.monitoring import DriftState, RiskEProcess
@@ -37,7 +37,7 @@ def engine(database: str) -> Iterator[Engine]:
 def at(engine: Engine, version: str) -> None:
     """Make the tables of a version, as it made them."""
     with engine.begin() as connection:
-        config = schema._config()
+        config = schema.migration_config()
         config.attributes["connection"] = connection
         command.upgrade(config, version)
 
@@ -85,7 +85,7 @@ def test_the_newest_version_is_what_tables_say(engine: Engine) -> None:
 
 def test_there_is_one_newest_version_and_a_way_to_it_from_every_other() -> None:
     """No branch, no gap: red when a version is added and ``HEAD`` is not moved."""
-    scripts = ScriptDirectory.from_config(schema._config())
+    scripts = ScriptDirectory.from_config(schema.migration_config())
     assert scripts.get_heads() == [schema.HEAD]
     assert scripts.get_bases() == ["0001"]
 
@@ -134,7 +134,7 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
                 "artifact": kept.artifact,
                 "document": document,
                 "arrays": arrays,
-                "digest": _digest("cal-1", kept.created_at, kept.artifact, document, arrays),
+                "digest": record_digest("cal-1", kept.created_at, kept.artifact, document, arrays),
             },
         ),
         ("active_calibration", {"slot": 1, "calibration_id": "cal-1"}),

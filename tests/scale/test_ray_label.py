@@ -36,12 +36,13 @@ WORKER: Final = "MapWorker"  # in the title of a process of Ray Data that labels
 class SlowToBegin(FakePool):
     """The first question takes longest, so that it is never the first to be labelled."""
 
-    async def _reply(
+    async def reply(
         self, request: web.Request, body: dict[str, Any], script: Script
     ) -> web.StreamResponse:
+        """Answer the first question last."""
         if body["messages"][0]["content"] == QUESTIONS[0]["query"]:
             await asyncio.sleep(1.0)
-        return await super()._reply(request, body, script)
+        return await super().reply(request, body, script)
 
 
 @pytest.fixture(scope="module")

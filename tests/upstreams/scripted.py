@@ -83,7 +83,7 @@ class FakePool:
         self.scripts[name] = Script(text=text, **behaviour)
 
     def fail(self, name: str, fault: str) -> None:
-        """Let a candidate break: a status code, or one of the words in ``_reply``."""
+        """Let a candidate break: a status code, or one of the words in ``reply``."""
         self.scripts[name] = Script(fault=fault)
 
     def rate(self, name: str, chances: dict[str, float], **behaviour: Any) -> None:
@@ -148,7 +148,7 @@ class FakePool:
         self.peak = max(self.peak, len(self.running))
         try:
             await asyncio.sleep(script.delay_s)
-            return await self._reply(request, body, script)
+            return await self.reply(request, body, script)
         except asyncio.CancelledError:
             self.cancelled.append(body["model"])
             raise
@@ -182,7 +182,7 @@ class FakePool:
             hit = rater.only in (None, proposed(body))
             await asyncio.sleep(rater.delay_s if hit else 0)
             if rater.fault is not None and hit:
-                return await self._reply(request, body, Script(fault=rater.fault))
+                return await self.reply(request, body, Script(fault=rater.fault))
             refused = body.get("logprobs", 0) > rater.max_logprobs
             if refused or len(body["prompt"]) > rater.max_chars:
                 return web.json_response({"error": {"message": UPSTREAM_WORDS}}, status=400)
@@ -193,9 +193,10 @@ class FakePool:
         finally:
             self.running.remove(body["model"])
 
-    async def _reply(
+    async def reply(
         self, request: web.Request, body: dict[str, Any], script: Script
     ) -> web.StreamResponse:
+        """Answer as the script says; subclasses change the script for each request."""
         shape = SHAPES[request.path]
         match script.fault:
             case None:
