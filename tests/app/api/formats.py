@@ -1,0 +1,111 @@
+"""How each API format is called and read: chat, completions, responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import Gateway, user
+
+EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
+
+
+@dataclass(frozen=True)
+class Api:
+    """How one interface is asked and read."""
+
+    path: str
+    prefix: str
+    asks: Callable[[str], dict[str, Any]]
+    text: Callable[[dict[str, Any]], str]  # of a whole answer
+    delta: Callable[[dict[str, Any]], str]  # of one event
+    inner: Callable[[dict[str, Any]], dict[str, Any]]  # where an event says id and model
+    counts: tuple[str, str, str]
+    ends: bool  # its streams end with [DONE]
+    guarantee: str = "holds"  # the header of a plain request
+
+    def post(self, gateway: Gateway, text: str, /, **fields: Any) -> Any:
+        """A whole answer, whatever its status."""
+        body = {"model": "auto", **self.asks(text), **fields}
+        return gateway.post(f"/v1/{self.path}", json=body)
+
+    def answer(self, gateway: Gateway, text: str, /, **fields: Any) -> dict[str, Any]:
+        """A whole answer."""
+        response = self.post(gateway, text, **fields)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stream(
+        self, gateway: Gateway, text: str, /, **fields: Any
+    ) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Headers and events; that the stream ends as it should is checked."""
+        body = {"model": "auto", **self.asks(text), "stream": True, **fields}
+        with (
+            gateway.http() as client,
+            client.stream("POST", f"/v1/{self.path}", json=body) as response,
+        ):
+            lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+        assert response.status_code == 200, lines
+        events = [line.removeprefix("data: ") for line in lines]
+        assert (events[-1] == "[DONE]") is self.ends
+        told = [json.loads(each) for each in events if each != "[DONE]"]
+        assert len(told) == len(events) - self.ends
+        return dict(response.headers), told
+
+    def is_finished(self, event: dict[str, Any]) -> bool:
+        """Whether an event says that the answer is complete."""
+        if self.ends:
+            return [choice["finish_reason"] for choice in event["choices"]] == ["stop"]
+        return event["type"] == "response.completed"
+
+    def usage(self, body: dict[str, Any]) -> tuple[int, ...]:
+        """Prompt, completion and total tokens."""
+        return tuple(body["usage"][name] for name in self.counts)
+
+
+def _choice_text(choice: dict[str, Any]) -> str:
+    return choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+
+
+def _itself(event: dict[str, Any]) -> dict[str, Any]:
+    return event
+
+
+CHAT_COUNTS = ("prompt_tokens", "completion_tokens", "total_tokens")
+CHAT = Api(
+    path="chat/completions",
+    prefix="chatcmpl-",
+    asks=lambda text: {"messages": user(text)},
+    text=lambda body: body["choices"][0]["message"]["content"],
+    delta=lambda event: "".join(_choice_text(each) for each in event["choices"]),
+    inner=_itself,
+    counts=CHAT_COUNTS,
+    ends=True,
+)
+COMPLETIONS = Api(
+    path="completions",
+    prefix="cmpl-",
+    asks=lambda text: {"prompt": text},
+    text=lambda body: body["choices"][0]["text"],
+    delta=CHAT.delta,
+    inner=_itself,
+    counts=CHAT_COUNTS,
+    ends=True,
+    guarantee="void; reason=conditions_differ",  # rows were asked through the chat template
+)
+RESPONSES = Api(
+    path="responses",
+    prefix="resp_",
+    asks=lambda text: {"input": text},
+    text=lambda body: body["output"][0]["content"][0]["text"],
+    delta=lambda event: event["delta"] if event["type"] == "response.output_text.delta" else "",
+    inner=lambda event: event.get("response", {}),
+    counts=("input_tokens", "output_tokens", "total_tokens"),
+    ends=False,
+)
+EVERY_API = pytest.mark.parametrize("api", [CHAT, COMPLETIONS, RESPONSES], ids=lambda api: api.path)
+CHUNKED_APIS = pytest.mark.parametrize("api", [CHAT, COMPLETIONS], ids=lambda api: api.path)
