@@ -1,1 +1,4 @@
-"""From a request to its answer: the set is called, answers are compared and voted on."""
+"""Answering: a request is routed, its set called, the answers merged, the decision recorded.
+
+Knows routing, upstream, monitoring and wire formats; knows no web framework and no endpoint.
+"""

@@ -1,8 +1,8 @@
-"""What an answer counts as in a vote: the form of each candidate's answer.
+"""Normal forms of answers: two answers count as the same vote if their forms are equal.
 
-Most kinds are pure text (:mod:`racer_core.aggregation.answers`). ``math`` asks a library in a
-process of its own, ``semantic`` the router's encoder. Tool calls always vote as canonical JSON.
-Long answers are read on a thread, and those longer than ``VOTE_CHARS`` not at all.
+Most kinds of equality are pure text functions (:mod:`racer_core.aggregation.answers`). ``math``
+uses a library in a sandboxed process, ``semantic`` the router's encoder. Tool calls always vote as
+canonical JSON. Long answers are read on a thread; answers longer than ``VOTE_CHARS`` do not vote.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality, normalise, tool_call_form
 from racer_core.aggregation.semantic import cluster
 
-_SMALL_CHARS: Final = 64 * 2**10  # read in so little time that a thread would cost more
-VOTE_CHARS: Final = 2**20  # of an answer: a thread holds the interpreter while it reads, too
+_SMALL_CHARS: Final = 64 * 2**10  # reading these takes less time than a thread costs
+VOTE_CHARS: Final = 2**20  # of an answer: its reader holds the GIL, on a thread too
 
-# Options set out line by line, as multiple choice is: "A. ...", "(B) ...", at least A and B.
+# Multiple choice: options on lines of their own, "A. ...", "(B) ...", at least A and B.
 _OPTIONS: Final = re.compile(r"^[ \t]*\(?([A-J])[).:][ \t]", re.MULTILINE)
 
 Embed = Callable[[Sequence[str]], Awaitable[NDArray[np.float32]]]
@@ -32,7 +32,7 @@ MathForm = Callable[[str], Awaitable[str | None]]
 
 
 def kind_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equality:
-    """What ``auto`` means for one request; any other setting is itself."""
+    """The kind of equality that ``auto`` selects for one request; another setting is itself."""
     if setting is not Equality.AUTO:
         return setting
     if answer_format(fields) in ("json_schema", "json_object"):
@@ -43,13 +43,13 @@ def kind_of(setting: Equality, query: str, fields: Mapping[str, Any]) -> Equalit
 
 
 class AnswerReader:
-    """Reads what a candidate's answer counts as.
+    """Reads the normal form of an answer.
 
     Args:
         embed: The router's encoder.
-        math_form: The library that reads mathematics.
-        similarity: The least within a class of ``semantic``.
-        embed_chars: How much of an answer the encoder is given.
+        math_form: The normal form of mathematics, from the sandboxed process.
+        similarity: Least cosine similarity inside a cluster of ``semantic``.
+        embed_chars: The encoder reads this many characters of an answer.
     """
 
     def __init__(
@@ -61,29 +61,29 @@ class AnswerReader:
         self._embed_chars = embed_chars
 
     async def form(self, kind: Equality, choices: Sequence[Choice]) -> str | None:
-        """The form of one candidate's answer: of its choices, the one that most of them have.
+        """The form of one candidate's answer: the most common form of its choices.
 
-        Of ``semantic`` only tool calls have a form before all answers are there.
+        With ``semantic``, only tool calls have a form before all answers have arrived.
         """
-        return _most_common([await self._form(kind, said) for said in choices])
+        return _most_common([await self._form(kind, choice) for choice in choices])
 
     @staticmethod
     def form_at_once(kind: Equality, choices: Sequence[Choice]) -> str | None:
-        """The same, of an answer that :meth:`waits` for nothing, and so calls no tool."""
-        assert not any(said.tool_calls for said in choices)
-        return _most_common([_text_form(kind, said) for said in choices])
+        """The same without waiting, for an answer of which :meth:`waits` is False."""
+        assert not any(choice.tool_calls for choice in choices)
+        return _most_common([_text_form(kind, choice) for choice in choices])
 
     @staticmethod
     def waits(kind: Equality, choices: Sequence[Choice]) -> bool:
-        """Whether it takes a thread or another process to read such an answer."""
+        """Whether such an answer is read on a thread or in another process."""
         return kind is Equality.MATH or any(
-            said.tool_calls or len(said.text or "") > _SMALL_CHARS for said in choices
+            choice.tool_calls or len(choice.text or "") > _SMALL_CHARS for choice in choices
         )
 
     async def semantic(
         self, texts: Mapping[str, str], scores: Mapping[str, float]
     ) -> tuple[dict[str, str], frozenset[str]]:
-        """The cluster of every candidate's text, and the candidates that speak for a cluster."""
+        """The cluster of every candidate's text, and the medoid of each cluster."""
         names = [name for name, text in texts.items() if len(text) <= VOTE_CHARS]
         if not names:
             return {}, frozenset()
@@ -92,32 +92,32 @@ class AnswerReader:
             cluster, vectors.astype(np.float64), names, texts, scores, self._similarity
         )
 
-    async def _form(self, kind: Equality, said: Choice) -> str | None:
-        if said.tool_calls:
-            return await asyncio.to_thread(_calls_form, said.tool_calls)
-        if kind is Equality.MATH and _is_votable(said):
-            return await self._math_form(said.text or "")
-        if len(said.text or "") > _SMALL_CHARS:
-            return await asyncio.to_thread(_text_form, kind, said)
-        return _text_form(kind, said)
+    async def _form(self, kind: Equality, choice: Choice) -> str | None:
+        if choice.tool_calls:
+            return await asyncio.to_thread(_calls_form, choice.tool_calls)
+        if kind is Equality.MATH and _is_votable(choice):
+            return await self._math_form(choice.text or "")
+        if len(choice.text or "") > _SMALL_CHARS:
+            return await asyncio.to_thread(_text_form, kind, choice)
+        return _text_form(kind, choice)
 
 
-def _text_form(kind: Equality, said: Choice) -> str | None:
-    if not _is_votable(said) or kind in (Equality.SEMANTIC, Equality.TOOL_CALL, Equality.MATH):
+def _text_form(kind: Equality, choice: Choice) -> str | None:
+    if not _is_votable(choice) or kind in (Equality.SEMANTIC, Equality.TOOL_CALL, Equality.MATH):
         return None
-    return normalise(kind, said.text or "")
+    return normalise(kind, choice.text or "")
 
 
-def _is_votable(said: Choice) -> bool:
-    return not said.refused and said.text is not None and len(said.text) <= VOTE_CHARS
+def _is_votable(choice: Choice) -> bool:
+    return not choice.refused and choice.text is not None and len(choice.text) <= VOTE_CHARS
 
 
 def _most_common(forms: Sequence[str | None]) -> str | None:
-    """The first among equals."""
+    """The most common form; of several, the first."""
     counted = Counter(form for form in forms if form is not None)
     return max(counted, key=counted.__getitem__) if counted else None
 
 
 def _calls_form(calls: Sequence[Mapping[str, Any]]) -> str | None:
-    """On a thread: how long calls are is only known once they are written out."""
+    """Runs on a thread: the length of calls is known only after they are written out."""
     return None if len(str(calls)) > VOTE_CHARS else tool_call_form(calls)

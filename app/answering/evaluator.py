@@ -1,7 +1,7 @@
-"""Asks an evaluator model how sure it is of the candidates' answers. Paper, Sec. 3.3.
+"""The evaluator: a model that rates its confidence in the candidates' answers. Paper, Sec. 3.3.
 
-Its ratings only weigh votes: the set and its guarantee are settled before an answer is rated, so a
-rating that fails voids nothing.
+Ratings only weigh votes. The set and its guarantee are fixed before an answer is rated, so a failed
+rating voids no certificate.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from racer_core.aggregation.vote import Weight
 
 log = logging.getLogger(__name__)
 
-CHECK_TIMEOUT_S: Final = 30.0  # at start; a server's first answer is slow
+CHECK_TIMEOUT_S: Final = 30.0  # at start: the first answer of a server is slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratings:
-    """What the evaluator said about the answers of one request."""
+    """The evaluator's ratings of the answers to one request."""
 
     weights: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"])
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # candidate -> kind
@@ -38,7 +38,7 @@ class Ratings:
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any] | None:
-        """The wire form of what stands beside the weights; None when nobody was asked."""
+        """The wire form, without the weights; None where no evaluator was called."""
         if not self.calls:
             return None
         return {
@@ -64,7 +64,7 @@ class _Rating:
 
 
 class Evaluator:
-    """Rates answers with the configured model; with `weight: router` it asks nobody."""
+    """Rates answers with the configured model; with `weight: router` it calls none."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self._rule = settings.aggregation
@@ -74,11 +74,11 @@ class Evaluator:
         }
 
     async def check(self) -> None:
-        """Ask every evaluator a few times, so that what it cannot do stops the start.
+        """Call every evaluator a few times: one that cannot rate as configured stops the start.
 
         Raises:
-            SettingsError: It answers, but not as the configured weight needs it to.
-            UpstreamError: It cannot be reached, or breaks.
+            SettingsError: An evaluator answers, but not as the configured weight requires.
+            UpstreamError: An evaluator cannot be reached, or breaks.
         """
         for rater in self._raters.values():
             await self._check(rater)
@@ -92,17 +92,18 @@ class Evaluator:
         *,
         deadline: float = math.inf,
     ) -> Ratings:
-        """Rate the answers that can win a vote, all at once; nobody is asked when they agree.
+        """Rate the answers that can win a vote, all at once. Equal answers are not rated.
 
         Args:
-            question: What the candidates were asked.
+            question: The question to the candidates.
             answers: Candidate to answer; equal texts are rated once.
-            group: Whose evaluator is asked; None, or one without its own, takes the common one.
-            forms: What the answers count as; None reads them by the configured equality.
-            deadline: A ``time.monotonic()``; the evaluator has its own limit, too.
+            group: The group, whose own evaluator is called; None or a group without one takes the
+                common evaluator.
+            forms: Normal forms of the answers; None derives them by the configured equality.
+            deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
 
         Returns:
-            A weight for every readable answer, None where the evaluator gave none.
+            A weight for every readable answer; None where the evaluator gave none.
         """
         if not self._raters:
             return Ratings()
@@ -117,13 +118,13 @@ class Evaluator:
         }
         distinct = list(dict.fromkeys(prompts.values()))
         started = time.monotonic()
-        said = await asyncio.gather(*(self._rating(rater, each, deadline) for each in distinct))
-        by_prompt = dict(zip(distinct, said, strict=True))
+        rated = await asyncio.gather(*(self._rating(rater, each, deadline) for each in distinct))
+        by_prompt = dict(zip(distinct, rated, strict=True))
         ratings = {name: by_prompt[each] for name, each in prompts.items()}
         return Ratings(
             weights={name: each.weight for name, each in ratings.items()},
             failures={name: each.failure for name, each in ratings.items() if each.failure},
-            usage=_summed([each.usage for each in said]),
+            usage=_summed([each.usage for each in rated]),
             calls=len(distinct),
             seconds=time.monotonic() - started,
         )
@@ -135,7 +136,7 @@ class Evaluator:
             completion = await self._fleet.complete(rater.endpoint, payload, deadline=until)
         except UpstreamError as exc:
             return _Rating(failure=exc.kind)
-        except Exception:  # ours, but no reason to fail the answer
+        except Exception:  # our own fault, but no reason to fail the answer
             log.exception("%s failed unexpectedly", rater.endpoint.name)
             return _Rating(failure=UpstreamError.default_kind)
         weight = read(self._rule.weight, completion)
@@ -146,7 +147,7 @@ class Evaluator:
         patient = replace(rater, endpoint=replace(rater.endpoint, timeout_s=CHECK_TIMEOUT_S))
         name, chars = rater.endpoint.name, rater.prompt_chars
         short = prompt("What is 1 plus 1?", "2", chars)
-        said = await self._probe(
+        completion = await self._probe(
             _payload(patient, short, Weight.VERBAL),
             patient.endpoint,
             f"{name} refused a text completion: check its `base_url` and `model`, and that it "
@@ -158,10 +159,10 @@ class Evaluator:
             patient.endpoint,
             f"{name} refused a prompt of {chars:,} characters: lower its `prompt_chars`",
         )
-        if self._rule.weight is Weight.VERBAL and read(Weight.VERBAL, said) is None:
+        if self._rule.weight is Weight.VERBAL and read(Weight.VERBAL, completion) is None:
             log.warning(
-                "%s rated a trial answer with neither 0 nor 1: where it does so, the vote is the "
-                "majority's",
+                "%s rated a trial answer with neither 0 nor 1; wherever it does so, the majority "
+                "decides the vote",
                 name,
             )
         if self._rule.weight is Weight.P_TRUE:
@@ -195,7 +196,7 @@ class Evaluator:
 
 
 def _rater(name: str, spec: EvaluatorModel, settings: Settings) -> _Rater:
-    """Where a rater is: at one of the candidates' servers, or at its own."""
+    """The evaluator of a group: at a candidate's server, or at its own."""
     if spec.candidate is None:
         target, model = name, spec.model or name
     else:
@@ -209,9 +210,9 @@ def _rater(name: str, spec: EvaluatorModel, settings: Settings) -> _Rater:
 
 
 def _payload(rater: _Rater, text: str, weight: Weight) -> dict[str, Any]:
-    """One token, the likeliest."""
-    asked = {"model": rater.model, "prompt": text, "max_tokens": 1, "temperature": 0}
-    return asked | {"logprobs": TOP} if weight is Weight.P_TRUE else asked
+    """A request for one token, the likeliest."""
+    payload = {"model": rater.model, "prompt": text, "max_tokens": 1, "temperature": 0}
+    return payload | {"logprobs": TOP} if weight is Weight.P_TRUE else payload
 
 
 def _summed(usages: list[Mapping[str, int]]) -> dict[str, int]:

@@ -1,6 +1,7 @@
-"""The prompt that asks a model how sure it is of an answer, and its reading. Paper, Sec. 3.3.
+"""The evaluator's prompt, and the parser of its completion. Paper, Sec. 3.3. Pure functions.
 
-Pure text. The answer is another model's: it is data, and must not write the prompt's own lines.
+The rated answer is another model's text: data, which must not imitate the lines of the prompt
+(prompt injection).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 from app.upstream.completions import Completion
 from racer_core.aggregation.vote import Weight
 
-TOP: Final = 20  # tokens whose probability is asked for, as in the paper
+TOP: Final = 20  # tokens with log-probabilities, as in the paper
 
 _PROMPT = (
     "Question: {}\n"
@@ -23,7 +24,7 @@ _PROMPT = (
 )
 _GAP = " [...] "
 _OWN_WORDS = re.compile(r"proposed (?:answer|confidence)|rate my confidence", re.IGNORECASE)
-# What tokenizers may read as control tokens: <|im_end|>, </s>, [INST].
+# Texts that a tokenizer may read as control tokens: <|im_end|>, </s>, [INST].
 _CONTROL = re.compile(r"<(?=\S)|\[(?=/?[A-Z])")
 _VERDICT = re.compile(r"\s*([01])\s*(?:\).*)?", re.DOTALL)  # "1", " 1" and "1)" are all a 1
 
@@ -32,21 +33,21 @@ def prompt(question: str, answer: str, max_chars: int) -> str:
     """The paper's prompt, of at most ``max_chars`` characters.
 
     The answer stands on one line, without the prompt's own words and control tokens; see
-    :func:`quoted`. What is too long loses its middle: conclusions stand at the end. Each of the
-    two texts may fill half of the room, and what the other leaves.
+    :func:`quoted`. A text that is too long loses its middle, because conclusions stand at the end.
+    Each of the two texts may fill half of the room, and the part that the other does not need.
     """
     room = max_chars - len(_PROMPT.format("", ""))
-    answer = quoted(_cut(answer, max_chars))  # cut before, too: an answer may have megabytes
-    kept = _cut(answer, max(room - len(question), room // 2))
-    return _PROMPT.format(_cut(question, room - len(kept)), kept)
+    answer = quoted(_cut(answer, max_chars))  # cut first: an answer may have megabytes
+    shown = _cut(answer, max(room - len(question), room // 2))
+    return _PROMPT.format(_cut(question, room - len(shown)), shown)
 
 
 def quoted(answer: str) -> str:
     """An answer that cannot end its own line of the prompt, nor imitate the lines after it.
 
-    All white space becomes single spaces, characters that do not show are left out, the prompt's
-    own words are replaced, and what a tokenizer may take for a control token is broken up. It can
-    still argue for itself: a rating is an opinion.
+    White space becomes single spaces, invisible characters are removed, the prompt's own words are
+    replaced, and possible control tokens are broken up. The answer can still argue for itself: a
+    rating is an opinion.
     """
     hidden = ("Cc", "Cf")  # control and format characters
     shown = [c for c in answer if c.isspace() or unicodedata.category(c) not in hidden]
@@ -71,8 +72,8 @@ def read(weight: Weight, completion: Completion) -> float | None:
 
 
 def _cut(text: str, room: int) -> str:
-    """The beginning and the end of a text that has no room."""
+    """The text, or its beginning and end if it is longer than ``room`` characters."""
     if len(text) <= room:
         return text
-    kept = room - len(_GAP)
-    return text[: kept // 2] + _GAP + text[len(text) - (kept - kept // 2) :]
+    left = room - len(_GAP)
+    return text[: left // 2] + _GAP + text[len(text) - (left - left // 2) :]

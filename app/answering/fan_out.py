@@ -1,7 +1,7 @@
-"""Calls a set and stops as soon as the vote is decided. Paper, Sec. 3.3.
+"""Concurrent fan-out with early stopping: calls candidates until the vote is decided. Sec. 3.3.
 
-The winning class is always that of the full vote: calls are cancelled, or never made, only when no
-answer that is still out could change it (:mod:`racer_core.aggregation.early`).
+The winning class is always that of the full vote. Calls are cancelled or skipped only when no
+outstanding answer could change it (:mod:`racer_core.aggregation.early`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ Call = Callable[[str], Awaitable[Reply]]
 
 
 class StopRule(Protocol):
-    """What decides a vote."""
+    """Decides when the answers so far decide the vote."""
 
     async def read(self, reply: Reply) -> str | None:
-        """What a reply counts as."""
+        """The normal form of a reply."""
         ...
 
     def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
-        """Whether no answer of those still out can change the winning class."""
+        """Whether no outstanding answer, of ``out``, can change the winning class."""
         ...
 
     def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
-        """How many of those not yet called to call now; at least one."""
+        """The number of candidates of ``left`` to call now; at least one."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class FanOutResult:
-    """What a set gave."""
+    """Replies, failures and unfinished calls of a set."""
 
-    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])  # as they arrived
+    replies: dict[str, Reply] = field(default_factory=dict[str, Reply])  # in order of arrival
     forms: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     failures: dict[str, UpstreamError] = field(default_factory=dict[str, UpstreamError])
-    cancelled: list[str] = field(default_factory=list[str])  # asked, then not waited for
-    unasked: list[str] = field(default_factory=list[str])  # the vote was decided before
+    cancelled: list[str] = field(default_factory=list[str])  # called, then not waited for
+    skipped: list[str] = field(default_factory=list[str])  # not called: the vote was decided before
     seconds: float = 0.0  # that all calls together took
 
 
@@ -55,16 +55,16 @@ async def fan_out(
     vote: StopRule,
     into: FanOutResult | None = None,
 ) -> FanOutResult:
-    """Ask these candidates, all at once or in waves, until the vote is decided.
+    """Call these candidates, all at once or in waves, until the vote is decided.
 
-    A failure is noted and does not fail the others. Cancelling cancels every call;
-    ``into`` then says who had answered and who had not.
+    A failed call is recorded and does not fail the others. Cancellation cancels every call;
+    ``into`` then has the replies so far and the cancelled candidates.
 
     Args:
         names: The candidates in the order in which waves take them.
-        call: Asks one candidate.
-        vote: Reads answers, and says when the vote is decided.
-        into: Answers that are there already; new ones are added.
+        call: Calls one candidate.
+        vote: Reads replies, and decides when to stop.
+        into: Results of earlier calls; new ones are added. None begins anew.
     """
     results = FanOutResult() if into is None else into
     left = list(names)
@@ -77,15 +77,15 @@ async def fan_out(
                 if len(wave) > 1:
                     out = {asyncio.ensure_future(_awaited(call(name))): name for name in wave}
                 else:  # a call with nothing beside it needs no task
-                    await _note(results, wave[0], call(wave[0]), vote)
+                    await _collect(results, wave[0], call(wave[0]), vote)
             if out:
                 done, _ = await asyncio.wait(out, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
-                    await _note(results, out.pop(task), task, vote)
-            if any(task.done() for task in out):  # paid for and here: it votes too
+                    await _collect(results, out.pop(task), task, vote)
+            if any(task.done() for task in out):  # a reply that has arrived votes too
                 continue
             if vote.decided(results, [*out.values(), *left]):
-                results.unasked += left
+                results.skipped += left
                 break
     finally:
         if out:
@@ -100,7 +100,9 @@ async def _awaited(call: Awaitable[Reply]) -> Reply:
     return await call
 
 
-async def _note(results: FanOutResult, name: str, call: Awaitable[Reply], vote: StopRule) -> None:
+async def _collect(
+    results: FanOutResult, name: str, call: Awaitable[Reply], vote: StopRule
+) -> None:
     try:
         reply = await call
     except asyncio.CancelledError:
@@ -108,9 +110,9 @@ async def _note(results: FanOutResult, name: str, call: Awaitable[Reply], vote: 
         raise
     except UpstreamError as exc:
         results.failures[name] = exc
-    except Exception:  # ours, but no reason to fail the others
+    except Exception:  # our own fault, but no reason to fail the other calls
         log.exception("a call to %s failed unexpectedly", name)
-        results.failures[name] = UpstreamError(f"{name} could not be asked")
+        results.failures[name] = UpstreamError(f"{name} could not be called")
     else:
         results.replies[name] = reply
         results.forms[name] = await vote.read(reply)

@@ -1,4 +1,4 @@
-"""Candidates asked by name, without routing: what is sent and answered passes through."""
+"""Pass-through: requests that name a candidate call it directly, without routing."""
 
 from __future__ import annotations
 
@@ -20,78 +20,82 @@ from app.wire.format import ApiFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCandidateRequest:
-    """One candidate asked by its name."""
+    """A request to one candidate by its name."""
 
     name: str
     api_format: ApiFormat
     fields: Mapping[str, Any]
     timeout_s: float | None = None
-    spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
+    spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
 class NamedCandidateService:
-    """Asks candidates by name: there is no set, hence no certificate and no decision."""
+    """Calls candidates by name: there is no set, hence no certificate and no decision."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self._fleet = fleet
         self._longest_s = settings.limits.deadline_s
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
 
-    async def answer(self, asked: NamedCandidateRequest) -> dict[str, Any]:
+    async def answer(self, request: NamedCandidateRequest) -> dict[str, Any]:
         """One candidate's whole answer. Raises UpstreamError."""
-        name, api_format = asked.name, asked.api_format
-        payload = candidate_payload(asked.fields, self._candidates[name], api_format.path)
-        with _charged_if_left(asked.fields, asked.spend):
+        name, api_format = request.name, request.api_format
+        payload = candidate_payload(request.fields, self._candidates[name], api_format.path)
+        with _charging_if_cancelled(request.fields, request.spend):
             reply = await self._fleet.ask(
-                name, api_format, payload, deadline=self._deadline(asked.timeout_s)
+                name, api_format, payload, deadline=self._deadline(request.timeout_s)
             )
-        asked.spend(answer_tokens(asked.fields, reply))
+        request.spend(answer_tokens(request.fields, reply))
         return api_format.named(reply.body, name)
 
-    async def stream(self, asked: NamedCandidateRequest) -> BackgroundStream:
-        """One candidate's stream. Raises UpstreamError where it fails before its first piece."""
-        pump = BackgroundStream(self._events(asked, self._deadline(asked.timeout_s)))
-        await pump.started()
-        return pump
+    async def stream(self, request: NamedCandidateRequest) -> BackgroundStream:
+        """One candidate's stream. Raises UpstreamError if it fails before its first piece."""
+        stream = BackgroundStream(self._events(request, self._deadline(request.timeout_s)))
+        await stream.started()
+        return stream
 
     async def embeddings(
         self, name: str, fields: Mapping[str, Any], spend: Callable[[int], None]
     ) -> dict[str, Any]:
-        """Texts embedded by one candidate. Raises UpstreamError."""
-        sent = {**fields, "model": self._candidates[name].served_as}
-        with _charged_if_left(fields, spend):
+        """The embeddings of one candidate. Raises UpstreamError."""
+        payload = {**fields, "model": self._candidates[name].served_as}
+        with _charging_if_cancelled(fields, spend):
             answer = await self._fleet.forward(
-                name, "embeddings", sent, deadline=self._deadline(None)
+                name, "embeddings", payload, deadline=self._deadline(None)
             )
-        counted = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
-        spend(counted.get("total_tokens", prompt_tokens(fields)))
+        usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
+        spend(usage.get("total_tokens", prompt_tokens(fields)))
         return {**answer, "model": name}
 
-    async def _events(self, asked: NamedCandidateRequest, deadline: float) -> AsyncGenerator[bytes]:
-        name, api_format = asked.name, asked.api_format
+    async def _events(
+        self, request: NamedCandidateRequest, deadline: float
+    ) -> AsyncGenerator[bytes]:
+        name, api_format = request.name, request.api_format
         payload = api_format.streamed(
-            candidate_payload(asked.fields, self._candidates[name], api_format.path)
+            candidate_payload(request.fields, self._candidates[name], api_format.path)
         )
-        meter = TokenMeter(api_format, asked.fields)
-        with meter.charging(asked.spend):
+        meter = TokenMeter(api_format, request.fields)
+        with meter.charging(request.spend):
             async with (
                 self._fleet.stream(name, api_format, payload, deadline=deadline) as pieces,
                 contextlib.aclosing(pieces) as closing,
             ):
                 async for piece in closing:
-                    meter.saw(piece)
+                    meter.count(piece)
                     if api_format.is_wanted(piece):
                         yield api_format.event(api_format.named(piece, name))
         yield api_format.end
 
     def _deadline(self, timeout_s: float | None) -> float:
-        most = self._longest_s
-        return time.monotonic() + (most if timeout_s is None else min(timeout_s, most))
+        longest_s = self._longest_s
+        return time.monotonic() + (longest_s if timeout_s is None else min(timeout_s, longest_s))
 
 
 @contextlib.contextmanager
-def _charged_if_left(fields: Mapping[str, Any], spend: Callable[[int], None]) -> Generator[None]:
-    """Charge the prompt of a call that nobody waited for."""
+def _charging_if_cancelled(
+    fields: Mapping[str, Any], spend: Callable[[int], None]
+) -> Generator[None]:
+    """Charge the prompt of a call that is cancelled."""
     try:
         yield
     except asyncio.CancelledError:

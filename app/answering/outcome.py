@@ -1,4 +1,4 @@
-"""What came of a request, and how it is told: the ``racer`` object and the x-racer headers."""
+"""The outcome of a request, with its wire forms: the ``racer`` object and the x-racer headers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from racer_core.types import Aggregate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A routed request and what came of it."""
+    """A routed request with its answers and its result."""
 
     decision_id: str
     routed: CertifiedDecision
-    certificate: Certificate  # the routed one, with what happened since
+    certificate: Certificate  # of the decision, with the failures since
     body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
     answers: tuple[Reply, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind
-    cancelled: tuple[str, ...] = ()  # asked, but not waited for: the vote was decided
-    unasked: tuple[str, ...] = ()  # the vote was decided before their turn
+    cancelled: tuple[str, ...] = ()  # called, then not waited for: the vote was decided
+    skipped: tuple[str, ...] = ()  # not called: the vote was decided before
     merged: Aggregate | None = None
-    ratings: Ratings = field(default_factory=Ratings)  # by which votes were weighed
+    ratings: Ratings = field(default_factory=Ratings)  # the weights of the votes
     overhead_ms: float = 0.0
-    shadow_rate: float | None = None  # everyone was called, at this rate, to be judged
+    shadow_rate: float | None = None  # of the shadow sample to which the request belongs
     explain: bool = False
     ended: RequestEnd = RequestEnd.ANSWERED
 
@@ -77,12 +77,12 @@ class Outcome:
         return cls(
             decision_id=state.decision_id,
             routed=state.routed,
-            certificate=state.routed.certificate.because(*_failures(state, results)),
+            certificate=state.routed.certificate.with_reasons(*_failures(state, results)),
             body=body,
             answers=answers,
             failures={name: exc.kind for name, exc in results.failures.items()},
             cancelled=tuple(results.cancelled),
-            unasked=tuple(results.unasked),
+            skipped=tuple(results.skipped),
             merged=merged,
             ratings=ratings,
             overhead_ms=overhead_ms,
@@ -103,7 +103,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """The ``racer`` object."""
-        everything = self.explain or self.shadow_rate is not None
+        shows_answers = self.explain or self.shadow_rate is not None
         return (
             {
                 "decision_id": self.decision_id,
@@ -120,7 +120,7 @@ class Outcome:
             }
             | (
                 {"answers": {each.candidate: each.shown() for each in self.answers}}
-                if everything
+                if shows_answers
                 else {}
             )
             | ({"shadow_rate": self.shadow_rate} if self.shadow_rate is not None else {})
@@ -128,7 +128,7 @@ class Outcome:
 
     @property
     def _lacks_counts(self) -> bool:
-        """Tokens were used that nobody counted for us; a cancelled call has written some, too."""
+        """Whether some call used tokens without a count, as cancelled calls do."""
         uncounted = any(not each.usage for each in self.answers) or bool(self.cancelled)
         return uncounted or (self.ratings.calls > 0 and not self.ratings.usage)
 
@@ -140,8 +140,8 @@ class Outcome:
         ]
         failed = [{"candidate": name, "error": kind} for name, kind in self.failures.items()]
         cancelled = [{"candidate": name, "cancelled": "vote_decided"} for name in self.cancelled]
-        unasked = [{"candidate": name, "skipped": "vote_decided"} for name in self.unasked]
-        return [*answered, *failed, *cancelled, *unasked]
+        skipped = [{"candidate": name, "skipped": "vote_decided"} for name in self.skipped]
+        return [*answered, *failed, *cancelled, *skipped]
 
 
 def used(answers: Sequence[Reply], ratings: Ratings) -> dict[str, int]:
@@ -150,7 +150,7 @@ def used(answers: Sequence[Reply], ratings: Ratings) -> dict[str, int]:
 
 
 def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
-    """Counts added up; those of chat are always there."""
+    """The sum of token counts; all counts of chat are present."""
     total = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     for usage in usages:
         for name in total:
@@ -159,7 +159,7 @@ def summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
 
 
 def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str) -> dict[str, str]:
-    """What is known once the set is chosen."""
+    """The headers that are known once the set is chosen."""
     return {
         "x-racer-decision-id": decision_id,
         "x-racer-selected": ",".join(routed.decision.selected),

@@ -1,4 +1,4 @@
-"""What is called in the end: the threshold's set, or something else, and why."""
+"""Overrides: what the operator or the request puts in the place of the threshold's set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from racer_core.aggregation.answers import Equality
 
 
 class Overrides:
-    """Applies what the operator or the request put in the place of the threshold's set."""
+    """Applies the configured and requested overrides to a decision."""
 
     def __init__(self, settings: Settings) -> None:
         self._routing = settings.routing
@@ -22,11 +22,11 @@ class Overrides:
     def applied(
         self, request: InferenceRequest, routed: CertifiedDecision, kind: Equality
     ) -> CertifiedDecision:
-        """The set that is called; every step that changes it leaves its reason.
+        """The decision with the set that is called; each override adds its reason.
 
         Raises:
-            Abstained: Nobody was selected and ``on_abstain`` is ``error``.
-            Forbidden: The observed candidate is one that the key may not call.
+            Abstained: The set is empty and ``on_abstain`` is ``error``.
+            Forbidden: The key may not call the observed candidate.
         """
         if (observed := self._routing.observe) is not None:
             return _observing(request, routed, observed)
@@ -56,10 +56,10 @@ class Overrides:
     def _pinned(
         self, request: InferenceRequest, session: str, routed: CertifiedDecision
     ) -> CertifiedDecision:
-        """The set of the session's first turn, as far as it can still be called."""
+        """The set of the session's first turn, without candidates that left the pool."""
         selected = routed.decision.selected
-        kept = self._sessions.set_of(f"{request.caller.name} {session}", selected)
-        usable = tuple(name for name in kept if name in routed.certificate.pool)
+        pinned = self._sessions.set_of(f"{request.caller.name} {session}", selected)
+        usable = tuple(name for name in pinned if name in routed.certificate.pool)
         if not usable or set(usable) == set(selected):
             return routed
         return routed.choosing(usable, ChosenBy.OVERRIDDEN, Reason.PINNED)
@@ -68,7 +68,7 @@ class Overrides:
 def _observing(
     request: InferenceRequest, routed: CertifiedDecision, observed: str
 ) -> CertifiedDecision:
-    """One candidate, whatever was chosen."""
+    """Call the observed candidate instead of the set."""
     allowed = request.caller.candidates
     if allowed is not None and observed not in allowed:
         raise Forbidden(f"all requests go to {observed!r} now, which this key may not call")

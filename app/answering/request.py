@@ -1,4 +1,4 @@
-"""One request, from what was asked to what is known while candidates answer."""
+"""The state of one request, from its parsed body to the calls of its candidates."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from app.wire.format import ApiFormat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceRequest(RoutingRequest):
-    """One request, translated."""
+    """A parsed request for an answer, independent of its API format."""
 
     api_format: ApiFormat
-    fields: Mapping[str, Any]  # what candidates are sent
-    leader: bool = False  # stream the best candidate at once
-    session: str | None = None  # keeps its set for a time
-    spend: Callable[[int], None] = lambda _: None  # told the tokens in the end
+    fields: Mapping[str, Any]  # that candidates are sent
+    leader: bool = False  # stream the best candidate without a vote
+    session: str | None = None  # id of a session that keeps its set
+    spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestState:
-    """A request under way."""
+    """A routed request whose candidates are called."""
 
     request: InferenceRequest
     decision_id: str
@@ -34,7 +34,7 @@ class RequestState:
     vote: Vote
     started: float  # monotonic
     deadline: float  # monotonic
-    shadow_rate: float | None  # everyone is called, for a sample that is judged in full
+    shadow_rate: float | None  # of the shadow sample: the whole pool is called
     replacements: tuple[str, ...] | None = None  # of a set that failed: the surviving pool's set
 
     @property
@@ -44,9 +44,9 @@ class RequestState:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Whom the request calls: the set, and everyone else where a sample is judged in full.
+        """The candidates to call: the set, or the whole pool for the shadow sample.
 
-        Where nobody is selected, too: a query that was refused for no reason is a miss.
+        The sample includes empty sets: a query that was refused without need is a miss.
         """
         if self.replacements is not None:
             return self.replacements

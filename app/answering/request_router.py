@@ -79,7 +79,7 @@ class RequestRouter:
                 scores=routed.vote_scores,
                 members=routed.decision.selected,
                 deadline=deadline,
-                everyone=shadow or request.options.explain,
+                waits_for_all=shadow or request.options.explain,
             ),
             started=started,
             deadline=deadline,
@@ -101,11 +101,11 @@ class RequestRouter:
         """The set that every alpha would select."""
         deadline = self._deadline(request.options.timeout, time.monotonic())
         levels = await self._routing.levels(request, deadline)
-        return replace(levels, routed=levels.routed.because(*self._monitor.stale_reasons))
+        return replace(levels, routed=levels.routed.with_reasons(*self._monitor.stale_reasons))
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
-        routed = (await self._routing.route(request, deadline)).because(
+        routed = (await self._routing.route(request, deadline)).with_reasons(
             *self._monitor.stale_reasons
         )
         repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)

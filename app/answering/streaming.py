@@ -79,7 +79,7 @@ class Streaming:
                     contextlib.aclosing(pieces) as closing,
                 ):
                     async for piece in closing:
-                        meter.saw(piece)
+                        meter.count(piece)
                         for event in writer.feed(piece):
                             has_begun = True
                             yield event
@@ -134,7 +134,7 @@ def _live_outcome(
         decision_id=state.decision_id,
         routed=state.routed,
         certificate=state.routed.certificate,
-        answers=(Reply(candidate=name, body={}, said=(), usage=usage, seconds=seconds),),
+        answers=(Reply(candidate=name, body={}, choices=(), usage=usage, seconds=seconds),),
         merged=Aggregate(winner=name, text="", votes={}),
         overhead_ms=overhead_ms,
     )

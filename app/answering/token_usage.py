@@ -1,6 +1,6 @@
-"""Tokens of calls: as the candidate counted them, else an estimate.
+"""Token accounting: the candidate's own counts, else an estimate.
 
-No tokenizer is known here. The estimates are low rather than high, and only for a key's quota.
+Without a tokenizer the estimate is low rather than high. Only the quota of a key uses it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _READ: Final = ("messages", "prompt", "input", "instructions", "tools", "functio
 
 
 def prompt_tokens(fields: Mapping[str, Any]) -> int:
-    """About how many tokens a candidate reads that is sent these fields."""
+    """Estimated tokens of the prompt in these fields."""
     chars = sum(parsing.text_length(fields.get(name)) for name in _READ)
     return math.ceil(chars / CHARS_PER_TOKEN)
 
 
 def answer_tokens(fields: Mapping[str, Any], reply: Reply) -> int:
-    """Tokens of a whole answer: as the candidate counted them, else as they would be estimated."""
+    """Tokens of a call with its answer: the candidate's count, else an estimate."""
     counted = reply.usage.get("total_tokens")
     if counted is not None:
         return counted
     chars = sum(
-        parsing.text_length(said.text) + parsing.text_length(list(said.tool_calls))
-        for said in reply.said
+        parsing.text_length(choice.text) + parsing.text_length(list(choice.tool_calls))
+        for choice in reply.choices
     )
     return prompt_tokens(fields) + math.ceil(chars / CHARS_PER_TOKEN)
 
 
 class TokenMeter:
-    """Counts one stream while it passes."""
+    """Counts the tokens of a stream while it passes."""
 
     def __init__(self, api_format: ApiFormat, fields: Mapping[str, Any]) -> None:
         self._api_format = api_format
@@ -48,8 +48,8 @@ class TokenMeter:
         self._events = 0
         self._chars = 0
 
-    def saw(self, piece: Mapping[str, Any]) -> None:
-        """Take one piece."""
+    def count(self, piece: Mapping[str, Any]) -> None:
+        """Count one piece."""
         self._began = True
         self._counted = self._api_format.usage(piece).get("total_tokens", self._counted)
         chars = self._api_format.chars(piece)
@@ -58,7 +58,7 @@ class TokenMeter:
 
     @property
     def tokens(self) -> int:
-        """As the candidate counted; else the prompt, and a token an event or every four letters."""
+        """The candidate's count, else the prompt and a token for each event or four characters."""
         if self._counted is not None:
             return self._counted
         written = max(self._events, math.ceil(self._chars / CHARS_PER_TOKEN))
@@ -66,9 +66,9 @@ class TokenMeter:
 
     @contextlib.contextmanager
     def charging(self, spend: Callable[[int], None]) -> Generator[None]:
-        """Tell the tokens once the stream is over, however it ended.
+        """Charge the tokens when the stream ends, in whatever way.
 
-        A call that failed before its first piece costs nothing; one that nobody waited for does.
+        A call that failed before its first piece costs nothing; a cancelled call costs its prompt.
         """
         failed = False
         try:

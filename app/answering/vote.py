@@ -1,4 +1,4 @@
-"""How the answers to one request are counted. Paper, Sec. 3.3."""
+"""The vote of one request: early stopping, clustering, election. Paper, Sec. 3.3."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Vote:
     """The rule of one request's vote.
 
     Attributes:
-        rule: What the configuration says.
-        kind: When two answers of this request are the same.
-        reader: Reads what they count as.
+        rule: The configured aggregation.
+        kind: The equality of answers to this request.
+        reader: Reads the normal forms of answers.
         stacked: The fitted weights, for the method of that name.
         scores: Router score of every candidate that may be called.
-        members: The set: the certificate is about their answers.
-        deadline: A ``time.monotonic()``; what cannot be read until then is no vote.
-        everyone: All answers are wanted, whatever the vote needs.
+        members: The set, about whose answers the certificate is.
+        deadline: A ``time.monotonic()``; an answer that is not read by then does not vote.
+        waits_for_all: Collect all answers, even after the vote is decided.
     """
 
     rule: Aggregation
@@ -44,48 +44,50 @@ class Vote:
     scores: Mapping[str, float]
     members: Collection[str]
     deadline: float
-    everyone: bool = False
+    waits_for_all: bool = False
 
     @property
     def stops_early(self) -> bool:
-        """Whether some answers may settle the vote.
+        """Whether some of the answers may decide the vote.
 
-        An evaluator's weights come after the answers, and clusters need all of them.
+        An evaluator weighs after all answers arrived, and clusters need all answers.
         """
         return self.rule.weight is Weight.ROUTER and self.kind is not Equality.SEMANTIC
 
     async def read(self, reply: Reply) -> str | None:
-        """What a reply counts as."""
-        if not self.reader.waits(self.kind, reply.said):
-            return self.reader.form_at_once(self.kind, reply.said)
-        return await self._in_time(self.reader.form(self.kind, reply.said))
+        """The normal form of a reply; None where it does not vote."""
+        if not self.reader.waits(self.kind, reply.choices):
+            return self.reader.form_at_once(self.kind, reply.choices)
+        return await self._in_time(self.reader.form(self.kind, reply.choices))
 
     def decided(self, results: FanOutResult, out: Sequence[str]) -> bool:
-        """Whether the calls still out can be spared.
+        """Whether no outstanding answer is needed.
 
-        Those of the set who failed count as if they could still answer: together with those who
-        are out they might have changed the result, and then it is worth while to wait.
+        Failed members of the set count as outstanding: together with the others they might have
+        changed the result, and then the remaining answers are worth waiting for.
         """
         failed = [name for name in results.failures if name in self.members]
         return (
-            not self.everyone and bool(out) and self._decided(self.votes(results), [*out, *failed])
+            not self.waits_for_all
+            and bool(out)
+            and self._decided(self.votes(results), [*out, *failed])
         )
 
     def settled(self, results: FanOutResult) -> bool:
-        """Whether the set's answers decide its vote, whatever its others would have said."""
+        """Whether the set's answers decide its vote, whatever failed members would answer."""
         silent = [name for name in self.members if name not in results.replies]
         return not silent or self._decided(self.votes(results, self.members), silent)
 
     def _decided(self, votes: Sequence[CandidateAnswer], out: Collection[str]) -> bool:
         if not self.stops_early:
             return False
-        return early.decided(votes, self._scores_of(out), **self._how())
+        return early.decided(votes, self._scores_of(out), **self._parameters())
 
     def wave(self, results: FanOutResult, left: Sequence[str]) -> int:
-        """How many of those not yet called to call now."""
-        if self.everyone or not self.stops_early or self.rule.waves == "all":
+        """The number of candidates of ``left`` to call now."""
+        if self.waits_for_all or not self.stops_early or self.rule.waves == "all":
             return len(left)
-        return early.first_wave(self.votes(results), self._scores_of(left), **self._how())
+        return early.first_wave(self.votes(results), self._scores_of(left), **self._parameters())
 
     def votes(
         self,
@@ -107,13 +109,13 @@ class Vote:
         ]
 
     async def cluster(self, results: FanOutResult, among: Collection[str]) -> frozenset[str]:
-        """Give open texts the clusters that they belong to; who speaks for each is returned."""
+        """Set the forms of open texts to their clusters; returns the medoids."""
         if self.kind is not Equality.SEMANTIC:
             return frozenset()
         texts = {
             name: results.replies[name].text
             for name in among
-            if results.forms.get(name) is None and _says_something(results.replies[name])
+            if results.forms.get(name) is None and _has_text(results.replies[name])
         }
         if not texts:
             return frozenset()
@@ -131,12 +133,12 @@ class Vote:
         ratings: Ratings,
         medoids: frozenset[str],
     ) -> Aggregate:
-        """The winner among these candidates' answers."""
+        """The result of the vote among these candidates."""
         answers = self.votes(results, among, ratings.weights)
-        return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._how())
+        return aggregate(answers, weight=self.rule.weight, preferred=medoids, **self._parameters())
 
     async def _in_time(self, reading: Awaitable[T]) -> T | None:
-        """What is read by the deadline; None where it is not."""
+        """The result of ``reading``; None if it is not ready by the deadline."""
         try:
             async with asyncio.timeout(self.deadline - time.monotonic()):
                 return await reading
@@ -146,7 +148,7 @@ class Vote:
     def _scores_of(self, names: Collection[str]) -> dict[str, float]:
         return {name: self.scores.get(name, 0.0) for name in names}
 
-    def _how(self) -> dict[str, Any]:
+    def _parameters(self) -> dict[str, Any]:
         return {
             "method": self.rule.method,
             "temperature": self.rule.temperature,
@@ -155,5 +157,5 @@ class Vote:
         }
 
 
-def _says_something(reply: Reply) -> bool:
-    return not reply.said[0].refused and bool(reply.text.strip())
+def _has_text(reply: Reply) -> bool:
+    return not reply.choices[0].refused and bool(reply.text.strip())

@@ -73,7 +73,7 @@ class Certificate:
         """``holds`` or ``void; reason=...``."""
         return "holds" if self.holds else f"void; reason={','.join(self.void_reasons)}"
 
-    def because(self, *reasons: str) -> Certificate:
+    def with_reasons(self, *reasons: str) -> Certificate:
         """The same with further reasons."""
         if not reasons:
             return self

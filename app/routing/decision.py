@@ -58,17 +58,17 @@ class CertifiedDecision:
         """The same, but these candidates are called instead of the chosen set."""
         scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
         decision = replace(self.decision, selected=tuple(names), scores=scores)
-        return replace(self, decision=decision, certificate=self.certificate.because(reason))
+        return replace(self, decision=decision, certificate=self.certificate.with_reasons(reason))
 
     def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> CertifiedDecision:
         """The same, but something else than the threshold made the set."""
         return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
 
-    def because(self, *reasons: str) -> CertifiedDecision:
+    def with_reasons(self, *reasons: str) -> CertifiedDecision:
         """The same with further reasons in its certificate."""
         if not reasons:
             return self
-        return replace(self, certificate=self.certificate.because(*reasons))
+        return replace(self, certificate=self.certificate.with_reasons(*reasons))
 
     def as_json(self) -> dict[str, Any]:
         """The wire form of the decision; its certificate, which may still change, is told apart."""

@@ -16,7 +16,7 @@ class Reply:
     Attributes:
         candidate: Who.
         body: As it was sent; empty where it passed through as a stream.
-        said: Its choices; none where it passed through.
+        choices: Its choices; none where it passed through.
         usage: Tokens as the candidate counted them; empty where it did not.
         seconds: How long it took.
         attempts: How many calls were made for it.
@@ -24,7 +24,7 @@ class Reply:
 
     candidate: str
     body: Mapping[str, Any]
-    said: Sequence[Choice]
+    choices: Sequence[Choice]
     usage: Mapping[str, int]
     seconds: float
     attempts: int = 1
@@ -43,7 +43,7 @@ class Reply:
         return cls(
             candidate=candidate,
             body=body,
-            said=api_format.choices(body),
+            choices=api_format.choices(body),
             usage=api_format.usage(body),
             seconds=seconds,
             attempts=attempts,
@@ -52,9 +52,9 @@ class Reply:
     @property
     def text(self) -> str:
         """The first choice's; empty where it holds none (a tool call, say)."""
-        return self.said[0].text or "" if self.said else ""
+        return self.choices[0].text or "" if self.choices else ""
 
     def shown(self) -> Any:
         """Its first choice, for those who want every answer: a text or tool calls."""
-        first = self.said[0] if self.said else Choice()
+        first = self.choices[0] if self.choices else Choice()
         return [dict(call) for call in first.tool_calls] or first.text

@@ -298,10 +298,10 @@ def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
     meter = TokenMeter(api_format, {"prompt": "a" * 40})
     with meter.charging(told.append):
         for text in ("", "a", "b", "c"):
-            meter.saw(_piece(api_format, text))
+            meter.count(_piece(api_format, text))
         assert meter.tokens == 10 + 3
-        meter.saw(_piece(api_format, "d" * 397))
+        meter.count(_piece(api_format, "d" * 397))
         assert meter.tokens == 10 + 100
         usage: dict[str, Any] = {"usage": {"total_tokens": 77}}
-        meter.saw({"type": "response.completed", "response": usage, "choices": [], **usage})
+        meter.count({"type": "response.completed", "response": usage, "choices": [], **usage})
     assert told == [77]
