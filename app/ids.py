@@ -1,7 +1,7 @@
-"""Names that nobody can guess, and that sort by when they were given.
+"""Time-ordered random ids, as in UUIDv7.
 
-The store's index of decisions then grows at its end: of names in random order each one would touch
-another page of it, and the more so the longer the gateway runs.
+The database index of decisions then grows at its end. Ids in random order would touch a different
+page of the index with every insert, at a cost that grows with the table.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 import time
 from typing import Final
 
-_DRAWN: Final = 4000  # a call of the operating system costs as much for one name as for many
+_POOL_BYTES: Final = 4000  # one system call draws the random bytes of many ids
 _BYTES: Final = 10
 
 
 class IdGenerator:
-    """Gives names of 48 bits of time, in milliseconds, and 80 random ones; hexadecimal."""
+    """Generates ids of 48 bits of time in milliseconds and 80 random bits, as hexadecimal text."""
 
     def __init__(self) -> None:
         self._bits = b""
 
     def new_id(self) -> str:
-        """A new one."""
+        """Return a new id."""
         if not self._bits:
-            self._bits = os.urandom(_DRAWN)
-        taken, self._bits = self._bits[:_BYTES], self._bits[_BYTES:]
-        return f"{time.time_ns() // 1_000_000:012x}{taken.hex()}"
+            self._bits = os.urandom(_POOL_BYTES)
+        random, self._bits = self._bits[:_BYTES], self._bits[_BYTES:]
+        return f"{time.time_ns() // 1_000_000:012x}{random.hex()}"

@@ -1,7 +1,7 @@
-"""JSON that goes out, as bytes.
+"""JSON serialisation of responses and records.
 
-orjson takes a fraction of the standard library's time. Where it refuses, an integer of more than 64
-bits or a lone surrogate, the standard library writes, the latter as an escape. NaN goes out as
+orjson takes a fraction of the standard library's time. Values that orjson refuses (integers above
+64 bits, lone surrogates) are written by the standard library, surrogates as escapes. NaN becomes
 null.
 """
 
@@ -15,7 +15,7 @@ import orjson
 
 
 def dump_json(value: Mapping[str, Any] | Sequence[Any]) -> bytes:
-    """One document, compact, in UTF-8."""
+    """Serialise one document, compact, in UTF-8."""
     try:
         return orjson.dumps(value)
     except TypeError:

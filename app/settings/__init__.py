@@ -1,7 +1,8 @@
-"""The configuration: one YAML file, checked in full at start.
+"""Configuration: one YAML file, validated completely at start.
 
-``model`` is the whole, the other modules its sections, ``loading`` reads the file and, alone in the
-project, the environment. Secrets are named in the file and stand in the environment.
+``model`` is the whole file; the other models are its sections. ``loading`` reads the file and is
+the only module that reads the environment. The file names secrets; the environment holds them.
+Settings know no other package of ``app`` but ``errors``.
 """
 
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name

@@ -1,4 +1,4 @@
-"""Who may call the gateway, and how much."""
+"""Settings of access control: API keys, roles, quotas, hosts (section `access`)."""
 
 from __future__ import annotations
 
@@ -12,65 +12,65 @@ from app.settings.routing import Alpha
 
 
 class Key(Frozen):
-    """One key: its hash as `racer key new` prints it, and what it may do."""
+    """One API key of a client: its hash, its role and its quotas."""
 
     name: Name
-    """Stands in logs and metrics, instead of the key."""
+    """Name of the key in logs and metrics."""
     role: Literal["data", "admin"] = "data"
-    """`data` may ask, `admin` may calibrate."""
+    """`data` may send queries, `admin` may also calibrate."""
     hash: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{32}:[0-9a-f]{64}$")]
-    """Salt and digest, as `racer key new NAME` prints them."""
+    """Salted hash of the key, as `racer key new NAME` prints it."""
     requests_per_minute: Annotated[int, Field(gt=0)] | None = None
-    """Requests a minute; null: any number."""
+    """Rate limit in requests per minute; null: none."""
     tokens_per_minute: Annotated[int, Field(gt=0)] | None = None
-    """Tokens a minute; null: any number."""
+    """Rate limit in tokens per minute; null: none."""
     concurrency: Annotated[int, Field(gt=0)] = 64
-    """Requests at once."""
+    """Concurrent requests."""
     max_alpha: Alpha | None = None
-    """The largest alpha that it may ask for."""
+    """Largest alpha that a request may set; null: no limit."""
     group: Annotated[str, Field(max_length=64)] | None = None
-    """The group of its requests, with `group_by: key`."""
+    """Group of its requests, with `group_by: key`."""
     candidates: tuple[Name, ...] | None = None
-    """The only candidates that it may call; null: all."""
+    """Candidates that the key may call; null: all."""
 
 
 class Listener(Frozen):
-    """A second socket, on which alone the admin endpoints then answer."""
+    """A second socket; the admin endpoints then answer only there."""
 
     host: str = "127.0.0.1"
-    """Address of a second socket, on which alone the admin endpoints then answer."""
-    port: Annotated[int, Field(gt=0, le=65535)]  # by its port a request is told apart
-    """Port of that second socket, if there is to be one."""
+    """Address of a second socket; the admin endpoints then answer only there."""
+    port: Annotated[int, Field(gt=0, le=65535)]  # its port identifies the requests of this socket
+    """Port of the second socket."""
 
 
 _Host = Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]{1,253}|\[?[0-9A-Fa-f:.]{2,45}\]?)$")]
-_RESERVED = ("data", "admin", "local")  # the environment's two keys, and who needs none
+_RESERVED = ("data", "admin", "local")  # the two keys of the environment, and callers without a key
 
 
 class Access(Frozen):
-    """Keys, hosts and doors."""
+    """API keys, allowed hosts and the admin socket."""
 
     keys: tuple[Key, ...] = ()
-    """Keys of clients, by their hashes."""
+    """API keys of clients, as hashes."""
     data_key_env: str = "RACER_DATA_KEY"
-    """The variable that holds the data key."""
+    """Environment variable with the data key."""
     admin_key_env: str = "RACER_ADMIN_KEY"
-    """The variable that holds the admin key; without it, and without one below, admin endpoints
-    are off."""
+    """Environment variable with the admin key. Without an admin key here or in `access.keys` the
+    admin endpoints are off."""
     hosts: tuple[_Host, ...] = ()
-    """Names under which clients reach the gateway, without port."""
+    """Host names under which clients reach the gateway, without port."""
     admin: Listener | None = None
-    """A second socket, on which alone the admin endpoints then answer."""
+    """A second socket; the admin endpoints then answer only there."""
     failures_per_minute: Annotated[int, Field(gt=0)] = 20
-    """Wrong keys a minute from one address."""
+    """Rate limit of failed logins: wrong keys per minute and address."""
 
     @model_validator(mode="after")
-    def _keys_are_told_apart(self) -> Self:
+    def _names_are_unique(self) -> Self:
         names = [key.name for key in self.keys]
         if len(set(names)) != len(names):
             raise ValueError("two keys have the same name")
         if taken := [name for name in names if name in _RESERVED]:
-            raise ValueError(f"keys: the name {taken[0]!r} is taken by the gateway itself")
+            raise ValueError(f"keys: the name {taken[0]!r} is reserved")
         if len({key.hash for key in self.keys}) != len(self.keys):
             raise ValueError("keys: two keys have the same hash")
         return self

@@ -1,4 +1,4 @@
-"""How answers are merged, and who rates them."""
+"""Settings of aggregation: the vote, and LLM evaluators of answers (section `aggregation`)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from racer_core.aggregation.vote import OPTIONS, Method, Weight
 
 
 class EvaluatorModel(Frozen):
-    """Who rates answers: one of the candidates, or a model at a server of its own."""
+    """An evaluator of answers: one of the candidates, or a model at a server of its own."""
 
     candidate: str | None = None
-    """The candidate that rates answers; this, or a server of its own."""
+    """The candidate that rates answers; alternatively `base_url` and `model`."""
     base_url: Url | None = None
-    """The server of an evaluator that is no candidate."""
+    """Server of an evaluator that is no candidate."""
     model: str | None = None
-    """The evaluator's name at that server."""
+    """Model name of the evaluator at that server."""
     api_key_env: str | None = None
-    """The variable that holds the evaluator's key."""
+    """Environment variable with the evaluator's API key."""
     timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    """Seconds for all ratings of a request."""
+    """Timeout in seconds for all ratings of a request."""
     prompt_chars: Annotated[int, Field(ge=256, le=100_000)] = 4096
-    """The longest prompt that it is given; what is longer loses its middle."""
+    """Longest prompt in characters; the middle of a longer one is cut."""
 
     @model_validator(mode="after")
-    def _says_where(self) -> Self:
+    def _has_one_server(self) -> Self:
         server = (self.base_url, self.model)
         own = any(field is not None for field in (*server, self.api_key_env))
         if (self.candidate is not None and own) or (self.candidate is None and None in server):
@@ -38,47 +38,47 @@ class EvaluatorModel(Frozen):
 
 
 class Aggregation(Frozen):
-    """How answers are merged."""
+    """How answers are merged: the vote and its evaluators."""
 
     method: Method = Method.MAJORITY
-    """How answers are merged: `majority`, `weighted`, `log_odds` or `stacked`."""
+    """Voting rule: `majority`, `weighted`, `log_odds` or `stacked`."""
     equality: Equality = Equality.EXACT
-    """When two answers are the same: `choice`, `number`, `exact`, `json`, `tool_call`, `math`,
+    """When two answers count as equal: `choice`, `number`, `exact`, `json`, `tool_call`, `math`,
     `semantic`, `auto`."""
     similarity: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Cosine from which two texts are one, of `semantic`."""
+    """With `semantic`: cosine similarity from which two texts count as equal."""
     weight: Weight = Weight.ROUTER
-    """Whose weights, of `weighted`: `router`, or an evaluator's `verbal` or `p_true`."""
+    """With `weighted`: weights of the `router`, or an evaluator's `verbal` or `p_true`."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """How evenly weights count, of `weighted`."""
+    """With `weighted`: temperature of the weights; larger is more even."""
     options: Annotated[int, Field(ge=2)] = OPTIONS
-    """Of `log_odds`: how many answers a question can have."""
+    """With `log_odds`: number of possible answers to a question."""
     waves: Literal["all", "frugal"] = "all"
-    """`all` calls everyone at once, `frugal` first as many as would decide if they agreed."""
+    """`all` calls the whole set at once; `frugal` first calls as many as decide if they agree."""
     open_ended: Literal["vote", "top"] = "vote"
-    """Of `auto`, for texts without a short answer: `vote`, or `top` calls the best alone (void)."""
+    """With `auto`, for open-ended texts: `vote`, or `top` to call only the best (void)."""
     evaluator: EvaluatorModel | None = None
-    """Who rates answers, for weights other than the router's."""
+    """Evaluator of answers, for the weights `verbal` and `p_true`."""
     evaluators: dict[str, EvaluatorModel] = Field(default_factory=dict[str, EvaluatorModel])
-    """Evaluators by group, instead of `evaluator`, with the same fields."""
+    """Evaluators by group, used instead of `evaluator`; same fields."""
 
     @model_validator(mode="after")
     def _evaluators_are_used(self) -> Self:
         if self.weight is not Weight.ROUTER and self.method is not Method.WEIGHTED:
             raise ValueError(f"`weight: {self.weight}` needs `method: weighted`")
         if self.weight is Weight.ROUTER and self.raters:
-            raise ValueError("an evaluator is asked with `weight: verbal` or `weight: p_true` only")
+            raise ValueError("an evaluator needs `weight: verbal` or `weight: p_true`")
         if self.weight is not Weight.ROUTER and self.evaluator is None:
             raise ValueError(f"`weight: {self.weight}` needs an `evaluator` that rates the answers")
         return self
 
     @property
     def raters(self) -> dict[str, EvaluatorModel]:
-        """Every evaluator by its name in messages and metrics, which no candidate can have."""
+        """Evaluators by their name in messages and metrics; no candidate can have such a name."""
         common = {} if self.evaluator is None else {rater_name(None): self.evaluator}
         return common | {rater_name(group): each for group, each in self.evaluators.items()}
 
 
 def rater_name(group: str | None) -> str:
-    """The common evaluator, or a group's own, in messages and metrics."""
+    """Name of the common evaluator, or of a group's, in messages and metrics."""
     return "the evaluator" if group is None else f"the evaluator of {group}"

@@ -1,4 +1,4 @@
-"""The models of the pool: where each is served, what it can do, and how it was labelled."""
+"""Settings of the pool: candidates, their capabilities, retries and circuit breaker."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pydantic import AfterValidator, Field, model_validator
 
 from app.settings.base import Frozen, http_url
 
-# What fits into a header, a path and a comma-separated list alike.
+# Valid in a header, in a path and in a comma-separated list.
 Name = Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")]
 Url = Annotated[str, AfterValidator(http_url)]
 
-_OURS = frozenset({"model", "messages", "prompt", "input", "stream"})
+_RESERVED_PARAMETERS = frozenset({"model", "messages", "prompt", "input", "stream"})
 _HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
-_OUR_HEADERS = frozenset(
+_RESERVED_HEADERS = frozenset(
     {"host", "content-length", "content-type", "transfer-encoding", "connection",
      "accept-encoding", "authorization"}
 )  # fmt: skip
 
 
 def _sendable(parameters: dict[str, Any]) -> dict[str, Any]:
-    if ours := _OURS & set(parameters):
-        raise ValueError(f"{min(ours)!r} is not a decoding parameter")
+    if reserved := _RESERVED_PARAMETERS & set(parameters):
+        raise ValueError(f"{min(reserved)!r} is not a decoding parameter")
     try:
         json.dumps(parameters, allow_nan=False)
     except (TypeError, ValueError) as exc:
@@ -34,13 +34,13 @@ def _sendable(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _header_name(name: str) -> str:
     if not _HEADER.fullmatch(name):
-        raise ValueError("must be a header's name: letters, digits and hyphens")
+        raise ValueError("must be a header name: letters, digits and hyphens")
     return name.lower()
 
 
 def _extra_headers(headers: dict[str, str]) -> dict[str, str]:
     for name, value in headers.items():
-        if _header_name(name) in _OUR_HEADERS:
+        if _header_name(name) in _RESERVED_HEADERS:
             raise ValueError(f"{name!r} is set by the gateway; a key goes into `api_key_env`")
         if not value.isascii() or not value.isprintable():
             raise ValueError(f"{name!r} must hold printable ASCII")
@@ -48,88 +48,89 @@ def _extra_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 class Capabilities(Frozen):
-    """What a candidate can be asked; requests that need more are routed among the others."""
+    """What a candidate supports; requests that need more are routed among the others."""
 
     tools: bool = True
-    """It takes tools; requests that need what it lacks are answered by others."""
+    """Supports tools. Requests that need a missing capability go to other candidates."""
     vision: bool = True
-    """It takes images."""
+    """Supports images."""
     json_schema: bool = True
-    """It can answer in a demanded schema."""
+    """Supports structured outputs (`json_schema`)."""
     context_chars: Annotated[int, Field(gt=0)] | None = None
-    """The longest texts of a request that it takes, in all; null: any."""
+    """Longest request in characters, over all texts; null: no limit."""
 
 
 class Candidate(Frozen):
-    """One model of the pool. Several base URLs are replicas of it."""
+    """One model of the pool; several base URLs are its replicas."""
 
     name: Name
-    """What clients see and ask for; fits into a header: letters, digits and `._:/@+-`."""
+    """Name for clients: letters, digits and `._:/@+-`."""
     base_url: Url | None = None
-    """Where it is served, such as `http://host:8000/v1`; this or `base_urls`."""
+    """Base URL of its server, such as `http://host:8000/v1`; alternatively `base_urls`."""
     base_urls: tuple[Url, ...] = ()
-    """Several replicas of it."""
+    """Base URLs of several replicas."""
     model: str | None = None
-    """Its name at the server; null: the same."""
+    """Model name at the server; null: the same as `name`."""
     api_key_env: str | None = None
-    """The variable that holds its key."""
+    """Environment variable with its API key."""
     key_header: Annotated[str, AfterValidator(_header_name)] = "authorization"
-    """The header of the key, there as `Bearer <key>`; any other carries the key alone."""
+    """Header of the API key. `authorization` carries `Bearer <key>`, any other the key alone."""
     headers: Annotated[dict[str, str], AfterValidator(_extra_headers)] = Field(
         default_factory=dict[str, str]
     )
-    """Further headers of every call; no secrets."""
+    """Additional headers of every call; no secrets."""
     parameters: Annotated[dict[str, Any], AfterValidator(_sendable)] = Field(
         default_factory=dict[str, Any]
     )
-    """How it was labelled, `{temperature: 0}` for example; sent where a request says nothing."""
+    """Decoding parameters of the labelled answers, such as `{temperature: 0}`; sent for requests
+    that set none."""
     renames: dict[str, str] = Field(default_factory=dict[str, str])
-    """A client's parameter to its name at this server: `{max_completion_tokens: max_tokens}`."""
+    """Parameters with another name at this server: `{max_completion_tokens: max_tokens}`."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    """Seconds for one call; never more than is left of the request."""
+    """Timeout of one call in seconds; the deadline of the request may be earlier."""
     concurrency: Annotated[int, Field(gt=0)] = 64
-    """Calls at once, over all replicas."""
+    """Concurrent calls, over all replicas."""
     price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Price of a call on average, in any one unit: all candidates have one, or none."""
+    """Average price of a call, in one unit for all; set it for all candidates or for none."""
     capabilities: Capabilities = Capabilities()
     verify_tls: bool = True
-    """False takes any certificate, and every start warns of it."""
+    """Verify TLS certificates; false accepts any, with a warning at every start."""
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Where it is served, one or more base URLs."""
+        """Base URLs, one or more."""
         return self.base_urls or ((self.base_url,) if self.base_url else ())
 
     @property
     def served_as(self) -> str:
-        """Its model name at the server."""
+        """Model name at the server."""
         return self.model or self.name
 
     @model_validator(mode="after")
-    def _is_somewhere(self) -> Self:
+    def _has_a_server(self) -> Self:
         if (self.base_url is None) == (not self.base_urls):
             raise ValueError("give either `base_url`, or `base_urls` for several replicas")
         if len(set(self.base_urls)) != len(self.base_urls):
-            raise ValueError("`base_urls` names a replica twice")
-        if ours := _OURS & {*self.renames, *self.renames.values()}:
-            raise ValueError(f"renames: {min(ours)!r} keeps its name")
+            raise ValueError("`base_urls` contains a URL twice")
+        if reserved := _RESERVED_PARAMETERS & {*self.renames, *self.renames.values()}:
+            raise ValueError(f"renames: {min(reserved)!r} cannot be renamed")
         return self
 
 
 class FleetSettings(Frozen):
-    """How sick replicas are kept out, and how much more may be called because of them."""
+    """Retries, circuit breaker and connection timeouts of calls to candidates."""
 
     attempts: Annotated[int, Field(ge=1, le=5)] = 2
-    """Calls of one candidate for one request, the first included."""
+    """Attempts per candidate and request, the first included."""
     retry_share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Share of the calls of ten seconds that may be made again; three always may, 0 makes none."""
+    """Retry budget: retries as a share of the calls of ten seconds; at least three, 0: none."""
     failures: Annotated[int, Field(ge=1)] = 5
-    """Failures in a row that take a replica out."""
+    """Consecutive failures that open the circuit breaker of a replica."""
     eject_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds that a replica is out the first time, growing with each further one."""
+    """Seconds that the circuit stays open the first time; longer each further time."""
     eject_max_s: Annotated[float, Field(gt=0)] = 300.0
-    """Seconds that a replica is out at most."""
+    """Longest time in seconds that the circuit stays open."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 2.0
-    """Seconds to make a connection."""
+    """Connect timeout in seconds."""
     idle_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Seconds between two pieces of an answer."""
+    """Read timeout in seconds between two chunks of an answer."""

@@ -1,4 +1,4 @@
-"""Changes of the configuration file: what is not changed keeps its comments, order and quotes."""
+"""Editing of the configuration file; everything else keeps its comments, order and quotes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The configuration before and after, as text."""
+    """Text of the configuration before and after a change."""
 
     path: Path
     before: str
@@ -23,7 +23,7 @@ class Change:
 
     @property
     def diff(self) -> str:
-        """A unified diff; empty when nothing would change."""
+        """Unified diff; empty if nothing changes."""
         lines = difflib.unified_diff(
             self.before.splitlines(keepends=True),
             self.after.splitlines(keepends=True),
@@ -41,7 +41,7 @@ class Change:
 
 
 def parse(text: str) -> tuple[YAML, Any]:
-    """The document, and an editor that writes it as it was indented."""
+    """Parse a document; return it with an editor that keeps its indentation."""
     # ruamel.yaml and not PyYAML: it keeps comments, quotes and order through a round trip.
     # Its round-trip loader builds no Python objects.
     editor = YAML(typ="rt")
@@ -60,12 +60,16 @@ def parse(text: str) -> tuple[YAML, Any]:
 
 
 def _null(representer: Any, _: None) -> Any:
-    """As it is written, and not as nothing."""
+    """Write null as `null`, not as an empty value."""
     return representer.represent_scalar("tag:yaml.org,2002:null", "null")
 
 
 def update_section(document: Any, section: str, values: dict[str, Any]) -> None:
-    """Change what differs; what is new comes first, where no comment of another section is."""
+    """Set values in a section.
+
+    Equal values stay as written. New names are inserted first, away from the comment of the next
+    section.
+    """
     if document.get(section) is None:
         document[section] = values
         return

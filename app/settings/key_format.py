@@ -1,8 +1,8 @@
-"""How a key is made and what is kept of it. Pure; the settings use it too.
+"""Format of API keys: generation, checksum, and the salted hash in the configuration.
 
-A key is ``racer-``, 32 random bytes and a checksum, so that a cut or mistyped key is told from a
-wrong one, and scanners for leaked secrets can find it. The configuration holds its salted SHA-256
-alone: the key has 256 bits of its own, hence a fast hash is enough.
+A key is ``racer-``, 32 random bytes and a checksum: a cut or mistyped key is distinguished from a
+wrong one, and secret scanners find it. The configuration holds only its salted SHA-256. A fast hash
+is enough, because the key has 256 random bits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import zlib
 from typing import Final
 
 PREFIX: Final = "racer-"
-MAX_KEY_BYTES: Final = 256  # a longer one is refused unhashed
+MAX_KEY_BYTES: Final = 256  # a longer one is refused without hashing
 _CHECKSUM_CHARS: Final = 8
 _SALT_BYTES: Final = 16
 
 
 def new_key() -> str:
-    """A key that nobody has seen."""
+    """Generate a random key."""
     body = PREFIX + secrets.token_urlsafe(32)
     return body + _checksum(body)
 
 
 def is_damaged(key: str) -> bool:
-    """Whether this was a key of ours before it was cut or mistyped."""
+    """Whether this has the prefix of a key but not its checksum: cut or mistyped."""
     return key.startswith(PREFIX) and _checksum(key[:-_CHECKSUM_CHARS]) != key[-_CHECKSUM_CHARS:]
 
 
 def new_salt() -> bytes:
-    """A salt of one's own for every key."""
+    """Generate a random salt."""
     return secrets.token_bytes(_SALT_BYTES)
 
 
@@ -41,19 +41,19 @@ def digest(key: bytes, salt: bytes) -> bytes:
 
 
 def format_hash(key: str, salt: bytes) -> str:
-    """The hash as the configuration holds it: ``sha256:<salt>:<digest>``."""
+    """The hash for the configuration: ``sha256:<salt>:<digest>``."""
     return f"sha256:{salt.hex()}:{digest(key.encode(), salt).hex()}"
 
 
 def parse_hash(text: str) -> tuple[bytes, bytes]:
-    """Salt and digest of a hash as the configuration holds it."""
-    _, salt, known = text.split(":")
-    return bytes.fromhex(salt), bytes.fromhex(known)
+    """Salt and digest of a hash in the configuration."""
+    _, salt, digest_hex = text.split(":")
+    return bytes.fromhex(salt), bytes.fromhex(digest_hex)
 
 
-def matches(key: bytes, salt: bytes, known: bytes) -> bool:
-    """Whether the key has this digest; takes the same time whether or not."""
-    return hmac.compare_digest(digest(key, salt), known)
+def matches(key: bytes, salt: bytes, expected: bytes) -> bool:
+    """Whether the key has this digest, compared in constant time."""
+    return hmac.compare_digest(digest(key, salt), expected)
 
 
 def _checksum(body: str) -> str:

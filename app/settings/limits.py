@@ -1,4 +1,4 @@
-"""Every limit in one place."""
+"""Settings of limits: sizes, concurrency, queues and timeouts (section `limits`)."""
 
 from __future__ import annotations
 
@@ -14,68 +14,68 @@ _Seconds = Annotated[float, Field(gt=0)]
 
 
 class Limits(Frozen):
-    """What one request, one client and the process may use; past a limit the answer says which."""
+    """Limits of one request, one client and the process; an error names the limit."""
 
-    # What comes in.
+    # Requests.
     body_bytes: _Count = 32 * 2**20
-    """Bytes of a body, 32 MiB: images come in them."""
+    """Largest request body in bytes (32 MiB, because of images)."""
     body_buffer_bytes: _Count = 256 * 2**20
-    """Bytes of all bodies in memory, each but its first 64 KiB, 256 MiB."""
+    """Memory for all request bodies in bytes (256 MiB); the first 64 KiB of each are free."""
     upload_bytes: _Count = 256 * 2**20
-    """Bytes of an upload of rows, 256 MiB."""
+    """Largest upload of rows in bytes (256 MiB)."""
     header_bytes: _Count = 32 * 2**10
-    """Bytes of all headers of a request, 32 KiB."""
+    """Largest request head in bytes (32 KiB)."""
     messages: _Count = 2048
-    """Messages of a request, texts to embed."""
+    """Messages of a request, or texts to embed."""
     tools: _Count = 128
     """Tools of a request."""
     choices: _Count = 8
-    """`n`, times the prompts of a completion."""
+    """Choices of a request: `n`, times the prompts of a completion."""
     max_tokens: _Count = 32_768
-    """Tokens that a request may ask for."""
+    """Largest `max_tokens` of a request."""
     query_chars: _Count = MAX_QUERY_CHARS
-    """Characters that the router reads; of longer queries it reads none."""
-    # What goes out and comes back.
+    """Longest query in characters that the router reads; longer ones call the whole pool."""
+    # Calls to candidates.
     fan_out: _Count = 16
-    """Candidates that one request calls."""
+    """Most candidates that one request calls."""
     answer_bytes: _Count = 8 * 2**20
-    """Bytes of one candidate's answer, 8 MiB."""
+    """Largest answer of one candidate in bytes (8 MiB)."""
     buffered_bytes: _Count = 256 * 2**20
-    """Bytes of all answers in memory and of large payloads that are sent for them, 256 MiB."""
-    # How many at once.
+    """Memory for all answers and large payloads of calls in bytes (256 MiB)."""
+    # Concurrency.
     connections: _Count = 1024
-    """Connections from clients."""
+    """Concurrent client connections."""
     connections_per_address: _Count | None = 64
-    """Connections from one address that have shown no right key; null: any number."""
+    """Concurrent connections per address without a valid key; null: no limit."""
     in_flight: _Count = 256
-    """Requests at once, and so the longest line in an overload."""
+    """Concurrent requests, waiting ones included; further ones are refused (load shedding)."""
     queue: _Count = 256
-    """Queries that wait for the router."""
+    """Queue length of the router in queries."""
     batch: _Count = 32
-    """Queries that the router scores together."""
+    """Batch size of the router in queries."""
     decisions_kept: Annotated[int, Field(ge=0)] = 4096
-    """Decisions in memory, so that a query that comes again is not scored again; 0: none."""
-    # How long.
+    """Size of the decision cache, in decisions; 0: no cache."""
+    # Timeouts.
     deadline_s: _Seconds = 120.0
-    """Seconds for a request; `racer.timeout` may be shorter."""
+    """Deadline of a request in seconds; `racer.timeout` may be shorter."""
     header_s: _Seconds = 10.0
-    """Seconds until a request's head is there."""
+    """Timeout in seconds for receiving a request head."""
     body_s: _Seconds = 60.0
-    """Seconds until a request's body is there."""
+    """Timeout in seconds for receiving a request body."""
     upload_s: _Seconds = 600.0
-    """Seconds until an upload is there."""
+    """Timeout in seconds for receiving an upload."""
     keep_alive_s: _Seconds = 75.0
-    """Seconds that a connection without requests is kept."""
+    """Keep-alive timeout in seconds of an idle connection."""
     stalled_s: _Seconds = 60.0
-    """Seconds that a client may read nothing."""
+    """Timeout in seconds of a client that stops reading its response."""
     queue_s: _Seconds = 1.0
-    """Seconds that a query waits for its turn at the router, while more wait than
+    """Maximum queueing time in seconds at the router; enforced only while the queue is longer than
     `limits.batch`."""
     route_timeout_s: _Seconds = 10.0
-    """Seconds for a routing decision."""
+    """Timeout of a routing decision in seconds."""
     comment_every_s: _Seconds = 5.0
-    """Seconds between the comments that keep a waiting stream alive."""
+    """Interval in seconds of the comments that keep a waiting stream alive."""
     drain_delay_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds after SIGTERM: not ready, but still accepting."""
+    """Seconds after SIGTERM during which the gateway is not ready but still accepts requests."""
     drain_s: _Seconds = 30.0
-    """Seconds then for what is in flight."""
+    """Then seconds for the requests in flight."""

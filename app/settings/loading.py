@@ -1,4 +1,4 @@
-"""Reads a configuration file, with errors that name the field and the cure."""
+"""Loader of the configuration file; errors name the setting and what to do."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from app.settings.validation import problems
 def load(
     path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
 ) -> tuple[Settings, Secrets]:
-    """Read and check a configuration file; relative paths in it are relative to it.
+    """Read and validate a configuration file; its relative paths are relative to the file.
 
     Args:
         path: The YAML file.
-        environment: Where secrets are; None takes the process's own.
-        overrides: Fields that the command line sets.
+        environment: Environment variables with the secrets; None: those of the process.
+        overrides: Settings of the command line.
 
     Raises:
-        SettingsError: One sentence that names the file, the field and what is wrong.
+        SettingsError: One sentence with the file, the setting and the problem.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as exc:
-        cure = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
-        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){cure}") from exc
+        hint = ": `racer init` writes a first one" if isinstance(exc, FileNotFoundError) else ""
+        raise SettingsError(f"{path}: cannot be read ({exc.strerror}){hint}") from exc
     except ValueError as exc:
         raise SettingsError(f"{path}: not text in UTF-8") from exc
     return parse(text, path, environment, **overrides)
@@ -44,10 +44,10 @@ def load(
 def parse(
     text: str, path: Path, environment: Mapping[str, str] | None = None, **overrides: Any
 ) -> tuple[Settings, Secrets]:
-    """The same of what the file holds, or is to hold."""
+    """Validate the text of a configuration file, as :func:`load` does."""
     try:
         values = _parse_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # a bad date, endless nesting
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:  # an invalid date, deep nesting
         raise SettingsError(f"{path}: not YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: expected fields such as `schema_version: 1`")
@@ -78,14 +78,14 @@ def _parse_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without the last word winning silently: a key that stands twice is an error."""
+    """A YAML loader for which a duplicate key is an error; PyYAML would take the last silently."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
     keys: list[object] = [loader.construct_object(key, deep=True) for key, _ in pairs]
-    if twice := [key for key in keys if keys.count(key) > 1]:
-        raise yaml.YAMLError(f"{twice[0]!r} stands twice (line {node.start_mark.line + 1} on)")
+    if duplicates := [key for key in keys if keys.count(key) > 1]:
+        raise yaml.YAMLError(f"{duplicates[0]!r} stands twice (line {node.start_mark.line + 1} on)")
     return loader.construct_mapping(node, deep=True)
 
 

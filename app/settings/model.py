@@ -1,4 +1,4 @@
-"""The whole configuration, and what its parts must agree on."""
+"""Root model of the configuration, and the checks across its sections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.settings.routing import Encoder, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
-AUTO = "auto"  # the model name that asks for routing
+AUTO = "auto"  # the model name that requests routing
 
 
 def _without_password(url: str) -> str:
@@ -29,31 +29,33 @@ def _without_password(url: str) -> str:
 
 
 class Settings(Frozen):
-    """What the gateway is started with; everything but secrets."""
+    """The whole configuration, without secrets."""
 
     schema_version: Literal[1]
-    """How this file is to be read: 1."""
+    """Version of the format of this file: 1."""
     host: str = "127.0.0.1"
-    """Address to bind to; any other than loopback's needs a data key."""
+    """Address to bind to; any address other than loopback needs a data key."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
-    """The gateway's port; 0 takes a free one."""
+    """Port of the gateway; 0: any free one."""
     artifact: Path | None = None
-    """The folder that `racer train` made; null: candidates are asked by name, and nothing is
-    routed."""
+    """Folder of the router that `racer train` wrote; null: nothing is routed, candidates are called
+    by name."""
     store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
-    """A SQLite file, relative to this one, or PostgreSQL, which several gateways share; no
+    """Database URL: a SQLite file, relative to this file, or PostgreSQL for several gateways; no
     password here."""
     store_env: str = "RACER_STORE_URL"
-    """The environment variable whose URL, with its password, is taken instead of `store`."""
+    """Environment variable with a database URL, including its password, that replaces `store`."""
     candidates: Annotated[tuple[Candidate, ...], Field(min_length=1)]
-    """The models of the pool: where each is served, what it can do, and how it was labelled."""
+    """The models of the pool."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
-        json_schema_extra={"additionalProperties": False},  # else a wrong name would be a right one
+        json_schema_extra={
+            "additionalProperties": False
+        },  # otherwise an editor would accept a wrong name
     )
-    """Parts of the pool by name, each the model `auto/<name>`."""
+    """Subsets of the pool by name; each is the model `auto/<name>`."""
     embeddings: Name | None = None
-    """The candidate that serves `/v1/embeddings`; null: nobody does."""
+    """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
     encoder: Encoder = Encoder()
     routing: Routing = Routing()
     aggregation: Aggregation = Aggregation()
@@ -70,14 +72,14 @@ class Settings(Frozen):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"candidates: the name {twice!r} stands twice")
         if taken := [name for name in names if name == AUTO or name.startswith(f"{AUTO}/")]:
-            raise ValueError(f"candidates: `{taken[0]}` is the name of the router itself")
+            raise ValueError(f"candidates: the name `{taken[0]}` is reserved for the router")
         return self
 
     @model_validator(mode="after")
     def _prices_are_comparable(self) -> Self:
         unpriced = [candidate.name for candidate in self.candidates if candidate.price is None]
         if unpriced and len(unpriced) < len(self.candidates):
-            raise ValueError(f"candidates: {unpriced[0]!r} has no price, and others have one")
+            raise ValueError(f"candidates: {unpriced[0]!r} has no price, but others have one")
         if unpriced and self.routing.score is Score.COVER_COST:
             raise ValueError("routing.score: cover_cost needs a price for every candidate")
         return self
@@ -93,7 +95,7 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _everyone_can_be_sampled(self) -> Self:
+    def _shadow_samples_fit_the_fan_out(self) -> Self:
         if self.watching.shadow_rate > 0.0 and len(self.pool) > self.limits.fan_out:
             raise ValueError(
                 f"watching.shadow_rate: a sample calls all {len(self.pool)} candidates, and "
@@ -114,15 +116,15 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _routing_has_a_router(self) -> Self:
-        """Whoever asks for it would wait in vain: nothing is routed without an artifact."""
-        asked = {
+        """Refuse settings of routing without an artifact: they would have no effect."""
+        needs_router = {
             "pools": bool(self.pools),
             "routing.observe": self.routing.observe is not None,
             "watching.shadow_rate": self.watching.shadow_rate > 0.0,
             "aggregation.evaluator": bool(self.aggregation.raters),
         }
-        if self.artifact is None and any(asked.values()):
-            place = next(place for place, is_asked in asked.items() if is_asked)
+        if self.artifact is None and any(needs_router.values()):
+            place = next(place for place, is_set in needs_router.items() if is_set)
             raise ValueError(
                 f"{place} needs a router: train one with `racer train` and set `artifact`"
             )
@@ -130,18 +132,18 @@ class Settings(Frozen):
 
     @property
     def prices(self) -> tuple[float, ...] | None:
-        """The candidates' prices in order; None when they have none."""
+        """Prices in the order of the candidates; None if they have none."""
         prices = tuple(each.price for each in self.candidates if each.price is not None)
         return prices or None
 
     @property
     def pool(self) -> tuple[str, ...]:
-        """The candidates' names in order."""
+        """Names of the candidates in order."""
         return tuple(candidate.name for candidate in self.candidates)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model that a client may name: the router, its named pools, the candidates."""
+        """Model names for clients: the router, named pools, candidates."""
         if self.artifact is None:
             return self.pool
         return (AUTO, *(f"{AUTO}/{name}" for name in self.pools), *self.pool)

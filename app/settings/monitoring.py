@@ -10,27 +10,31 @@ from app.settings.base import Frozen
 
 
 class MonitoringSettings(Frozen):
-    """Decisions are kept for feedback and `racer verify`; answers never are."""
+    """Storage of decisions for feedback and `racer verify`, and drift detection."""
 
     decisions: bool = True
-    """Remember every decision, never an answer."""
+    """Store every decision; answers are never stored."""
     store_queries: bool = False
-    """Keep with a decision what the router read of its query; false: its keyed hash alone."""
+    """Store the text that the router read with each decision; false: only its keyed hash."""
     keep_days: Annotated[float, Field(gt=0)] = 30.0
-    """Days that decisions are kept; then they are deleted with their feedback."""
+    """Retention of decisions in days; then they are deleted with their feedback."""
     keep_rows: Annotated[int, Field(gt=0)] = 1_000_000
-    """Decisions that are kept, the newest."""
+    """Retention of decisions by number: the newest are kept."""
     feedback: Literal["admin", "all"] = "admin"
-    """Whose verdicts count at once: `admin` or `all`."""
+    """Keys whose feedback counts without review: `admin` or `all`."""
     shadow_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of decisions for which everyone is called, to be judged."""
+    """Share of decisions for which all candidates are called (shadow samples), for judging."""
     false_alarm: Annotated[float, Field(gt=0, lt=1)] | None = 0.01
-    """Probability of all drift alarms of one calibration, ever; null watches nothing."""
+    """Probability of any false drift alarm during one calibration; null: no drift detection."""
 
     @model_validator(mode="after")
-    def _what_is_kept_of_decisions_has_decisions(self) -> Self:
+    def _samples_and_queries_need_decisions(self) -> Self:
         if self.shadow_rate > 0.0 and not self.decisions:
-            raise ValueError("shadow_rate needs `decisions: true`: nobody could judge them")
+            raise ValueError(
+                "shadow_rate needs `decisions: true`: only stored decisions can be judged"
+            )
         if self.store_queries and not self.decisions:
-            raise ValueError("store_queries needs `decisions: true`: queries are kept with them")
+            raise ValueError(
+                "store_queries needs `decisions: true`: queries are stored with decisions"
+            )
         return self

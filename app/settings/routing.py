@@ -1,4 +1,4 @@
-"""How queries are routed where a request does not say otherwise."""
+"""Settings of routing: alpha, scores, abstention, groups (section `routing`)."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
 class Encoder(Frozen):
-    """Must match the artifact; None takes what the artifact remembers."""
+    """Expected backend and format of the encoder; null: the artifact's."""
 
     backend: Literal["cpu", "cuda"] | None = None
-    """`cpu` or `cuda`; must be the artifact's, null takes it."""
+    """`cpu` or `cuda`; must match the artifact. Null: the artifact's."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """`float32` or `bfloat16`; must be the artifact's, null takes it."""
+    """`float32` or `bfloat16`; must match the artifact. Null: the artifact's."""
 
 
 class Routing(Frozen):
-    """Defaults for requests that do not say otherwise."""
+    """Defaults of requests and of calibrations."""
 
     alpha: Alpha = 0.1
-    """Risk level of requests that name none, and of calibrations."""
+    """Default risk level of requests and of calibrations."""
     score: Score = Score.COVER
     """Nonconformity score: `gap`, `prob`, `cover`, `cover_cost` (needs prices), `static`."""
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
-    """What alpha bounds: `answerable` or `paper`."""
+    """Which risk alpha bounds: `answerable` or `paper`."""
     on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
-    """When nobody is likely to know: `refuse`, `strongest` (void) or `error` (422)."""
+    """When no candidate is likely right: `refuse`, `strongest` (void) or `error` (422)."""
     on_infeasible: Literal["trivial", "reject"] = "trivial"
-    """When rows are too few for alpha: `trivial` calls everyone, `reject` is an error."""
+    """With too few rows for alpha: `trivial` calls all candidates, `reject` is an error."""
     text: RoutedText = "last_user"
-    """What the router reads: the last user turn, or the whole `conversation`."""
+    """What the router reads: `last_user`, the last user turn, or the whole `conversation`."""
     group_by: Literal["request", "key", "language"] = "request"
-    """Whose threshold applies: `request`, `key` or `language`."""
+    """What determines the group, hence the threshold: `request`, `key` or `language`."""
     observe: Name | None = None
-    """Route and remember, but call this candidate always."""
+    """Observe mode: route and record decisions, but always call this candidate."""
     session_ttl_s: Annotated[float, Field(gt=0)] | None = None
-    """How long `x-session-id` keeps its set; null: sessions are off."""
+    """Seconds that a session (`x-session-id`) keeps its set; null: sessions are off."""
 
 
 class Pool(Frozen):
-    """A part of the pool under a name of its own: the model `auto/<name>`."""
+    """A subset of the pool: the model `auto/<name>`."""
 
     candidates: Annotated[tuple[Name, ...], Field(min_length=1)]
-    """A part of the pool, asked for as `auto/<name>`."""
+    """Candidates of the model `auto/<name>`."""
     alpha: Alpha | None = None
-    """Its risk level; null: `routing.alpha`."""
+    """Risk level of this model; null: `routing.alpha`."""

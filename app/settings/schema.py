@@ -1,6 +1,6 @@
-"""The configuration file as a JSON schema, for editors and for validators that are not ours.
+"""JSON Schema of the configuration file, for editors and external validators.
 
-It knows fields, types and ranges; what several fields must agree on, only the loader knows.
+It covers fields, types and ranges. Conditions across fields are checked only by the loader.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ FILE_NAME: Final = "racer.schema.json"
 
 
 def text() -> str:
-    """The schema as it stands in a file."""
+    """The schema as text of a file."""
     return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def json_schema() -> dict[str, Any]:
-    """Every field with its sentence, its default and what it may be."""
+    """Every setting with description, default and allowed values."""
     described = cast("dict[str, Any]", _in_one_line(Settings.model_json_schema()))
     return {"$schema": _DIALECT, **described, "title": "RACER's configuration"}
 
 
 def modeline(path: str) -> str:
-    """The first line of a file, by which editors find its schema.
+    """The first line of a configuration file, by which editors find its schema.
 
     Args:
-        path: Of the schema, relative to the file.
+        path: Path of the schema, relative to the file.
     """
     return f"# yaml-language-server: $schema={path}"
 
 
 def _in_one_line(part: object) -> object:
-    """The same with every description as one line: docstrings are broken where the code is."""
+    """Join the lines of every description: docstrings have the line breaks of the code."""
     if isinstance(part, list):
         return [_in_one_line(each) for each in cast("list[object]", part)]
     if not isinstance(part, dict):

@@ -1,4 +1,4 @@
-"""What the environment holds under the names that the configuration gives."""
+"""Secrets from the environment: API keys and the database URL; checks of weak keys."""
 
 from __future__ import annotations
 
@@ -14,37 +14,41 @@ from app.settings.model import Settings
 
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 8  # hexadecimal keys of 16 characters have about 10
-# Printed in documentation, ours or somebody else's, so everybody knows them.
+# Examples in public documentation: such keys are no secret.
 _PUBLISHED = ("sk-1234", "changeme", "change-me", "your-api-key", "my-secret-key", "0123456789")
 
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Keys; never printed."""
+    """Secrets of one configuration; never printed."""
 
     data_key: SecretStr | None = None
     admin_key: SecretStr | None = None
-    # By name: candidates, and evaluators with a server of their own.
+    # By name of the candidate, or of an evaluator with a server of its own.
     candidate_keys: Mapping[str, SecretStr] = field(default_factory=dict[str, SecretStr])
-    store_url: SecretStr | None = None  # it may hold a password
+    store_url: SecretStr | None = None  # may hold a password
 
     def store(self, settings: Settings) -> str:
-        """The URL of the store: the environment's, else the configuration's."""
+        """URL of the store: from the environment, else from the configuration."""
         return settings.store if self.store_url is None else self.store_url.get_secret_value()
 
 
 def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
-    """Read the keys, refusing weak ones and a door left open."""
+    """Read the secrets; refuse weak keys, and an open address without a data key.
+
+    Raises:
+        SettingsError: The message names the variable and what to do.
+    """
     access = settings.access
     data_key = _key(environment, access.data_key_env)
     admin_key = _key(environment, access.admin_key_env)
     if data_key is not None and data_key == admin_key:
         raise SettingsError("the admin key must differ from the data key")
     for variable, key in ((access.data_key_env, data_key), (access.admin_key_env, admin_key)):
-        if key is not None and (name := _name_of(key, settings)) is not None:
+        if key is not None and (name := _configured_name(key, settings)) is not None:
             raise SettingsError(
-                f"${variable} holds the key that access.keys has as {name!r}: make another one "
-                "with `racer key new`, so that each stands for one caller"
+                f"${variable} holds the same key as {name!r} in access.keys: generate another one "
+                "with `racer key new`, so that every key identifies one caller"
             )
     if data_key is None and not any(key.role == "data" for key in access.keys):
         listeners = [settings.host] if access.admin is None else [settings.host, access.admin.host]
@@ -55,15 +59,15 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
                     f"set ${access.data_key_env}, or bind to 127.0.0.1"
                 )
     targets = {candidate.name: candidate for candidate in settings.candidates}
-    wanted = {
+    variables = {
         name: target.api_key_env
         for name, target in (targets | settings.aggregation.raters).items()
         if target.api_key_env is not None
     }
-    for name, variable in wanted.items():
+    for name, variable in variables.items():
         if not environment.get(variable):
             raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
-    keys = {name: SecretStr(environment[variable]) for name, variable in wanted.items()}
+    keys = {name: SecretStr(environment[variable]) for name, variable in variables.items()}
     store_url = environment.get(settings.store_env)
     return Secrets(data_key, admin_key, keys, SecretStr(store_url) if store_url else None)
 
@@ -79,13 +83,13 @@ def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:
         )
     if (why := _weakness(value)) is not None:
         raise SettingsError(
-            f"${variable} {why}: take a random key, from `racer key new` or `openssl rand -hex 24`"
+            f"${variable} {why}: generate one with `racer key new` or `openssl rand -hex 24`"
         )
     return SecretStr(value)
 
 
 def _weakness(key: str) -> str | None:
-    """Why a key could be guessed; None when it looks random."""
+    """Why a key can be guessed; None if it looks random."""
     if len(key) < MIN_KEY_CHARS:
         return f"has fewer than {MIN_KEY_CHARS} characters"
     if len(key) > key_format.MAX_KEY_BYTES:
@@ -95,11 +99,11 @@ def _weakness(key: str) -> str | None:
     if len(set(key)) < MIN_DIFFERENT_CHARS:
         return f"has fewer than {MIN_DIFFERENT_CHARS} different characters"
     if key_format.is_damaged(key):
-        return "was cut or mistyped, for its checksum does not fit"
+        return "was cut or mistyped: its checksum does not match"
     return None
 
 
-def _name_of(key: SecretStr, settings: Settings) -> str | None:
+def _configured_name(key: SecretStr, settings: Settings) -> str | None:
     presented = key.get_secret_value().encode()
     for each in settings.access.keys:
         if key_format.matches(presented, *key_format.parse_hash(each.hash)):
@@ -108,7 +112,7 @@ def _name_of(key: SecretStr, settings: Settings) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to this address."""
+    """Whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:

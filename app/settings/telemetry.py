@@ -18,11 +18,11 @@ def _collector_url(url: str) -> str:
 
 
 class TelemetrySettings(Frozen):
-    """Logs and traces. Metrics are always there."""
+    """Format of logs, and export of traces; metrics are always on."""
 
     log: Literal["text", "json"] = "json"
-    """`json` for machines, `text` for people."""
+    """Log format: `json` or `text`."""
     log_prompts: bool = False
-    """Write prompts and answers into logs and traces."""
+    """Write prompts and answers to logs and traces."""
     otlp_endpoint: Annotated[str, AfterValidator(_collector_url)] | None = None
-    """An OpenTelemetry collector, over HTTP; `/v1/traces` is added."""
+    """URL of an OpenTelemetry collector (OTLP over HTTP); `/v1/traces` is added."""
