@@ -1,12 +1,12 @@
-/** How the gateway is, and what to do next where it cannot route yet. */
+/** The state of the gateway, and the next steps while it cannot route. */
 
 import { el, notice } from "./dom.js";
 import { shortId } from "./format.js";
 
 const ROUTER_STEPS = [
-  ["Have questions answered by your candidates and graded.", "racer label questions.jsonl --config racer.yaml --out rows.jsonl --grade number"],
+  ["Let your candidates answer questions, and grade the answers.", "racer label questions.jsonl --config racer.yaml --out rows.jsonl --grade number"],
   ["Train a router on some of the rows.", "racer train --config racer.yaml --data train.jsonl --validation validation.jsonl --out artifact"],
-  ["Name it in the configuration, and start the gateway again.", "artifact: artifact"],
+  ["Set it in the configuration and restart the gateway.", "artifact: artifact"],
   ["Come back here, to “Calibrate”, with rows that the router has not seen.", null],
 ];
 
@@ -20,13 +20,13 @@ export function statusInWords({ status, calibration, degraded }) {
   return { state: "warn", words: "not calibrated" };
 }
 
-/** What to do next; nothing where all is well. */
+/** The next step; nothing if the gateway is ready. */
 export function advice({ status, calibration, degraded, reason }) {
-  if (status === "unreachable") return notice("bad", el("strong", {}, "The gateway cannot be reached. "), "The page looks again every few seconds.");
-  if (status === "draining") return notice("warn", el("strong", {}, "This gateway is being stopped. "), "What was asked is answered to its end.");
+  if (status === "unreachable") return notice("bad", el("strong", {}, "The gateway cannot be reached. "), "The page retries every few seconds.");
+  if (status === "draining") return notice("warn", el("strong", {}, "This gateway is being stopped. "), "Requests in progress are answered.");
   if (status === "ready" && !calibration) return withoutRouter();
   if (status === "ready" && degraded) {
-    return notice("warn", el("strong", {}, "The store cannot be read. "), `Routing goes on under calibration ${shortId(calibration)}; calibrating and the history wait for the store.`);
+    return notice("warn", el("strong", {}, "The store cannot be read. "), `Routing continues with calibration ${shortId(calibration)}; calibrating and the history need the store.`);
   }
   if (status === "ready") return null;
   return notice(
@@ -37,12 +37,12 @@ export function advice({ status, calibration, degraded, reason }) {
   );
 }
 
-/** The way from a bare gateway to a routing one. */
+/** Steps from a gateway without a router to a routing one. */
 function withoutRouter() {
   return notice(
     "info",
     el("h2", {}, "No router yet"),
-    el("p", {}, "Candidates answer when they are asked by name, with keys, limits and metrics as ever; nothing is routed and nothing is promised. To route:"),
+    el("p", {}, "Candidates can be called by name, with keys, limits and metrics; nothing is routed, and there is no guarantee. To route:"),
     el(
       "ol",
       { class: "steps" },

@@ -1,4 +1,4 @@
-/** What came of a question: the answer, its certificate in words, its price, and who said what. */
+/** The result of a question: answer, certificate, cost, and the answer of each candidate. */
 
 import { ApiError, postJson } from "./api.js";
 import { el, fill, notice, setShare } from "./dom.js";
@@ -8,9 +8,9 @@ import { failureInWords, guaranteeInWords, reasonInWords } from "./words.js";
 /**
  * The cards of one answer.
  *
- * @param told What /route said.
- * @param seen The question, how long it took here, how many candidates there are, and the level that
- *   was asked, where it is known.
+ * @param told Response of /route.
+ * @param seen The question, its duration, the number of candidates, and the requested level if it is
+ *   known.
  */
 export function answerCards(told, seen) {
   return el(
@@ -19,7 +19,7 @@ export function answerCards(told, seen) {
     el(
       "section",
       { class: "card", "aria-labelledby": "answer-title" },
-      el("h2", { id: "answer-title" }, told.abstained ? "Nobody was called" : "The answer"),
+      el("h2", { id: "answer-title" }, told.abstained ? "No candidate was called" : "The answer"),
       el("p", { class: "muted asked" }, seen.query),
       el("p", { class: "text big" }, told.answer ?? "The answer holds no text."),
       told.abstained ? null : el("p", { class: "muted" }, servedBy(told)),
@@ -30,16 +30,16 @@ export function answerCards(told, seen) {
   );
 }
 
-/** Whose text it is, and how the vote went. */
+/** The candidate that is quoted, and the result of the vote. */
 function servedBy({ served_by: name, votes, calls }) {
   const kinds = Object.keys(votes).length;
   const called = calls.length;
   if (kinds === 0) return `In the words of ${name}.`;
-  const how = called === 1 ? "Nobody else was asked." : kinds === 1 ? "All who voted agree." : `They gave ${plural(kinds, "different answer")}; this one won the vote.`;
+  const how = called === 1 ? "No other candidate was called." : kinds === 1 ? "All votes agree." : `They gave ${plural(kinds, "different answer")}; this one won the vote.`;
   return `In the words of ${name}. ${how}`;
 }
 
-/** What it cost beside calling everyone: only what is known. */
+/** The cost compared with calling the whole pool, as far as it is known. */
 function facts(told, { ms, size, level }) {
   const called = told.calls.filter((call) => !call.skipped);
   const answered = called.filter((call) => call.ms !== undefined);
@@ -47,10 +47,10 @@ function facts(told, { ms, size, level }) {
   const found = [
     ["candidates called", `${called.length} of ${size}`],
     level?.cost_share == null || !sameNames(called, level.selected)
-      ? [`${size - called.length === 1 ? "call" : "calls"} saved beside calling all`, String(size - called.length)]
+      ? [`${size - called.length === 1 ? "call" : "calls"} saved compared with calling all`, String(size - called.length)]
       : [`of the price of calling all ${size}`, percent(level.cost_share, 0)],
-    ["until the answer was here", duration(ms)],
-    ["of it the gateway's own", duration(told.overhead_ms)],
+    ["until the answer arrived", duration(ms)],
+    ["of which the gateway", duration(told.overhead_ms)],
   ];
   if (answered.length > 0) found.push(["the slowest call", duration(Math.max(...answered.map((call) => call.ms)))]);
   if (tokens > 0) found.push([told.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
@@ -62,14 +62,14 @@ function sameNames(called, names) {
   return called.length > 0 && called.length === names.length && called.every((call) => names.includes(call.candidate));
 }
 
-/** The certificate: what is promised, or why nothing is. */
+/** The certificate: the guarantee, or why it is void. */
 function certificate(told) {
   const remarks = told.reasons.map(reasonInWords);
   if (!told.holds) {
     return notice(
       "warn",
-      el("h3", {}, "No guarantee for this one"),
-      el("p", {}, "A premise failed:"),
+      el("h3", {}, "No guarantee for this answer"),
+      el("p", {}, "A premise is violated:"),
       el("ul", {}, remarks.map((each) => el("li", {}, each))),
     );
   }
@@ -90,7 +90,7 @@ function sideBySide(told) {
   return el(
     "section",
     { class: "card", "aria-labelledby": "said-title" },
-    el("h2", { id: "said-title" }, "What each said"),
+    el("h2", { id: "said-title" }, "All answers"),
     kinds.length > 1
       ? el(
           "ol",
@@ -123,13 +123,13 @@ function said(name, call, text, told) {
   );
 }
 
-/** Two buttons that say whether an answer was right; this is what the realised risk is known by. */
+/** Two buttons for feedback on an answer; the realised risk is estimated from it. */
 function verdict(name, decision) {
   const place = el("span", { class: "verdict" });
   const button = (label, correct) =>
     el("button", { type: "button", class: "quiet small", "aria-label": `${name} was ${label.toLowerCase()}`, onclick: () => tell(correct) }, label);
 
-  /** Send the verdict, and say what became of it. */
+  /** Send the verdict and show the result. */
   async function tell(correct) {
     try {
       const { waiting } = await postJson("feedback", "data", { decision_id: decision, correct: { [name]: correct } });

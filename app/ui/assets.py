@@ -1,7 +1,7 @@
-"""The files of the page, each read and compressed when it is first asked for, and then kept.
+"""Static files of the page, read and compressed on first use and then cached.
 
-What is served stands in a table of names: no path of a request ever becomes a path of a file.
-Plotly's script is the one inside of the installed package, whose Python is never imported.
+Files are served from a table of names: no path of a request becomes a path of a file. Plotly's
+script comes from the installed package, whose Python code is never imported.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _KINDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """A file as it goes out.
+    """A static file.
 
     Attributes:
-        packed: Its bytes, compressed with gzip.
-        kind: Its content type.
-        etag: The same for the same bytes, whichever gateway serves them in whichever encoding.
+        packed: The bytes, compressed with gzip.
+        kind: Content type.
+        etag: Depends only on the bytes, not on gateway or encoding.
     """
 
     packed: bytes
@@ -41,7 +41,7 @@ class Asset:
 
     @property
     def plain(self) -> bytes:
-        """Its bytes, for whoever does not read gzip."""
+        """The uncompressed bytes, for clients without gzip."""
         return gzip.decompress(self.packed)
 
 
@@ -53,18 +53,18 @@ class Assets:
         self._paths = {path.name: path for path in here if path.suffix in _KINDS}
         self._paths[PAGE] = self._paths.pop("index.html")
         self._paths[PLOTLY] = _plotly()
-        self._known: dict[str, Asset] = {}
+        self._cached: dict[str, Asset] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, sorted."""
+        """All names, sorted."""
         return tuple(sorted(self._paths))
 
     async def find(self, name: str) -> Asset | None:
         """The file of this name, if there is one."""
-        if name not in self._known and name in self._paths:
-            self._known[name] = await asyncio.to_thread(_read, self._paths[name])
-        return self._known.get(name)
+        if name not in self._cached and name in self._paths:
+            self._cached[name] = await asyncio.to_thread(_read, self._paths[name])
+        return self._cached.get(name)
 
 
 def _read(path: Path) -> Asset:
@@ -77,7 +77,7 @@ def _read(path: Path) -> Asset:
 
 
 def _plotly() -> Path:
-    """Its minified script. Nothing of the package is run to find it."""
+    """Path of the minified script, found without importing the package."""
     spec = find_spec("plotly")
     assert spec is not None
     assert spec.origin is not None

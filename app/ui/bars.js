@@ -19,8 +19,8 @@ function scale(scores, nonconformity) {
 }
 
 const DRAWN = {
-  score: "Bars show the router's score: how likely the candidate is to answer right. Whoever reaches the line is called.",
-  fit: "Bars show what those placed before a candidate leave to it: the share of questions like this one that none of them answers. Whoever reaches the line is called.",
+  score: "Bars show the router's score: how likely the candidate is to answer right. Candidates that reach the line are called.",
+  fit: "Bars show the share of questions like this one that none of the better candidates answers. Candidates that reach the line are called.",
 };
 
 /**
@@ -49,7 +49,7 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
   const table = el(
     "table",
     { class: "bars" },
-    el("caption", { class: "unseen" }, "Candidates, their router scores, and who is in the set"),
+    el("caption", { class: "unseen" }, "Candidates, their router scores, and whether they are in the set"),
     el(
       "thead",
       {},
@@ -58,7 +58,7 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
     el("tbody", {}, rows.map(({ row }) => row)),
   );
 
-  /** Draw the line of one level, and who is in its set. */
+  /** Draw the threshold and the set of one level. */
   function show(level) {
     const selected = new Set(level.selected);
     for (const { name, row, mark, place } of rows) {
@@ -72,17 +72,17 @@ export function candidateBars({ pool_scores: scores, nonconformity }) {
   return { table, show, legend: DRAWN[drawn] };
 }
 
-/** One sentence about a level: who is called, and what that saves. */
+/** One sentence about a level: which candidates are called, and what that saves. */
 export function levelInWords(level, names) {
   const called = level.selected.length;
-  if (level.abstained) return `At ${percent(level.alpha)} nobody is called: no candidate is likely to know.`;
+  if (level.abstained) return `At ${percent(level.alpha)} no candidate is called: none is likely to answer right.`;
   if (level.lambda_hat === null) {
     return `At ${percent(level.alpha)} there is no threshold that keeps the promise, so ${called === names.length ? "all" : "the best"} ${called} are called.`;
   }
   return `At ${percent(level.alpha)}: ${called} of ${names.length} ${called === 1 ? "is" : "are"} called.`;
 }
 
-/** What is saved beside calling everyone: money where prices are known, calls otherwise. */
+/** Savings compared with the whole pool: cost if prices are known, calls otherwise. */
 export function savingInWords(level, size) {
   if (level.cost_share !== null) return `costs ${percent(level.cost_share, 0)} of calling all ${size}`;
   const saved = size - level.selected.length;

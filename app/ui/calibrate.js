@@ -88,9 +88,9 @@ export function startCalibrate() {
     );
   }
 
-  /** Activate what was looked at, if nobody else activated something meanwhile. */
+  /** Activate the shown calibration, unless another one was activated meanwhile. */
   async function decide(sent, active) {
-    const text = active ? `It takes the place of ${shortId(active)}. Whoever activated another one meanwhile is not overruled.` : "It will be the first active calibration, unless somebody else activated one meanwhile.";
+    const text = active ? `It takes the place of ${shortId(active)}. If another calibration was activated meanwhile, nothing changes.` : "It will be the first active calibration, unless another one was activated meanwhile.";
     if (await confirmed("Activate this calibration?", text, "Activate")) await run(sent, active);
   }
 
@@ -234,11 +234,11 @@ function failure(error) {
     );
   }
   const advice = adviceFor(error);
-  const title = { conflict: "Somebody else was here", job_cancelled: "Cancelled" }[error.code] ?? "Nothing was changed";
+  const title = { conflict: "Another change came first", job_cancelled: "Cancelled" }[error.code] ?? "Nothing was changed";
   return notice("bad", el("h2", {}, title), el("p", {}, sentence(error.message)), advice ? el("p", {}, advice) : null);
 }
 
-/** An activation of which nobody says how it ended. */
+/** An activation without a known result. */
 function unknown(error) {
   return notice("warn", el("h2", {}, UNKNOWN), el("p", {}, sentence(error.message)), el("p", {}, "The history tells which calibration is active."));
 }

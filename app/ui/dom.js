@@ -65,7 +65,7 @@ export function table(caption, titles, rows) {
   );
 }
 
-/** Say one thing to whoever listens instead of looking. */
+/** Announce one message to screen readers. */
 export function say(text) {
   byId("said").textContent = text;
 }

@@ -47,7 +47,7 @@ function figures(found) {
 function warnings(found) {
   const said = [];
   if (!found.feasible) {
-    said.push(notice("warn", `There is no finite threshold at ${percent(found.alpha)}: ${whyNone(found)} Everyone would be called.`));
+    said.push(notice("warn", `There is no finite threshold at ${percent(found.alpha)}: ${whyNone(found)} All candidates would be called.`));
   }
   if (found.overlap > 0) said.push(notice("warn", `${plural(found.overlap, "row")} of these trained the router. Every certificate would be void.`));
   const copies = [];

@@ -3,20 +3,20 @@
 const kept = { data: "", admin: "" };
 const changes = new EventTarget();
 
-/** Keep these keys, and tell whoever listens; where one is empty the one that is held stays. */
+/** Store these keys and notify listeners; an empty one keeps the current key. */
 export function useKeys(data, admin) {
   kept.data = data.trim() || kept.data;
   kept.admin = admin.trim() || kept.admin;
   changes.dispatchEvent(new Event("change"));
 }
 
-/** Hold none any more. */
+/** Forget all keys. */
 export function forgetKeys() {
   kept.data = kept.admin = "";
   changes.dispatchEvent(new Event("change"));
 }
 
-/** The header that shows a key of this role; an admin key opens what a data key does. */
+/** The header with a key of this role; an admin key is also valid as a data key. */
 export function authorization(role) {
   const key = role === "admin" ? kept.admin : kept.data || kept.admin;
   return key ? { authorization: `Bearer ${key}` } : {};

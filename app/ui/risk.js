@@ -1,4 +1,4 @@
-/** The risk level that somebody chose, or the gateway's own while nobody did. */
+/** The chosen risk level, or the gateway's default. */
 
 import { byId } from "./dom.js";
 import { percent } from "./format.js";
@@ -17,7 +17,7 @@ export function riskLevel(moved) {
     slider.focus();
   });
 
-  /** Take a change in, and say it. */
+  /** Apply and show a change. */
   function set(now) {
     touched = now;
     if (!touched && usual !== null) slider.value = Math.round(200 * usual);
@@ -29,7 +29,7 @@ export function riskLevel(moved) {
     moved();
   }
 
-  /** What was chosen; undefined while it is the gateway's own. */
+  /** The chosen level; undefined for the gateway's default. */
   function chosen() {
     const alpha = slider.valueAsNumber / 200;
     return touched && alpha !== usual ? alpha : undefined;

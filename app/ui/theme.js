@@ -1,4 +1,4 @@
-/** Light and dark: the system's until somebody switches, for as long as the page is open. */
+/** Light and dark theme: the system's until the user switches, while the page is open. */
 
 import { byId } from "./dom.js";
 

@@ -1,11 +1,11 @@
-/** What is asked and who answers: tiles, lines, set sizes, candidates. From /metrics alone. */
+/** Traffic: tiles, charts, set sizes and candidates, from /metrics only. */
 
 import { chart, window } from "./charts.js";
 import { el, fill, renew, table } from "./dom.js";
 import { count, duration, number, percent, plural } from "./format.js";
 import { histogram, total } from "./metrics.js";
 
-const LONGEST_S = 60; // the last bound of the gateway's histograms; of what is above nobody knows how far
+const LONGEST_S = 60; // the last bound of the gateway's histograms; larger values are not resolved
 
 /** The view, with a place for what is known of the risk, and how to show the latest answers in it. */
 export function trafficView(risk) {
@@ -62,8 +62,8 @@ function tileTexts(all, last) {
     ["requests a second", last ? number(last.rate, 1) : none, "of whatever asks candidates or routes, between the last two answers"],
     ["routed", count(decided), "decisions since the gateways began"],
     [`mean set, of ${pool}`, decided ? number(called / decided) : none],
-    ["calls saved", decided && pool ? percent(1 - called / (decided * pool), 0) : none, "of the calls that calling everyone would have made"],
-    ["refused", decided ? percent(total(all, "racer_abstained_total") / decided) : none, "nobody was likely to know"],
+    ["calls saved", decided && pool ? percent(1 - called / (decided * pool), 0) : none, "compared with calling the whole pool"],
+    ["refused", decided ? percent(total(all, "racer_abstained_total") / decided) : none, "no candidate was likely right"],
     ["without a guarantee", decided ? percent(total(all, "racer_void_certificates_total") / decided) : none, "when the set was chosen"],
   ];
 }

@@ -11,7 +11,7 @@ import { adviceFor, reasonInWords, sentence } from "./words.js";
 
 const PAUSE_MS = 450; // after the last key, before the question is looked at
 
-/** Wire the form; nothing is asked before somebody types. */
+/** Wire the form; no request is made before the user types. */
 export function startTry() {
   const form = byId("ask");
   const question = byId("question");
@@ -39,7 +39,7 @@ export function startTry() {
   });
   onKeys(() => question.value.trim() && look());
 
-  /** Show the sets of the question as it stands. Nobody is called for it. */
+  /** Show the sets of the current question, without calling a candidate. */
   async function look() {
     clearTimeout(waiting);
     looking.abort();
@@ -61,13 +61,13 @@ export function startTry() {
     }
   }
 
-  /** There is no set to show: what was known is of another question. */
+  /** Remove the set: it belongs to another question. */
   function forget() {
     shown = null;
     fill(byId("set"), story);
   }
 
-  /** Call the set, and show what comes of it. */
+  /** Call the set and show the result. */
   async function ask() {
     if (asking) return;
     const query = question.value;
@@ -89,7 +89,7 @@ export function startTry() {
       const told = await postJson("route", "data", body);
       const size = Object.keys(told.pool_scores).length || told.certificate.guarantee.pool.length;
       const level = shown?.query === query ? shown.levelOf(told.certificate.guarantee.alpha) : undefined;
-      say(`${told.abstained ? "Nobody was called." : `The answer of ${told.served_by}:`} ${(told.answer ?? "").slice(0, 300)}`);
+      say(`${told.abstained ? "No candidate was called." : `The answer of ${told.served_by}:`} ${(told.answer ?? "").slice(0, 300)}`);
       fill(byId("answer"), answerCards(told, { query, ms: performance.now() - begun, size, level }));
     } catch (error) {
       fail(error);
@@ -100,7 +100,7 @@ export function startTry() {
     }
   }
 
-  /** Say what went wrong, and what to do. */
+  /** Show an error and what to do about it. */
   function fail(error) {
     if (!(error instanceof ApiError)) throw error;
     const advice = adviceFor(error);
@@ -115,18 +115,18 @@ function showSet(query, told, risk) {
   const names = certificate.guarantee.pool;
   const summary = el("p", { class: "sentence" });
   const saving = el("span", { class: "muted" });
-  const everyone = levels.length === 0;
-  const bars = everyone ? null : candidateBars(told);
+  const isWholePool = levels.length === 0;
+  const bars = isWholePool ? null : candidateBars(told);
   const why = certificate.reasons.map(reasonInWords);
   fill(
     byId("set"),
     el(
       "section",
       { class: "card", "aria-labelledby": "set-title" },
-      el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Who would be called"), saving),
+      el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Candidates that would be called"), saving),
       summary,
-      everyone ? notice("info", `${told.selected.length === names.length ? "All" : "The best"} ${told.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
-      everyone ? null : el("p", { class: "hint" }, bars.legend),
+      isWholePool ? notice("info", `${told.selected.length === names.length ? "All" : "The best"} ${told.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
+      isWholePool ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );
   risk.know(usual, levels);
@@ -134,7 +134,7 @@ function showSet(query, told, risk) {
 
   /** Draw the level that is wanted. */
   function show() {
-    if (everyone) return;
+    if (isWholePool) return;
     const level = levelOf(risk.chosen() ?? usual);
     summary.textContent = levelInWords(level, names);
     say(level.selected.length > 0 ? `${summary.textContent} ${listed(level.selected)}.` : summary.textContent);

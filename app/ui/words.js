@@ -1,4 +1,4 @@
-/** What certificates, reasons and errors mean, in sentences. */
+/** Texts for certificates, reasons and errors. */
 
 import { listed, percent } from "./format.js";
 
@@ -7,17 +7,17 @@ const REASONS = {
   conditions_differ: () => "a system prompt or other decoding parameters than those of the labelled rows",
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",
-  unlabelled_request_kind: () => "another kind of request than was labelled, so everyone was called",
-  query_too_long: () => "the question is longer than any row may be, so everyone was called",
-  no_calibration_for_pool: () => "no row is answered by any candidate that may be called, so all of those were",
-  abstained_strongest: () => "the gateway abstained, and the best candidate was called all the same",
-  row_scores_unverified: () => "the rows brought router scores of their own, which nobody can check",
+  unlabelled_request_kind: () => "another kind of request than was labelled, so all candidates were called",
+  query_too_long: () => "the question is longer than any row may be, so all candidates were called",
+  no_calibration_for_pool: () => "no row is answered by a candidate that may be called, so all of these were called",
+  abstained_strongest: () => "the gateway abstained, but the best candidate was called",
+  row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
   training_overlap: () => "calibration rows were training rows of the router",
   alpha_assumed_independent_of_query: () =>
-    "you chose the risk level: this supposes that the choice had nothing to do with the question",
-  pool_assumed_independent_of_query: () => "you chose the candidates: this supposes that the choice had nothing to do with the question",
-  score_assumed_independent_of_query: () => "you chose the score: this supposes that the choice had nothing to do with the question",
-  group_assumed_independent_of_query: () => "you chose the group: this supposes that the choice had nothing to do with the question",
+    "you chose the risk level: this assumes that the choice does not depend on the question",
+  pool_assumed_independent_of_query: () => "you chose the candidates: this assumes that the choice does not depend on the question",
+  score_assumed_independent_of_query: () => "you chose the score: this assumes that the choice does not depend on the question",
+  group_assumed_independent_of_query: () => "you chose the group: this assumes that the choice does not depend on the question",
   fan_out_limited: () => "the set was larger than the gateway's limit, so its best were called",
   observe_only: () => "the gateway only observes: one fixed candidate was called",
   pinned: () => "the set of the session's first turn was called",
@@ -27,38 +27,38 @@ const REASONS = {
   candidate_down: (name) => `${name} was down before the set was chosen; the threshold is that of the others`,
   outvoted_candidate_failed: (name) => `${name} failed, but could not have changed the vote`,
   sub_pool_pending_whole_pool: () => "the smaller pool's threshold was not ready yet, so all of it was called",
-  alpha_infeasible_whole_pool: () => "there are too few rows for this risk level, so everyone was called",
-  abstention_exceeds_alpha_whole_pool: () => "abstaining alone costs more than this risk level, so everyone was called",
-  router_failed_whole_pool: () => "the router gave no scores, so everyone was called",
+  alpha_infeasible_whole_pool: () => "there are too few rows for this risk level, so all candidates were called",
+  abstention_exceeds_alpha_whole_pool: () => "abstaining alone costs more than this risk level, so all candidates were called",
+  router_failed_whole_pool: () => "the router gave no scores, so all candidates were called",
 };
 
-/** A certificate's reason in words; one that is not known stands as it is. */
+/** A reason of a certificate as text; an unknown reason is shown as it is. */
 export function reasonInWords(reason) {
   const [name, ...rest] = reason.split(":");
-  const said = REASONS[name];
-  return said ? said(rest.join(":")) : reason;
+  const text = REASONS[name];
+  return text ? text(rest.join(":")) : reason;
 }
 
-/** What the guarantee says of a set that was chosen so. It is never about one question. */
+/** The guarantee as text. It is never about a single question. */
 export function guaranteeInWords({ guarantee, n }) {
   const { risk_target: target, alpha, delta, r, group, pool, trivial } = guarantee;
-  if (trivial) return `Everyone in the pool is called, so there is nobody whose right answer the set could miss: ${listed(pool)}.`;
-  const whom =
+  if (trivial) return `The whole pool is called, so the set cannot miss a right answer: ${listed(pool)}.`;
+  const queries =
     target === "paper"
       ? "Of queries like those calibrated on"
       : "Of queries like those calibrated on that some candidate of the pool can answer";
   const inGroup = group === null ? "" : ` in the group “${group}”`;
   const missed =
     target === "paper"
-      ? "get a set that misses: without a right candidate or, where no candidate is right, without room for “nobody”"
+      ? "get a set that misses: without a right candidate or, where no candidate is right, without the null model"
       : r > 1
         ? `get a set with fewer than ${r} right candidates (where fewer are right: without some of those)`
-        : "get a set that holds none of those who can";
+        : "get a set without any candidate that answers right";
   const average =
     delta === null
       ? "That is an average over queries and over calibrations with as many rows"
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
-  return `${whom}${inGroup}, at most ${percent(alpha)} ${missed}. ${average} (${n.toLocaleString("en")} count here). It says nothing about this one question, and not that the vote is right.`;
+  return `${queries}${inGroup}, at most ${percent(alpha)} ${missed}. ${average} (${n.toLocaleString("en")} count here). It says nothing about this one question, and not that the vote is right.`;
 }
 
 const CALLS = {
@@ -71,26 +71,26 @@ const CALLS = {
   upstream_empty: "answered without a text",
 };
 
-/** Why a call gave nothing. */
+/** Why a call failed. */
 export function failureInWords(kind) {
   return CALLS[kind] ?? `failed (${kind})`;
 }
 
-/** What to do about an error, beside what the gateway says. */
+/** What to do about an error, in addition to the gateway's message. */
 export function adviceFor(error) {
   switch (error.code) {
     case "invalid_api_key":
-      return "Give the key under “Keys”, above.";
+      return "Enter the key under “Keys”, above.";
     case "forbidden":
       return error.message.startsWith("admin endpoints are off")
-        ? "Set an admin key where the gateway runs, and start it again."
+        ? "Set an admin key for the gateway and restart it."
         : "Another key is needed: see “Keys”, above.";
     case "not_calibrated":
       return "Upload labelled rows under “Calibrate”.";
     case "not_found":
-      return "Where the gateway has a socket of its own for admins, open this page there.";
+      return "If the gateway has a separate admin port, open this page there.";
     case "unreachable":
-      return "Is it running? The page tries again by itself.";
+      return "Is the gateway running? The page retries automatically.";
     default:
       return "";
   }
@@ -103,7 +103,7 @@ const STREAMS = {
   risk: "Judged losses",
 };
 
-/** What a stream of the drift alarms looks at. */
+/** What a stream of the drift detection measures. */
 export function streamInWords(name) {
   return STREAMS[name] ?? name;
 }

@@ -523,7 +523,9 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
         (timedelta(seconds=-30), "made within the hour"),  # two clocks never quite agree
     ):
         is_so(calibration.check(made(500, age=age), 0.1, now), OK, words)
-    is_so(calibration.check(StoreInspection(), 0.1, now), WARNING, "no calibration", "racer calibrate")
+    is_so(
+        calibration.check(StoreInspection(), 0.1, now), WARNING, "no calibration", "racer calibrate"
+    )
     other = replace(made(500), active=None, other=made(500).active)
     is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")
 

@@ -140,14 +140,14 @@ def test_nobody_else_is_overruled(own: Fleet, opened: Open, labelled: Path) -> N
     theirs = own.gateway.calibrate(rows=rows(FEW, 30_000, 300))["id"]
     tab.page.click("text=Activate this calibration")
     tab.page.click("#confirm-yes")
-    tab.page.wait_for_selector("text=Somebody else was here")
+    tab.page.wait_for_selector("text=Another change came first")
     assert active(own) == theirs
     # The history is as it was when it was asked for last.
     again = own.gateway.calibrate(rows=rows(FEW, 40_000, 300))["id"]
     tab.page.wait_for_selector("#history button >> nth=0")
     tab.page.click("#history button >> nth=-1")
     tab.page.click("#confirm-yes")
-    tab.page.wait_for_selector("text=Somebody else was here")
+    tab.page.wait_for_selector("text=Another change came first")
     assert active(own) == again
 
 

@@ -96,9 +96,9 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(fleet: Fleet, op
     assert tab.page.locator(".votes li").count() == len(chosen)
     facts = tab.page.inner_text("#answer .facts")
     assert f"{len(chosen)} of {len(FEW)}" in facts
-    assert "saved beside calling all" in facts
+    assert "saved compared with calling all" in facts
     promised = tab.page.inner_text("#answer .notice.good")
-    assert "at most 10 % get a set that holds none of those who can" in promised
+    assert "at most 10 % get a set without any candidate that answers right" in promised
     assert "says nothing about this one question" in promised
     assert "not that the vote is right" in promised
     assert "you chose the risk level" not in promised
@@ -130,7 +130,7 @@ def test_a_failed_candidate_voids_the_certificate_in_words(fleet: Fleet, opened:
         fleet.pool.say(name, str(number))
     tab.ask(RIVER)
     said = tab.page.inner_text("#answer .notice.warn")
-    assert "No guarantee for this one" in said
+    assert "No guarantee for this answer" in said
     assert f"{chosen[0]} was in the set and gave no usable answer" in said
     assert "refused the request" in tab.page.inner_text("#answer .said")
 
@@ -141,9 +141,9 @@ def test_nobody_is_called_where_nobody_is_likely_to_know(fleet: Fleet, opened: O
     tab.give_keys()
     tab.looked(POEM)
     assert tab.inside() == set()
-    assert "nobody is called" in tab.page.inner_text("#set .sentence")
+    assert "no candidate is called" in tab.page.inner_text("#set .sentence")
     tab.ask(POEM)
-    assert tab.page.inner_text("#answer-title") == "Nobody was called"
+    assert tab.page.inner_text("#answer-title") == "No candidate was called"
     assert fleet.pool.asked() == []
 
 
