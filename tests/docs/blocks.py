@@ -2,13 +2,12 @@
 
     python -m tests.docs.blocks     prints how many of each document are run, and what others need
 
-A comment right above a block, invisible to readers, says so of one that tests/app/test_examples.py
-does not run:
+tests/app/test_examples.py runs every block, except those with a comment directly above:
 
-    <!-- run by: tests/app/test_api_doc.py -->     somebody else runs it, whose file is named
-    <!-- needs: docker -->                         nobody here can: NEEDS says what is missing
+    <!-- run by: tests/app/test_api_doc.py -->     the file of the test that runs it
+    <!-- needs: docker -->                         not run: a key of NEEDS says what is missing
 
-One with ``all`` stands for the whole document: ``<!-- all needs: k8s -->``.
+A comment with ``all`` stands for the whole document: ``<!-- all needs: k8s -->``.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ _ALL: Final = re.compile(r"<!-- all (?P<how>run by|needs): (?P<what>\S+) -->")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What stands between two fences.
+    """A fenced code block.
 
     Attributes:
-        run_by: The file that runs it, if that is another one.
-        needs: What nobody here has.
+        run_by: The file of the test that runs it, if not tests/app/test_examples.py.
+        needs: The key of ``NEEDS`` that says why no test runs it.
     """
 
     document: Path
@@ -65,7 +64,7 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where it is."""
+        """The document and the line."""
         return f"{self.document.relative_to(ROOT)}:{self.line}"
 
 
