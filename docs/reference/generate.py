@@ -79,7 +79,7 @@ def http() -> str:
 
 def _list(rows: list[tuple[str, str, str]], shown: set[tuple[str, str]]) -> list[str]:
     """Return a line for each field; fields described before share one line."""
-    new = [row for row in rows if not row[2] or (row[0], row[2]) not in shown]
+    new = [row for row in rows if (row[0], row[2]) not in shown]
     old = ", ".join(f"`{row[0]}`" for row in rows if row not in new)
     shown |= {(name, text) for name, _, text in rows}
     lines = [f"- `{name}` ({kind}){': ' if text else ''}{text}" for name, kind, text in new]
@@ -160,7 +160,7 @@ def commands() -> str:
             for each in command.params
             if isinstance(each, click.Option) and "--json" not in each.opts
         ]
-        options = [f"- `{_flag(each[0])}` {_line(each[1])}" for each in records if each]
+        options = [f"- `{_flag(each[0])}` {_help(each[1])}" for each in records if each]
         lines = [_line(command.help or "") + "\n", "\n".join(options) + "\n" if options else ""]
         sections[f"## `{' '.join((name, *arguments))}`"] = [each for each in lines if each]
     return page("Commands", "cli", sections)
@@ -169,6 +169,12 @@ def commands() -> str:
 def _flag(text: str) -> str:
     """Return an option without the name of its type, unless that says more than the type."""
     return re.sub(r" (?:TEXT|PATH|FLOAT|INTEGER)(?: RANGE)?$", "", _line(text))
+
+
+def _help(text: str) -> str:
+    """Return the help of an option without the range of its values, such as ``[x>=1]``."""
+    text = re.sub(r"; [\d.<>=]*x[\d.<>=]*\]$", "]", _line(text))
+    return re.sub(r" \[[\d.<>=]*x[\d.<>=]*\]$", "", text)
 
 
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
