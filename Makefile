@@ -1,4 +1,4 @@
-# Everything people and machines run. `make setup` once, then `make demo` or `make test`.
+# All commands of developers and CI. Run `make setup` once, then `make demo` or `make test`.
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -19,7 +19,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-# torch first and alone, so that nothing else decides which build it is.
+# torch first and alone, so that no other package selects its build.
 	$(BIN)/python -m pip install --quiet torch==2.13.0 \
 		$(if $(TORCH_INDEX),--force-reinstall --no-deps --index-url $(TORCH_INDEX))
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
@@ -57,9 +57,9 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# Two workers per core, at least four (tests/conftest.py): tests wait for more than half of their
-# time. One thread each, or numpy's and torch's threads would wait for each other. All tests of a
-# file run in one worker, where they share fixtures.
+# Two workers per core, at least four (tests/conftest.py): tests spend more than half of their time
+# waiting. One thread each, so that numpy's and torch's threads do not compete. All tests of a file
+# run in one worker and share fixtures.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
@@ -71,18 +71,17 @@ test: setup
 test-slow: setup
 	$(PYTEST) -m "slow and not scale and not browser"
 
-# Several gateways, also on Ray: on PostgreSQL, which root installs where Debian's is missing.
+# Several gateways, also on Ray, with PostgreSQL; as root, a missing PostgreSQL is installed.
 test-scale: setup
 	tests/install-postgres.sh
 	$(PYTEST) --numprocesses logical -m scale
 
-# Through the page in Chromium, which root installs where Debian's is missing. What it looked like is
-# in .screenshots afterwards.
+# The web page in Chromium; as root, a missing Chromium is installed. Screenshots go to .screenshots.
 test-ui: setup
 	tests/install-chromium.sh
 	$(PYTEST) -m browser tests/ui
 
-# Alerts, by Prometheus' own tool.
+# Alert rules, by Prometheus' promtool.
 test-alerts: setup
 	tests/install-promtool.sh
 	$(BIN)/pytest -m promtool tests/deploy
@@ -95,8 +94,8 @@ test-vllm: setup setup-vllm
 fuzz: setup
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout 0 tests/fuzz
 
-# Beside a bare proxy, and beside LiteLLM's where `make setup-litellm` was run. About half an hour,
-# on a machine that does nothing else; `bench-quick` takes three minutes and keeps nothing.
+# Benchmark against a bare proxy, and against LiteLLM after `make setup-litellm`. Half an hour on an
+# idle machine; `bench-quick` takes three minutes and stores nothing.
 bench: setup
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/document.py
@@ -111,7 +110,7 @@ demo: setup
 serve: setup
 	$(BIN)/racer serve --config deploy/demo/racer.yaml
 
-# A release as a stranger gets it: built, installed in an empty environment by hashes, its demo run.
+# A release as users get it: built, installed by hashes in an empty environment, its demo run.
 RELEASE       := .venv-release
 RELEASE_READY := $(RELEASE)/.ready
 
@@ -123,11 +122,11 @@ $(RELEASE_READY): deploy/release/requirements.txt
 release: $(RELEASE_READY)
 	TORCH_INDEX=$(TORCH_INDEX) deploy/release/check.sh $(RELEASE) $(PYTHON)
 
-# After a change of constraints.txt or of what pyproject.toml asks for.
+# Run after a change of constraints.txt or of the requirements in pyproject.toml.
 lock: $(RELEASE_READY)
 	deploy/release/lock.sh $(RELEASE)
 
-# The site of docs/, into site/: a link that leads nowhere ends it.
+# Build the site of docs/ into site/; a dead link is an error.
 docs: setup
 	$(BIN)/python docs/reference/generate.py
 	$(BIN)/python -m tests.docs.blocks

@@ -1,7 +1,7 @@
-"""A trained router on disk: ``manifest.json`` and ``router.safetensors``. Never pickle.
+"""Artifact: a trained router on disk, ``manifest.json`` and ``router.safetensors``. Never pickle.
 
-The manifest binds everything that must be the same when calibrating and when serving. A mismatch
-stops the start and names the difference.
+The manifest binds everything that must be equal in calibration and in serving. A mismatch stops
+the start with a message that names the difference.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Artifact:
     candidates: tuple[CandidateSpec, ...]
     encoder: EncoderSpec
     router: Router
-    patterns: PatternModel  # who was right together on the training rows
-    stacked: StackedVote | None  # fitted where the training rows had answers
+    patterns: PatternModel  # correctness patterns of the training rows
+    stacked: StackedVote | None  # fitted if the training rows had answers
     null_threshold: float | None  # tau for abstaining, chosen on validation rows
     salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
@@ -68,7 +68,7 @@ class Artifact:
 
 
 def new_salt() -> str:
-    """A random key for fingerprints, so that they do not reveal queries to who can guess them."""
+    """A random key for fingerprints, without which a guessed query cannot be confirmed."""
     return secrets.token_hex(16)
 
 
@@ -79,7 +79,7 @@ def fingerprint(salt: str, query: str) -> bytes:
 
 
 def save(artifact: Artifact, folder: Path) -> Artifact:
-    """Write an artifact; a local encoder is remembered relative to the folder.
+    """Write an artifact; the path of a local encoder is stored relative to the folder.
 
     Raises:
         ArtifactError: The folder cannot be written.
@@ -130,10 +130,10 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
 
     Args:
         folder: Where ``manifest.json`` and ``router.safetensors`` are.
-        pool: The configured candidates in order; None takes the artifact's own.
+        pool: The configured candidates in order; None accepts the artifact's pool.
 
     Raises:
-        ArtifactError: Missing, damaged, of another schema version, or of another pool.
+        ArtifactError: Missing, damaged, of another schema version, or for another pool.
     """
     folder = Path(folder)
     try:
@@ -166,7 +166,7 @@ def load(folder: str | Path, pool: Sequence[str] | None = None) -> Artifact:
 
 
 def open_encoder(spec: EncoderSpec) -> Encoder:
-    """Open the encoder exactly as the artifact remembers it.
+    """Open the encoder exactly as the artifact specifies it.
 
     Raises:
         ArtifactError: It differs now; the message names the difference.
@@ -188,8 +188,10 @@ def open_encoder(spec: EncoderSpec) -> Encoder:
             encoder = HybridEncoder(encoder)
     wanted, found = asdict(spec), asdict(encoder.spec)
     if differences := [key for key in wanted if key != "name" and wanted[key] != found[key]]:
-        told = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)
-        raise ArtifactError(f"the encoder is not the one that the router was trained with: {told}")
+        changes = ", ".join(f"{key} {wanted[key]!r} became {found[key]!r}" for key in differences)
+        raise ArtifactError(
+            f"the encoder is not the one that the router was trained with: {changes}"
+        )
     return encoder
 
 
@@ -209,7 +211,7 @@ def _build(
         **{name: manifest["patterns"][name] for name in _PATTERN_SETTINGS},
     )
     if patterns.patterns.shape[1] != len(pool):
-        raise InputError(f"the training patterns are not about {len(pool)} candidates")
+        raise InputError(f"the training patterns do not have {len(pool)} candidates")
     tau, salt = manifest["null_threshold"], manifest["salt"]
     if tau is not None and not (isinstance(tau, int | float) and 0.0 <= tau <= 1.0):
         raise InputError(f"null_threshold is {tau!r}")
@@ -249,7 +251,7 @@ def _weights(folder: Path) -> Path:
 
 
 def _digest(folder: Path) -> str:
-    """Of the manifest, which holds the digest of everything else."""
+    """The manifest's digest; the manifest holds the digest of the weights."""
     return _sha256(folder / "manifest.json")
 
 

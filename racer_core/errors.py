@@ -1,13 +1,13 @@
 """The exception tree of the core: every error that it raises on purpose.
 
 RacerError
-├── InputError          the caller's data is wrong; fix it and ask again
+├── InputError          the caller's data is wrong; correct it and retry
 │   └── RowsError       labelled rows are wrong; names each line, 20 at most
-├── CalibrationError    no threshold can be computed from what was given
+├── CalibrationError    no threshold can be computed from these rows
 │   ├── InfeasibleAlphaError   too few rows for this alpha
 │   └── OverlapError    calibration rows were training rows of the router
 ├── ArtifactError       saved state does not fit this pool or this machine: fail at start
-└── AssertionRefuted    `racer evaluate --assert`: the rows do not show what was asserted
+└── AssertionRefuted    `racer evaluate --assert`: the measured figures refute the assertion
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class RowsError(InputError):
 
 
 class CalibrationError(RacerError):
-    """No threshold can be computed from what was given."""
+    """No threshold can be computed from these rows."""
 
 
 class InfeasibleAlphaError(CalibrationError):
-    """Alpha is below 1/(n + 1) and the operator asked to refuse rather than call everyone."""
+    """Alpha is below 1/(n + 1), and the configuration refuses instead of calling the whole pool."""
 
 
 class OverlapError(CalibrationError):

@@ -1,4 +1,4 @@
-"""The facade: a trained router, calibrated on labelled rows, choosing sets. No HTTP.
+"""Facade of the core: load a trained router, calibrate it on labelled rows, choose sets. No HTTP.
 
     racer = Racer.load("deploy/demo/router")
     calibration = racer.calibrate(read_rows("deploy/demo/data/calibration.jsonl"), alpha=0.1)
@@ -42,7 +42,7 @@ from racer_core.types import (
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Router scores f (B, K) of a batch, which texts the encoder cut, and neighbours (B, J)."""
+    """Router scores f (B, K) of a batch, truncation flags (B,), and neighbours (B, J)."""
 
     scores: FloatArray
     truncated: BoolArray
@@ -57,11 +57,11 @@ class LabelledColumns:
     """Labelled rows of a router's pool, column by column.
 
     Attributes:
-        queries: Empty where router scores stand in for a query.
-        fingerprints: Keyed hashes of the queries; rows without one have one of their own.
-        labels: Who was right, shape (n, K).
-        scores: Router scores that rows brought, shape (n, K), NaN where they brought none.
-        groups: The group of each row; None where no row has one.
+        queries: Empty for rows that have router scores instead of a query.
+        fingerprints: Keyed hashes of the queries; rows without a query have a unique one.
+        labels: Correctness, shape (n, K).
+        scores: Router scores given with the rows, shape (n, K), NaN for rows without.
+        groups: The group of each row; None if no row has one.
     """
 
     queries: Sequence[str]
@@ -73,13 +73,13 @@ class LabelledColumns:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A loaded artifact: all that a router knows but the scores of a query. Opens no encoder."""
+    """A loaded artifact without its encoder: everything except scoring a query."""
 
     artifact: Artifact
 
     @classmethod
     def load(cls, folder: str | Path, pool: Sequence[str] | None = None) -> Self:
-        """Read an artifact. Raises :class:`ArtifactError` when it is not of this pool."""
+        """Read an artifact. Raises :class:`ArtifactError` if it is for another pool."""
         return cls(artifacts.load(folder, pool))
 
     @property
@@ -95,7 +95,7 @@ class Trained:
         scorer: Scorer,
         prices: Sequence[float] | None,
     ) -> Calibration:
-        """As :meth:`Racer.calibrate`, of columns that were looked at. Blocks."""
+        """As :meth:`Racer.calibrate`, on rows that were checked already. Blocks."""
         scored = _row_scores(rows, scorer)
         calibration = Calibration(
             pool=self.pool,
@@ -111,12 +111,12 @@ class Trained:
         return calibration
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
-        """Which rows have a query that the router was trained or tuned on."""
+        """The rows whose query the router was trained or tuned on."""
         known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
         return [i for i, each in enumerate(fingerprints) if each in known]
 
     def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
-        """Raises :class:`OverlapError` where any row has a query of training or tuning."""
+        """Raises :class:`OverlapError` if a row has a query of training or tuning."""
         if overlap := self.overlap(fingerprints):
             raise OverlapError(
                 f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
@@ -125,7 +125,7 @@ class Trained:
             )
 
     def fingerprint(self, query: str) -> bytes:
-        """The keyed hash by which records know a query."""
+        """The keyed hash that identifies a query in stored records."""
         return artifacts.fingerprint(self.artifact.salt, query)
 
 
@@ -149,11 +149,11 @@ class Racer(Trained):
         return racer
 
     def score(self, queries: Sequence[str]) -> Scored:
-        """F for each query, in calibration and in serving alike.
+        """F for each query, identical in calibration and serving.
 
-        On a grid, so that float32 kernels, whose last bits depend on the batch, nearly always give
-        a query the same set in whatever batch. bfloat16 moves embeddings by 1e-4: there, only the
-        votes of KNN absorb it.
+        Rounded to a grid, because the last bits of float32 kernels depend on the batch: a query
+        then nearly always has the same set in every batch. bfloat16 moves embeddings by 1e-4, which
+        only the votes of KNN absorb.
         """
         batch = Batch(queries, self.encoder)
         output = self.artifact.router.predict(batch)
@@ -170,21 +170,21 @@ class Racer(Trained):
         scorer: Scorer | None = None,
         prices: Sequence[float] | None = None,
     ) -> Calibration:
-        """Score labelled rows and keep what every threshold follows from.
+        """Score labelled rows, and return the calibration from which all thresholds follow.
 
         Args:
             rows: Labelled for exactly this pool; not used for training or tuning.
-            alpha: Risk level, when ``options`` is not given.
-            options: Everything that the guarantee says, in full.
+            alpha: Risk level, if ``options`` is not given.
+            options: The complete terms of the guarantee.
             allow_overlap: Accept rows that the router was trained on. The guarantee is then void.
-            scorer: Scores the rows; None means :meth:`score`. A server hands in one that shares
-                the device with live traffic.
+            scorer: Scores the rows; None means :meth:`score`. A server passes one that shares the
+                device with live traffic.
             prices: Price per call of each candidate, in the order of the pool.
 
         Raises:
-            RowsError: The rows are about another pool.
+            RowsError: The rows have another pool.
             OverlapError: Some rows were training rows.
-            CalibrationError: No row counts.
+            CalibrationError: No row counts for the risk.
         """
         if set(rows.pool) != set(self.pool):
             raise RowsError("rows", [f"their pool {list(rows.pool)} is not {list(self.pool)}"])
@@ -212,7 +212,7 @@ class Racer(Trained):
         groups = tuple(row.group for row in rows.rows)
         return LabelledColumns(
             queries=rows.queries,
-            # Rows of scores alone have no query; each still needs a noise of its own.
+            # Rows with scores only have no query; each still needs its own smoothing noise.
             fingerprints=[
                 self.fingerprint(query or f"\0row {i}") for i, query in enumerate(rows.queries)
             ],
@@ -243,16 +243,16 @@ class Racer(Trained):
 
 
 def refuse_uncounted(calibration: Calibration) -> None:
-    """Raises :class:`CalibrationError` where no row counts for the risk."""
+    """Raises :class:`CalibrationError` if no row counts for the risk."""
     if calibration.n == 0:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
 
 
 def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:
-    """What the router says of the rows, or the scores that they brought.
+    """The router's scores of the rows, or the scores given with them.
 
-    Brought scores have no neighbours. Where there are any, ``cover`` tilts by the scores alone, for
-    all rows and when serving.
+    Given scores have no neighbours. If any row has given scores, ``cover`` tilts by the scores
+    alone, for all rows and in serving.
     """
     asked = np.flatnonzero(np.isnan(rows.scores[:, 0]))
     if len(asked) == len(rows.queries):

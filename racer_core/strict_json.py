@@ -1,8 +1,8 @@
-"""The one JSON reader, for requests and for labelled rows.
+"""Strict JSON parser for requests and labelled rows.
 
-Stricter than the standard library where leniency has broken peers: duplicate keys, NaN and
-Infinity, numbers that overflow to infinity, lone surrogates, deep nesting and bad UTF-8 are
-errors. Messages never repeat the text that was read: it may be somebody's prompt.
+Stricter than the standard library: duplicate keys, NaN and Infinity, numbers that overflow to
+infinity, lone surrogates, deep nesting and invalid UTF-8 are errors. Messages never repeat the
+input, which may be a user's prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def loads(data: bytes | str) -> Any:
     """Parse one JSON document.
 
     Raises:
-        InputError: With one sentence that says what is wrong and where.
+        InputError: The message names the error and its position.
     """
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
@@ -37,7 +37,7 @@ def loads(data: bytes | str) -> Any:
         raise InputError(f"JSON is nested deeper than {MAX_DEPTH} levels") from exc
     except ValueError as exc:  # an integer of more than 4,300 digits
         raise InputError("a number in the JSON has too many digits") from exc
-    # Both defects need these characters, so that most documents skip the walk.
+    # Both defects need these characters, so most documents skip the walk.
     if text.count("[") + text.count("{") > MAX_DEPTH or "\\ud" in text or "\\uD" in text:
         _check_tree(value)
     return value
@@ -77,7 +77,7 @@ _DECODER: Final = json.JSONDecoder(
 
 
 def _place(text: str, position: int) -> str:
-    """Where in a document: of one line, such as a row of a file, the column alone."""
+    """The position in a document; in a single line, such as a row of a file, the column only."""
     lines = text.rstrip()
     position = min(position, len(lines))
     column = position - lines.rfind("\n", 0, position)

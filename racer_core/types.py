@@ -1,4 +1,4 @@
-"""The values that pass between the parts of the core. Frozen, checked when built."""
+"""Value types shared by the parts of the core. Frozen, validated on construction."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ IdArray = NDArray[np.unsignedinteger[Any]]
 class Score(StrEnum):
     """Nonconformity scores.
 
-    ``gap`` and ``prob`` are the paper's (App. B). ``cover`` asks what a candidate adds to those
-    already chosen, ``cover_cost`` what it adds per price. ``static`` is a fixed order that never
-    sees the query: a control that every router must beat.
+    ``gap`` and ``prob`` are the paper's (App. B). ``cover`` measures what a candidate adds to those
+    already chosen, ``cover_cost`` what it adds per price. ``static`` is a fixed order that ignores
+    the query: a control that every router must beat.
     """
 
     GAP = "gap"
@@ -34,7 +34,7 @@ class Score(StrEnum):
 
 
 class RiskTarget(StrEnum):
-    """What alpha bounds.
+    """The risk that alpha bounds.
 
     ``paper``: P(C misses G'), the null model a column like any other.
     ``answerable``: P(C misses G | some candidate is right); the null model is left out.
@@ -74,7 +74,7 @@ def checked_pool(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was said before in a conversation."""
+    """An earlier turn of a conversation."""
 
     role: Literal["user", "assistant"]
     text: str
@@ -82,14 +82,14 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledRow:
-    """One query and which candidates answered it right: G(x), possibly empty."""
+    """One query and the candidates that answered it right: G(x), possibly empty."""
 
     query: str  # the last user message; empty only where router scores stand in for it
     correct: frozenset[str]
     answers: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
     reference: str | None = None
     task: str | None = None
-    group: str | None = None  # whose threshold it calibrates; None: everybody's
+    group: str | None = None  # group whose threshold it calibrates; None: the common one
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
 
@@ -117,7 +117,7 @@ class LabelledRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingDecision:
-    """What the method decided for one query, before any candidate is called."""
+    """The method's decision for one query, before any candidate is called."""
 
     selected: tuple[str, ...]  # prediction set without the null model, best score first
     scores: tuple[float, ...]  # r(x, m) for `selected`, same order
@@ -130,12 +130,12 @@ class RoutingDecision:
 
     @property
     def abstained(self) -> bool:
-        """Nobody is called."""
+        """Whether no candidate is called."""
         return not self.selected
 
     @property
     def trivial(self) -> bool:
-        """The whole pool is called because no finite threshold is valid."""
+        """Whether the whole pool is called because no finite threshold is valid."""
         return math.isinf(self.lambda_hat)
 
 

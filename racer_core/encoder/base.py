@@ -1,4 +1,4 @@
-"""What every encoder promises, and what an artifact remembers of it."""
+"""Encoder protocol, and the encoder's identity in an artifact."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Forward = Literal["transformers", "lean"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
-    """Everything that must be the same when calibrating and when serving.
+    """The identity of an encoder: everything that must be equal in calibration and serving.
 
     ``backend`` is the device type, ``dtype`` the number format and ``forward`` the code that
-    embedded the training rows: another one moves scores, so the rows would have to be scored again.
+    embedded the training rows. A change of any of them moves scores and requires a new calibration.
     """
 
     kind: Kind
@@ -37,14 +37,14 @@ class EncoderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Embeddings (B, D), float32, each of length 1; and which texts were cut to max_tokens."""
+    """Embeddings (B, D), float32, each of length 1, and truncation flags (B,)."""
 
     embeddings: NDArray[np.float32]
     truncated: BoolArray
 
 
 class Encoder(Protocol):
-    """One method, and what an artifact needs to know."""
+    """Protocol of all encoders."""
 
     @property
     def spec(self) -> EncoderSpec:
@@ -52,7 +52,7 @@ class Encoder(Protocol):
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed texts; row i belongs to texts[i], whatever order they were computed in."""
+        """Embed texts; row i of the result belongs to texts[i]."""
         ...
 
 

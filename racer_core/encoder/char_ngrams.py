@@ -1,6 +1,6 @@
-"""Hashed character n-grams: an encoder for machines without weights.
+"""Hashed character n-grams: an encoder without model weights.
 
-It knows spelling and nothing of meaning; figures that rest on it say so. numpy only.
+It represents spelling, not meaning; figures based on it say so. numpy only.
 """
 
 from __future__ import annotations

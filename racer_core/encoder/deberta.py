@@ -1,9 +1,9 @@
-"""DeBERTa-v2's forward pass for inference: what transformers computes, each thing once.
+"""DeBERTa-v2's forward pass for inference, with the same results as transformers in less time.
 
-The positions that a token's query and key are held against depend on the weights alone, so they
-are projected when the model is opened, and laid out by distance: row i of a product with them,
-shifted by i, is the bias of row i, which is a view and not a gather. Query, key and value are one
-product, and nothing is masked where nothing is padded.
+The projections of relative positions depend on the weights alone, so they are computed once when
+the model is opened and stored by distance: row i of a product with them, shifted by i, is the bias
+of row i, which is a view instead of a gather. Query, key and value are one matrix product, and
+batches without padding skip the mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 def fits(model: nn.Module) -> bool:
-    """Whether :class:`LeanDeberta` computes what this model computes."""
+    """Whether :class:`LeanDeberta` supports this model."""
     config: Any = model.config
     return (
         config.model_type == "deberta-v2"
@@ -35,7 +35,7 @@ class _Layer:
 
     qkv: nn.Linear
     position_keys: Tensor  # (H, d, 2 max_tokens), of falling distance i - j
-    position_queries: Tensor  # likewise, of rising distance
+    position_queries: Tensor  # (H, d, 2 max_tokens), of rising distance
     attended: nn.Linear
     attended_norm: nn.LayerNorm
     widened: nn.Linear
@@ -49,7 +49,7 @@ class LeanDeberta:
 
     Args:
         model: A ``DebertaV2Model``; embeddings and norms are shared with it, the rest is copied.
-        max_tokens: No text is longer.
+        max_tokens: Maximum number of tokens of a text.
     """
 
     def __init__(self, model: nn.Module, max_tokens: int) -> None:
@@ -109,13 +109,13 @@ class LeanDeberta:
         *,
         padded: bool | None = None,
     ) -> Tensor:
-        """Hidden states (B, T, D); those of padding mean nothing.
+        """Hidden states (B, T, D); those of padding are undefined.
 
         Args:
             input_ids: Shape (B, T).
             attention_mask: Shape (B, T), 0 where ``input_ids`` is padding.
             token_type_ids: Shape (B, T); None is all of type 0.
-            padded: Whether something is padding; None looks, and a GPU must then be waited for.
+            padded: Whether there is padding; None reads the mask, which synchronises a GPU.
         """
         batch, tokens = input_ids.shape
         embedded: Tensor = self._embeddings(

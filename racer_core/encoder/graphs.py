@@ -1,9 +1,9 @@
-"""The lean forward on a GPU: a batch is one launch, of a shape that was recorded at the start.
+"""CUDA graphs for our own forward: a batch is one launch of a shape recorded at the start.
 
-A pass is hundreds of kernels, and for a few short texts each takes less time to run than Python
-takes to launch it. A CUDA graph launches all of them at once, but for one shape and at fixed
-addresses: a batch is padded to the next shape and copied to where the graph reads. Large batches
-keep the GPU busy for longer than their launches take, and run as they are.
+A pass launches hundreds of kernels, and for a few short texts each kernel runs for less time than
+Python needs to launch it. A CUDA graph launches all of them at once, for one shape and at fixed
+addresses: a batch is padded to the next recorded shape and copied to the graph's input. Large
+batches run longer than their launches take, and run without a graph.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ Embed = Callable[[Tensor, Tensor], Tensor]
 Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]]
 
 _SHORTEST = 16  # tokens; a multiple of 8, as the kernels want rows of the attention's bias aligned
-_LARGEST = 8_192  # tokens together; that launching takes no longer is supposed, not yet measured
-_WARM_UP = 3  # runs before a recording: libraries choose kernels and take memory in the first
-# One kernel for every shape, and with a bias. cuDNN, torch's first choice on Hopper, makes a plan
-# for each new shape, which batches that run without a graph would wait for.
+_LARGEST = 8_192  # tokens in a batch with a graph; an assumption, not yet measured
+_WARM_UP = 3  # runs before a recording, in which libraries choose kernels and allocate memory
+# A kernel that serves all shapes and takes a bias. cuDNN, torch's first choice on Hopper, makes a
+# plan for each new shape, which would delay batches without a graph.
 _ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def embedder(model: LeanDeberta, pooling: Pooling) -> Embed:
-    """From ids and mask (B, T) to embeddings (B, D), looking at no value: it can be recorded."""
+    """A function of ids and mask (B, T) to embeddings (B, D) that can be recorded.
+
+    Its control flow depends on shapes only, never on values.
+    """
 
     def embed(ids: Tensor, mask: Tensor) -> Tensor:
         with sdpa_kernel(_ATTENTION):
@@ -44,9 +47,9 @@ def embedder(model: LeanDeberta, pooling: Pooling) -> Embed:
 
 
 def shapes(texts: int, tokens: int) -> list[Shape]:
-    """What is recorded for batches of at most so many texts and tokens: powers of two, and those.
+    """Shapes to record for batches up to ``texts`` by ``tokens``: powers of two and the limits.
 
-    Not beyond 8,192 tokens together.
+    Shapes of more than 8,192 tokens in total are left out.
     """
     every = product(_doubling(1, texts), _doubling(_SHORTEST, tokens))
     return [shape for shape in every if math.prod(shape) <= _LARGEST]
@@ -57,19 +60,19 @@ def _doubling(first: int, last: int) -> list[int]:
 
 
 def fitting(batch: Shape, among: Iterable[Shape]) -> Shape | None:
-    """The smallest shape that holds a batch; None where none does."""
+    """The smallest shape that holds a batch; None if none does."""
     holding = (each for each in among if each[0] >= batch[0] and each[1] >= batch[1])
     return min(holding, key=math.prod, default=None)
 
 
 class Graphs:
-    """Embeddings by recorded graphs. One thread at a time: all calls share the graphs' buffers.
+    """Embeddings by recorded graphs. Not thread-safe: all calls share the graphs' buffers.
 
     Args:
-        embed: What :func:`embedder` gives.
-        shapes: Recorded now, the largest first, whose memory the others then share.
-        device: Where ``embed`` computes.
-        recorder: Gives what runs a recording again, and where its results then are; None is CUDA's.
+        embed: The result of :func:`embedder`.
+        shapes: Shapes to record now, largest first; smaller ones share the memory of larger ones.
+        device: Device of ``embed``.
+        recorder: Returns a function that replays a recording, and its output; None uses CUDA.
     """
 
     def __init__(
@@ -99,10 +102,10 @@ class Graphs:
 
 
 class _Graph:
-    """One shape: the buffers that its batches pass through, and what was recorded over them."""
+    """One recorded shape with its input and output buffers."""
 
     def __init__(self, embed: Embed, shape: Shape, device: torch.device, record: Recorder) -> None:
-        # Ids and mask together are one copy, from memory that the GPU reads by itself.
+        # Ids and mask are one copy, from pinned memory.
         pinned = device.type == "cuda"
         self._staged = torch.ones((2, *shape), dtype=torch.int64, pin_memory=pinned)
         self._inputs = torch.ones((2, *shape), dtype=torch.int64, device=device)
@@ -111,23 +114,23 @@ class _Graph:
     def __call__(self, ids: Tensor, mask: Tensor) -> Tensor:
         batch, tokens = ids.shape
         self._staged.zero_()
-        self._staged[1, batch:] = 1  # rows that nobody reads: one of padding alone has no softmax
+        self._staged[1, batch:] = 1  # unused rows: the softmax of an all-padding row is undefined
         self._staged[0, :batch, :tokens] = ids
         self._staged[1, :batch, :tokens] = mask
         self._inputs.copy_(self._staged, non_blocking=True)
         self._replay()
-        return self._results[:batch].to("cpu", copy=True)  # waits, so the buffers are free again
+        return self._results[:batch].to("cpu", copy=True)  # synchronises: buffers are free again
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share their memory, for they run one after the other."""
+    """Records CUDA graphs in one memory pool; they must not run concurrently."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
     def __call__(self, run: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """What launches it all again, and where its results then are."""
+        """A function that replays the recording, and the tensor that receives its results."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             for _ in range(_WARM_UP):

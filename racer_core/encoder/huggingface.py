@@ -1,4 +1,4 @@
-"""Any Hugging Face encoder: device, dtype, pooling, truncation. The only encoder that needs torch.
+"""Hugging Face encoder: device, dtype, pooling, truncation. The only encoder that needs torch.
 
 Loads safetensors only and never runs code from a model's folder.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
 _BATCH = 32
-# A batch is padded to its longest text, and ends where a text is shorter than this share of it. A
-# CPU pays for every padded token; a GPU pays for every batch.
+# Minimum length of a text in a batch, as a share of the batch's longest text, to which all are
+# padded. Padded tokens cost time on a CPU; further batches cost time on a GPU.
 _SHORTEST = {"cpu": 0.75, "cuda": 0.0}
 
 
@@ -35,14 +35,14 @@ class HuggingFaceEncoder:
         name: A local folder, or a name on the Hugging Face hub.
         pooling: ``mean`` over the tokens that are not padding, or the first token (``cls``).
         max_tokens: Longer texts are cut, and reported as truncated.
-        backend: ``cuda`` or ``cpu``; None takes the GPU when there is one.
+        backend: ``cuda`` or ``cpu``; None takes a GPU if there is one.
         dtype: ``bfloat16`` or ``float32``; None takes bfloat16 on a GPU and on a CPU with matrix
             units for it, else float32.
-        forward: ``lean`` computes the model by our own code, on a GPU by recorded graphs, and
-            ``transformers`` by theirs; None takes ``lean`` on a CPU where it knows the model.
+        forward: ``lean`` is our own forward pass, on a GPU by CUDA graphs; ``transformers`` is the
+            library's. None takes ``lean`` on a CPU if it supports the model.
 
     Raises:
-        ArtifactError: The model cannot be loaded, or the device is not there.
+        ArtifactError: The model cannot be loaded, or the device is missing.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HuggingFaceEncoder:
         from racer_core.encoder import deberta, graphs
 
         _check_options(pooling, backend, dtype, forward)
-        transformers_logging.disable_progress_bar()  # ours is shown by whoever wants one
+        transformers_logging.disable_progress_bar()  # callers show their own
         backend = backend or ("cuda" if torch.cuda.is_available() else "cpu")
         if backend == "cuda" and not torch.cuda.is_available():
             raise ArtifactError("the encoder is set to cuda, but torch finds no CUDA device here")
@@ -85,9 +85,9 @@ class HuggingFaceEncoder:
             forward = "lean" if backend == "cpu" and deberta.fits(model) else "transformers"
         elif forward == "lean" and not deberta.fits(model):
             raise ArtifactError(
-                f"encoder {name!r} is of a kind that the lean forward does not know"
+                f"the lean forward does not support encoder {name!r}: use `transformers`"
             )
-        # Some models number positions from 2 on, so that the tokenizer's limit is the smaller one.
+        # Some models number positions from 2 on; the tokenizer's limit is then the smaller one.
         limit = min(
             getattr(model.config, "max_position_embeddings", max_tokens),
             self._tokenizer.model_max_length,
@@ -111,7 +111,7 @@ class HuggingFaceEncoder:
                 self._graphs = graphs.Graphs(embed, recorded, backend)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed texts, longest first and of like length together, so that little is padded."""
+        """Embed texts in batches of similar length, longest first, to keep padding small."""
         embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
         if not texts:
             return Encoded(embeddings, np.zeros(0, dtype=bool))
@@ -185,7 +185,7 @@ def _native_dtype(backend: str) -> str:
 
 
 def _digest(model: Any, tokenizer: Any) -> str:
-    """sha256 over parameters as loaded, configuration and tokenizer, wherever they came from."""
+    """sha256 over loaded parameters, configuration and tokenizer, independent of their source."""
     import torch
 
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())

@@ -1,7 +1,7 @@
-"""Meaning and spelling together: an encoder's embedding beside the hashed character n-grams.
+"""Hybrid encoder: a sentence embedding concatenated with hashed character n-grams.
 
-A sentence encoder puts what means the same close together; n-grams tell formats, languages and
-rare words apart that it never learned. Neighbours found by both make smaller sets than by either.
+A sentence encoder places texts of equal meaning close together; n-grams separate formats, languages
+and rare words that it never learned. Neighbours by both give smaller sets than by either.
 """
 
 from __future__ import annotations

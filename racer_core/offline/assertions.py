@@ -1,4 +1,4 @@
-"""What an evaluation must show: ``risk<=alpha``, ``size<=2.0``. Parsed by hand, nothing is run."""
+"""Assertions on an evaluation, such as ``risk<=alpha``; parsed by hand, never executed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assertion:
-    """Two names or numbers and how they compare, for every setting that is measured."""
+    """A comparison of two names or numbers, for every measured setting."""
 
     text: str
     left: str
@@ -36,7 +36,7 @@ class Assertion:
 
     @classmethod
     def parse(cls, text: str) -> Assertion:
-        """Read one. Raises :class:`InputError` before anything is measured."""
+        """Parse an assertion. Raises :class:`InputError` before anything is measured."""
         if (found := _SHAPE.fullmatch(text)) is None:
             raise InputError(f"{text!r}: expected a comparison such as risk<=alpha")
         left, compared, right = found.groups()

@@ -1,4 +1,4 @@
-"""k-means on embeddings, which gives RouterDC its groups of similar queries."""
+"""k-means on embeddings, for RouterDC's groups of similar queries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _ROUNDS = 100
 
 
 def cluster(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.int64]:
-    """Number each row by its nearest of at most ``count`` centres, shape (n,).
+    """The number of each row's nearest of at most ``count`` centres, shape (n,).
 
-    Starts by k-means++ and ends when no row changes sides. There are fewer clusters than asked for
-    where there are fewer different rows.
+    Starts with k-means++ and ends when no row changes its cluster. With fewer distinct rows than
+    ``count`` there are fewer clusters.
     """
     rng = np.random.default_rng(seed)
     centres = _start(vectors, count, rng)
@@ -31,7 +31,7 @@ def cluster(vectors: NDArray[np.float32], count: int, seed: int) -> NDArray[np.i
 def _start(
     vectors: NDArray[np.float32], count: int, rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Rows far from each other: each drawn with chances that grow with squared distance."""
+    """k-means++ seeds: rows drawn with probabilities proportional to squared distance."""
     chosen = [int(rng.integers(len(vectors)))]
     distance = np.full(len(vectors), np.inf)
     while len(chosen) < count:

@@ -1,4 +1,4 @@
-"""The contrastive loss that RouterDC uses twice: between queries and candidates, and queries.
+"""Contrastive loss of RouterDC, for query-candidate pairs and for query-query pairs.
 
 Chen et al. 2024, Eq. (3) and (5).
 """
@@ -26,11 +26,11 @@ def contrast(
 
     Args:
         similarity: Shape (B, C), cosines over the temperature.
-        positive: Which columns are pulled to each row.
-        negative: Which columns each positive is held against.
+        positive: Columns pulled to each row.
+        negative: Columns that each positive is contrasted with.
 
     Returns:
-        The loss; None when no row has both. A row without both adds nothing to the sum.
+        The loss; None if no row has both. A row without both adds nothing to the sum.
     """
     counted = positive.any(axis=1) & negative.any(axis=1)
     if not counted.any():

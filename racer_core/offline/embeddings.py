@@ -1,7 +1,7 @@
-"""Embeddings kept on disk by content: the same encoder never embeds the same text twice.
+"""Embedding cache on disk: an encoder never embeds the same text twice.
 
-One SQLite file. A row's key hashes what the encoder is and the text, so that another model, dtype
-or token limit has other rows; nothing is ever wrong to keep, and the file may be deleted.
+One SQLite file. A row's key hashes the encoder's identity and the text, so that another model,
+dtype or token limit has other rows. Entries never become stale, and the file may be deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
 from racer_core.errors import InputError
 
 _PIECE = 256
-# Embeds pieces somewhere else, and gives each with its number as soon as it is done.
+# Embeds pieces elsewhere, and yields each with its number as soon as it is done.
 Spread = Callable[[Sequence[Sequence[str]]], Iterable[tuple[int, Encoded]]]
 
 
@@ -33,12 +33,12 @@ def default_cache() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CachedEncoder:
-    """An encoder in front of which the file stands.
+    """An encoder behind a cache file.
 
     Attributes:
-        encoder: Says what is embedded, and embeds it unless it is spread.
-        file: Where embeddings are kept.
-        spread: Has the same encoder somewhere else; None embeds here.
+        encoder: The encoder; it embeds unless ``spread`` is given.
+        file: The cache file.
+        spread: Embeds with the same encoder elsewhere; None embeds in this process.
 
     Raises:
         InputError: The file cannot be opened.
@@ -54,7 +54,7 @@ class CachedEncoder:
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed what is not known yet, in pieces that are kept as soon as they are done."""
+        """Embed the uncached texts, in pieces that are stored as soon as they are done."""
         identity = {k: v for k, v in asdict(self.spec).items() if k != "name"}
         prefix = json.dumps(identity, sort_keys=True).encode()
         keys = [hashlib.sha256(prefix + b"\0" + text.encode()).digest() for text in texts]

@@ -1,4 +1,4 @@
-"""Runs the random-split protocol on a scored table.
+"""Evaluation by random splits of scored rows.
 
 The spread over splits is that of re-splitting one pool of rows, not an independent standard error.
 """
@@ -69,7 +69,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Everything that was measured, in every split."""
+    """All measures, in every split."""
 
     pool: tuple[str, ...]
     encoder: str
@@ -78,13 +78,13 @@ class Evaluation:
     rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
     n_train: int
     copies: int  # rows that were left out because an earlier one asks the same
-    answered: bool  # whether the rows had answers, so that votes could be measured
+    answered: bool  # whether the rows have answers, which votes need
     cells: Mapping[Setting, Runs]
     controls: Mapping[str, Runs]  # by scope
     choices: tuple[Choice, ...]
 
     def mean(self, setting: Setting, measure: str) -> float:
-        """The mean over splits; NaN where a measure does not exist."""
+        """The mean over splits; NaN if a measure does not exist."""
         return float(np.mean(self.cells[setting].get(measure, [math.nan])))
 
     def sd(self, setting: Setting, measure: str) -> float:
@@ -93,7 +93,7 @@ class Evaluation:
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """Benchmarks in order, then `average` or `merged` where there are several."""
+        """Benchmarks in order, then `average` or `merged` if there are several."""
         return tuple(self.controls)
 
     def as_json(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Evaluation:
 def evaluate(
     table: EvaluationTable, *, encoder: str, router: str, progress: Progress = silent
 ) -> Evaluation:
-    """Split, calibrate and measure, as often as the protocol says."""
+    """Split, calibrate and measure; repeated as the protocol demands."""
     protocol = table.protocol
     rng = np.random.default_rng(protocol.seed)
     cells: dict[Setting, Runs] = {}
@@ -165,7 +165,7 @@ def evaluate(
 
 
 def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
-    """The benchmarks of one repetition, or all of them as one."""
+    """The scopes of one repetition: each benchmark, or all of them merged."""
     parts = {
         name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
     }
@@ -184,7 +184,7 @@ def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[
 
 @dataclass(frozen=True, slots=True)
 class _Validated:
-    """A setting with what the validation rows said of it."""
+    """A setting with its measures on the validation rows."""
 
     accuracy: float
     size: float
@@ -243,7 +243,7 @@ class _Run:
         return [each.choice for each in best.values()]
 
     def controls(self) -> dict[str, float]:
-        """What the sets must be compared with, on the same test rows."""
+        """The controls that the sets are compared with, on the same test rows."""
         test, labels = self._part.test, self._labels[self._part.test]
         scores = self._table.rows.scores[test]
         everyone = np.ones_like(labels)
@@ -315,7 +315,7 @@ class _Run:
     def _cross_fitted(self, setting: Setting, fit: FloatArray) -> BoolArray:
         """The validation rows' sets, each half at the threshold of the other, shape (n, K).
 
-        Calibration rows take no part: what is chosen by these sets has not seen them.
+        Calibration rows take no part, so that choices made on these sets do not depend on them.
         """
         rows = self._part.validation
         selected = np.zeros((len(rows), len(self._table.pool)), dtype=bool)

@@ -1,4 +1,4 @@
-"""Train one router of any kind: built in, or somebody's own."""
+"""Training of one router of any kind, built-in or plug-in."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _STEPS: Final[Mapping[str, str]] = {RouterDcRouter.kind: "steps", MlpRouter.kind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterChoice:
-    """Which router to train and how.
+    """The router to train, and its training options.
 
     Attributes:
-        kind: A built-in router, or the name under which a package offers one.
-        options: Its own settings; what is not named keeps its default.
-        seed: Of everything random.
+        kind: A built-in router, or the name of a plug-in.
+        options: Settings of the router; others keep their defaults.
+        seed: Seed of all random numbers.
         steps: Steps of RouterDC or epochs of an MLP; None takes their default.
-        resume: Go on with a training that stopped.
+        resume: Continue an interrupted training.
         checkpoint_every: Steps or epochs between two saves of its state.
     """
 
@@ -52,14 +52,14 @@ class RouterChoice:
     checkpoint_every: int = 50
 
     def __post_init__(self) -> None:
-        """Refuse steps of a router that has none, and a seed below 0."""
+        """Refuse steps for a router without steps, and a seed below 0."""
         if self.seed < 0:
             raise InputError(f"the seed is {self.seed}; it must be 0 or more", param="seed")
         if self.steps is not None and self.kind not in _STEPS:
             raise InputError(f"router {self.kind} is not trained in steps", param="steps")
 
     def settings(self, defaults: Mapping[str, float]) -> dict[str, Any]:
-        """The defaults with the options and steps in their places. Raises InputError."""
+        """The defaults, overridden by options and steps. Raises InputError."""
         check_names(self.kind, self.options, defaults)
         steps = {} if self.steps is None else {_STEPS[self.kind]: self.steps}
         return {**defaults, **self.options, **steps}
@@ -67,7 +67,7 @@ class RouterChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Queries and who is right on them, shape (n, K)."""
+    """Queries and their labels, shape (n, K)."""
 
     texts: Sequence[str]
     labels: BoolArray
@@ -79,10 +79,10 @@ class Fitted:
 
     Attributes:
         router: Scores queries that ``encoder`` embeds.
-        encoder: The one that was given, or the fine-tuned one.
-        losses: One a step or an epoch; empty where there is no such training.
-        settings: What was chosen, for the log.
-        checkpoint: To be removed once the artifact is saved.
+        encoder: The given encoder, or the fine-tuned one.
+        losses: One a step or an epoch; empty for routers without such a training.
+        settings: All settings, for the log.
+        checkpoint: Remove it once the artifact is saved.
     """
 
     router: Router
@@ -102,20 +102,20 @@ def fit(
     folder: Path,
     progress: Progress = silent,
 ) -> Fitted:
-    """Train what was chosen.
+    """Train the chosen router.
 
     Args:
-        choice: The router.
-        rows: To train on.
-        validation: For RouterDC, to map its cosines to chances.
+        choice: The router and its options.
+        rows: Training rows.
+        validation: For RouterDC, to map its cosines to probabilities.
         pool: The candidates' names, in the order of the labels.
-        encoder: Embeds the rows; RouterDC begins with it.
-        folder: The artifact's: a checkpoint goes there, and RouterDC's encoder.
-        progress: Hears of each stage.
+        encoder: Embeds the rows; RouterDC fine-tunes a copy of it.
+        folder: The artifact's folder, for a checkpoint and RouterDC's encoder.
+        progress: Called at each stage.
 
     Raises:
-        InputError: Options that the router does not have, no rows, or a training that diverges.
-        ArtifactError: A checkpoint that does not fit, or a router of somebody's own that fails.
+        InputError: Unknown options, no rows, or a training that diverges.
+        ArtifactError: A checkpoint that does not fit, or a plug-in that fails.
     """
     if choice.kind == RouterDcRouter.kind:
         return _fit_router_dc(choice, rows, validation, pool, encoder, folder, progress)
@@ -153,7 +153,7 @@ def fit_embedded(
     losses: list[float] | None = None,
     progress: Progress = silent,
 ) -> Router:
-    """Train KNN or an MLP on rows that are embedded already; ``losses`` gets one an epoch."""
+    """Train KNN or an MLP on embedded rows; ``losses`` receives one value an epoch."""
     settings = _checked(choice)
     if choice.kind == KnnRouter.kind:
         reach = max(NEIGHBOURS)
@@ -216,7 +216,7 @@ def _fit_router_dc(
 def _listener(
     stage: str, steps: int, losses: list[float], progress: Progress
 ) -> Callable[[int, float], None]:
-    """Keeps the losses and passes the steps on."""
+    """Records the losses and reports the steps."""
 
     def heard(step: int, loss: float) -> None:
         losses.append(loss)
@@ -233,7 +233,7 @@ def _checkpoint(
     spec: EncoderSpec,
     folder: Path,
 ) -> Checkpoint:
-    """Where the training is kept, and everything that its result follows from."""
+    """The checkpoint of a training, with everything that determines its result."""
     encoder = {f"encoder_{name}": value for name, value in asdict(spec).items() if name != "name"}
     identity = {
         "router": choice.kind,

@@ -1,4 +1,4 @@
-"""Options of a training, checked before anything is loaded."""
+"""Validation of training options, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from racer_core.errors import InputError
 
 
 def check_number(name: str, value: object, *, like: float, zero: bool = False) -> None:
-    """Refuse what is not a positive number, and a whole one where ``like`` is an int.
+    """Refuse anything but a positive number, which must be whole if ``like`` is an int.
 
     Raises:
-        InputError: Naming the option; 0 passes where ``zero`` says so.
+        InputError: Names the option; 0 is allowed if ``zero`` is True.
     """
     whole = isinstance(like, int)
     kind = "a whole number" if whole else "a number"
@@ -24,7 +24,7 @@ def check_number(name: str, value: object, *, like: float, zero: bool = False) -
 
 
 def check_names(router: str, given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse options that a router does not have. Raises InputError, which lists those it has."""
+    """Refuse unknown options of a router. Raises InputError, which lists the known ones."""
     known = list(known)
     for name in given:
         if name not in known:

@@ -1,8 +1,8 @@
-"""How labelled rows are split and what is asked of the sets. Paper, Sec. 4.1.
+"""Evaluation protocol: training rows, random splits and settings. Paper, Sec. 4.1.
 
-A share of each benchmark's rows trains the router once, all benchmarks together; the rest is split
-at random into calibration, validation and test, many times over. Nothing is chosen on test rows but
-the best single candidates, which the sets must beat: they are the best in hindsight.
+A share of each benchmark's rows trains the router once, all benchmarks together; the rest is
+repeatedly split at random into calibration, validation and test. Only the best single candidates,
+which the sets must beat, are chosen on test rows: they are the best in hindsight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARED_AT = 0.1  # the level at which settings are compared on validation rows
 
 
 class Calibrated(StrEnum):
-    """On which rows thresholds are set."""
+    """The rows on which thresholds are set."""
 
     EACH = "each"  # every benchmark on its own, as in the paper
     MERGED = "merged"  # all benchmarks together, as a gateway sees its traffic
@@ -34,7 +34,7 @@ class Calibrated(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """``train`` of all rows; ``calibration`` and ``validation`` of what training leaves."""
+    """``train`` is a share of all rows; ``calibration`` and ``validation`` of those left."""
 
     train: float = 0.4
     calibration: float = 0.5
@@ -65,7 +65,7 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what could not be run."""
+        """Refuse an invalid protocol."""
         for alpha in self.alphas:
             checked_alpha(alpha)
         if self.splits < 1:
@@ -92,7 +92,7 @@ class Split:
 
 
 def training_rows(benchmark: str, count: int, shares: Shares, seed: int) -> tuple[Rows, Rows]:
-    """Which of a benchmark's rows train the router, and the rest; the same for every repetition.
+    """A benchmark's training rows, and the rest; the same for every repetition.
 
     Raises:
         CalibrationError: Too few rows.
@@ -120,9 +120,9 @@ def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:
 
 
 def halves(count: int) -> Iterator[tuple[Rows, Rows]]:
-    """Every second row and the others, then the other way round.
+    """Both assignments of even and odd rows to two halves.
 
-    Files sorted by task then have all tasks in both.
+    Both halves of a file sorted by task then contain all tasks.
     """
     even, odd = np.arange(0, count, 2), np.arange(1, count, 2)
     yield even, odd

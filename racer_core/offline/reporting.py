@@ -1,4 +1,4 @@
-"""What a long run says while it runs."""
+"""Progress reports of long runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def silent(_stage: str, _done: int, _total: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReportingEncoder:
-    """An encoder that tells how far it is; embeds in pieces long enough to batch well."""
+    """An encoder that reports progress; its pieces are large enough for efficient batches."""
 
     encoder: Encoder
     progress: Progress
@@ -43,7 +43,7 @@ class ReportingEncoder:
 
 @dataclass(frozen=True, slots=True)
 class RememberingEncoder:
-    """An encoder that embeds a list of texts once, however many steps of a training need it."""
+    """An encoder that remembers embeddings, so that several training steps share them."""
 
     encoder: Encoder
     _known: dict[tuple[str, ...], Encoded] = field(default_factory=dict[tuple[str, ...], Encoded])
@@ -54,7 +54,7 @@ class RememberingEncoder:
         return self.encoder.spec
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Embed texts, or remember them."""
+        """Embed texts, or return the remembered embeddings."""
         key = tuple(texts)
         if key not in self._known:
             self._known[key] = self.encoder.encode(texts)

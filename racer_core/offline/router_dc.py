@@ -1,9 +1,8 @@
-"""Fine-tune an encoder and one embedding per candidate by two contrastive losses.
+"""Training of RouterDC: fine-tunes an encoder and one embedding per candidate.
 
 Chen et al. 2024, "RouterDC: Query-Based Router by Dual Contrastive Learning" (NeurIPS), Sec. 3.
-Two things differ: a batch's positives and negatives are drawn anew at each step, since labels of
-right and wrong do not say who is best; and queries are clustered by their embeddings themselves,
-without t-SNE before.
+Two differences: a batch's positives and negatives are drawn at each step, since binary labels do
+not rank candidates; and queries are clustered by their embeddings, without t-SNE.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from racer_core.offline.options import check_number
 from racer_core.routers.checkpoint import Checkpoint
 from racer_core.types import BoolArray
 
-# Names of independent streams of random numbers; each step has its own, so a training that goes
-# on draws what it would have drawn.
+# Names of independent streams of random numbers. Each step has its own generator, so a resumed
+# training draws the same numbers.
 _ORDER, _CHOICES, _DROPOUT, _KEYS, _CLUSTERS = range(5)
 _KEY_SCALE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterDcSettings:
-    """The paper's values; counts are upper limits where fewer candidates or rows are there."""
+    """The paper's values; counts are upper limits if there are fewer candidates or rows."""
 
     steps: int = 1000
     batch: int = 32
@@ -61,7 +60,7 @@ class RouterDcSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuned:
-    """What training gives: candidate embeddings (K, D), the encoder, one loss a step."""
+    """The result of training: candidate embeddings (K, D), the encoder, one loss a step."""
 
     keys: NDArray[np.float32]
     encoder: HuggingFaceEncoder
@@ -82,7 +81,7 @@ class _DualModel(nn.Module):
         )
         keys = _stream(seed, _KEYS).standard_normal((candidates, self.encoder.config.hidden_size))
         self.keys = nn.Parameter(torch.from_numpy(keys).float() * _KEY_SCALE)
-        self.to(spec.backend).train()  # dropout, which a model that was loaded leaves out
+        self.to(spec.backend).train()  # a loaded model has dropout off
 
     def forward(self, texts: Sequence[str]) -> torch.Tensor:
         """Embeddings of length 1, shape (B, D)."""
@@ -98,7 +97,7 @@ class _DualModel(nn.Module):
     def save(self, folder: Path) -> None:
         """An ordinary Hugging Face folder."""
         self.encoder.save_pretrained(folder)
-        # A fresh one: a tokenizer in use remembers how the last batch was padded and cut.
+        # A fresh tokenizer: one in use stores the padding and truncation of its last batch.
         _tokenizer(self._spec).save_pretrained(folder)
         for weights in folder.glob("*.safetensors"):
             weights.chmod(0o644)  # the gateway may run as another user than the training
@@ -128,17 +127,17 @@ def fine_tune(
     Args:
         texts: Training queries, n of them.
         labels: Their correctness, shape (n, K).
-        encoder: Where training begins; its device, pooling and token limit stay. Where n-grams
-            stand beside its embedding they help to cluster the queries, and are left out after.
-        folder: Where the fine-tuned encoder goes.
+        encoder: Starting point; its device, pooling and token limit are kept. N-grams beside its
+            embedding are used to cluster the queries, and not for training.
+        folder: Folder of the fine-tuned encoder.
         settings: Numbers of steps, rates and counts.
-        seed: Of batches, choices, dropout, clusters and the first candidate embeddings.
-        checkpoint: Where the state is kept against interruptions; None keeps none.
-        progress: Called after each step, those that an earlier run did too, with its number from
-            1 and its loss.
+        seed: Of batches, choices, dropout, clusters and the initial candidate embeddings.
+        checkpoint: Stores the state for a resumed training; None stores nothing.
+        progress: Called after each step, those of an earlier run included, with its number from 1
+            and its loss.
 
     Raises:
-        InputError: No rows, an encoder without weights, or a loss that is no number any more.
+        InputError: No rows, an encoder without weights, or a loss that became NaN.
         ArtifactError: The checkpoint does not fit, or the encoder cannot be loaded or saved.
     """
     spec = encoder.spec
@@ -188,7 +187,7 @@ def fine_tune(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Queries, who is right on them (n, K), and their clusters (n,)."""
+    """Queries, their labels (n, K) and their clusters (n,)."""
 
     texts: Sequence[str]
     labels: BoolArray
@@ -201,7 +200,7 @@ class _Rows:
 def _loss(
     model: _DualModel, batch: _Rows, settings: RouterDcSettings, rng: np.random.Generator
 ) -> torch.Tensor | None:
-    """L_sample-LLM + lambda L_sample-sample of one batch; None when it has nothing to tell."""
+    """L_sample-LLM + lambda L_sample-sample of one batch; None if neither has a pair."""
     embeddings = model(batch.texts)
     keys = nn.functional.normalize(model.keys, dim=1)
     parts = [
@@ -225,7 +224,7 @@ def _loss(
 
 
 def _descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor | None) -> float:
-    """One step of the optimiser; a batch without a loss leaves everything as it is."""
+    """One step of the optimiser; a batch without a loss changes nothing."""
     if loss is None:
         return 0.0
     value = float(loss.detach())
@@ -243,13 +242,13 @@ def _descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor | None) -> flo
 def _clusters(
     texts: Sequence[str], encoder: Encoder, settings: RouterDcSettings, seed: int
 ) -> NDArray[np.int64]:
-    """Cluster ids of the queries by the encoder as it was before training, shape (n,)."""
+    """Cluster ids of the queries by the encoder before training, shape (n,)."""
     own_seed = int(_stream(seed, _CLUSTERS).integers(2**63))
     return cluster(encoder.encode(texts).embeddings, settings.clusters, own_seed)
 
 
 def _batch(count: int, size: int, step: int, seed: int) -> list[int]:
-    """The rows of a step: one random order of all rows after the other, cut into batches."""
+    """The rows of a step: successive random orders of all rows, cut into batches."""
     size = min(size, count)
     places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
     epochs = {epoch for epoch, _ in places}
@@ -258,13 +257,13 @@ def _batch(count: int, size: int, step: int, seed: int) -> list[int]:
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
-    """A generator of its own for each purpose and step."""
+    """A separate generator for each purpose and step."""
     return np.random.default_rng([seed, *key])
 
 
 @contextmanager
 def _own_generator(backend: str, seed: int, step: int) -> Generator[None]:
-    """Dropout of one step, seeded; the process's own generators are left as they were."""
+    """Seeded dropout of one step; the process's generators are restored."""
     devices = [torch.cuda.current_device()] if backend == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(_stream(seed, _DROPOUT, step).integers(2**63)))

@@ -1,4 +1,4 @@
-"""Choices made on validation rows: never on calibration rows, never on test rows."""
+"""Selection of tau, patterns and scores on validation rows, never on calibration or test rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALPHAS = (0.05, 0.1, 0.2)  # settings are compared over several levels: one alon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """Labelled rows with what the router said about them."""
+    """Labelled rows with the router's output."""
 
     pool: tuple[str, ...]
     fingerprints: tuple[bytes, ...]
@@ -67,9 +67,9 @@ class ScoredRows:
 
 
 def choose_tau(scores: FloatArray, labels: BoolArray, budget: float | None) -> float | None:
-    """The p_null from which to refuse; None (never) without a budget or with too few rows.
+    """The p_null from which to abstain; None (never) without a budget or with too few rows.
 
-    Fewer than 50 answerable rows say nothing of a budget of one in a hundred.
+    Fewer than 50 answerable rows cannot support a budget of one in a hundred.
     """
     if budget is None or np.count_nonzero(any_column(labels)) < MIN_ROWS:
         return None
@@ -77,9 +77,9 @@ def choose_tau(scores: FloatArray, labels: BoolArray, budget: float | None) -> f
 
 
 def choose_patterns(model: PatternModel, rows: ScoredRows) -> PatternModel:
-    """How many neighbours, or which temperature, gives the smallest sets at equal risk.
+    """The number of neighbours, or the temperature, with the smallest sets at equal risk.
 
-    Returns the model as it is when there are fewer than 50 answerable rows.
+    Returns the model unchanged if there are fewer than 50 answerable rows.
     """
     if np.count_nonzero(any_column(rows.labels)) < MIN_ROWS:
         return model
@@ -107,9 +107,9 @@ def choose_score(
     prices: tuple[float, ...] | None = None,
     offered: Iterable[Score] = tuple(Score),
 ) -> Score:
-    """The score with the smallest mean size at alpha, or the least cost where prices are given.
+    """The score with the smallest mean size at alpha, or the smallest cost if there are prices.
 
-    Returns ``cover``, or the first that is offered, when there are fewer than 50 answerable rows.
+    Returns ``cover``, or the first offered score, if there are fewer than 50 answerable rows.
     ``static`` takes part: a router that cannot beat it should not decide.
     """
     known = [each for each in offered if prices is not None or each is not Score.COVER_COST]
@@ -149,7 +149,7 @@ def mean_cost(
 def cost_that_keeps(fit: FloatArray, truth: BoolArray, alpha: float, per_call: FloatArray) -> float:
     """Mean cost of the sets with the smallest lambda that keeps alpha on these rows.
 
-    The threshold comes from the rows themselves: good for comparing scores, no guarantee of any.
+    The threshold comes from the rows themselves: valid for comparing scores, without a guarantee.
 
     Args:
         fit: Nonconformity, shape (n, C); candidates first, the null model last if there is one.

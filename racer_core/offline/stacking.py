@@ -1,7 +1,7 @@
-"""Fits the stacked vote on training rows, with candidates masked as serving masks them.
+"""Fitting of the stacked vote on training rows, with candidates masked as in serving.
 
 Fitted on full sets and used on small ones it would lose to the majority. Its router scores are
-out-of-fold: a row's own label must not have taught the router that scores it.
+out-of-fold: the router that scores a row must not have been trained on that row's label.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from racer_core.offline.selection import ScoredRows
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
-# Trained anew on each fold. Others are too dear for that, or have no training here: their stacked
-# vote is fitted on validation rows.
+# Routers trained again on each fold. Others are too expensive for that or not trained here: their
+# stacked vote is fitted on validation rows.
 CROSS_FITTED = ("knn", "mlp")
 _FOLDS = 5
 _ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4)  # sets of these levels are the masks, beside the full pool
@@ -45,7 +45,7 @@ def out_of_fold(
     labels: BoolArray,
     fit: Fit,
 ) -> ScoredRows:
-    """Training rows, each scored by a router that was trained on the other folds."""
+    """Training rows with out-of-fold router scores."""
     count = len(labels)
     fold = np.arange(count) % min(_FOLDS, count)
     scores = np.empty(labels.shape)
@@ -53,7 +53,7 @@ def out_of_fold(
         inside, outside = np.flatnonzero(fold == each), np.flatnonzero(fold != each)
         router = fit(_part(batch, outside), labels[outside])
         scores[inside] = router.predict(_part(batch, inside)).scores
-    # The neighbours' pattern ids of different folds mean different patterns: the tilt is enough.
+    # Pattern ids of different folds are not comparable, so the tilt replaces neighbours.
     return ScoredRows(
         pool=pool,
         fingerprints=fingerprints,
@@ -78,16 +78,16 @@ def stack(
 
 
 def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
-    """Maximise the conditional likelihood of the right answer, drawn towards equal votes.
+    """Maximise the conditional likelihood of the right answer, regularised towards equal votes.
 
-    The penalty is on what tells candidates apart: with few rows the majority remains.
+    The penalty is on differences between candidates: with few rows the majority remains.
 
     Args:
         rows: Training rows scored out of fold.
-        classes: The rows' answers, shape (n, K), -1 where none can be read.
+        classes: The rows' answers, shape (n, K), -1 for unreadable ones.
 
     Returns:
-        None where fewer than 50 rows have both a right and a wrong answer to choose between.
+        None if fewer than 50 rows have both a right and a wrong answer.
     """
     if not _suffices(classes, rows.labels):
         return None
@@ -99,14 +99,14 @@ def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
         right=np.concatenate([rows.labels[keep] for keep in contested]),
         logits=np.concatenate([clipped_logit(rows.scores)[keep] for keep in contested]),
     )
-    # Each mask shows the same rows again: the penalty grows with their number.
+    # Each mask repeats the same rows, so the penalty grows with the number of masks.
     weights = _maximise(votes, _penalty(len(rows.pool), _RIDGE * len(masks)))
     return StackedVote(rows.pool, *np.split(weights, 2))
 
 
 @dataclass(frozen=True, slots=True)
 class _Votes:
-    """Rows in which the vote matters: answers, labels and router logits, all (n, K)."""
+    """Rows with right and wrong answers: answers, labels and router logits, all (n, K)."""
 
     classes: ClassArray
     right: BoolArray
@@ -160,7 +160,7 @@ def _penalty(count: int, ridge: float) -> FloatArray:
 
 
 def _maximise(votes: _Votes, penalty: FloatArray) -> FloatArray:
-    """Newton's method from the majority on, halving steps that go too far."""
+    """Newton's method, starting from the majority, with step halving."""
     count = votes.classes.shape[1]
     weights: FloatArray = np.repeat([1.0, 0.0], count)
     value = _likelihood(votes, weights, penalty)
@@ -213,7 +213,7 @@ def _size(step: NDArray[np.floating[Any]]) -> float:
 
 
 def _part(batch: Batch, rows: NDArray[np.intp]) -> Batch:
-    """Some rows of a batch that is embedded already."""
+    """Some rows of an embedded batch."""
     texts = [batch.texts[int(i)] for i in rows]
     encoded = Encoded(batch.encoded.embeddings[rows], batch.encoded.truncated[rows])
     return Batch(texts, Embedded(batch.encoder.spec, encoded))
@@ -221,13 +221,13 @@ def _part(batch: Batch, rows: NDArray[np.intp]) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """An encoder for exactly the texts that it was made for."""
+    """An encoder that returns precomputed embeddings."""
 
     spec: EncoderSpec
     encoded: Encoded
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """What is known already."""
+        """The precomputed embeddings."""
         if len(texts) != len(self.encoded.embeddings):
             raise InputError("these texts were not embedded")
         return self.encoded

@@ -1,4 +1,4 @@
-"""All rows that did not train the router, scored once: every split reads from here."""
+"""Scored rows of an evaluation: all rows that did not train the router, shared by all splits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SALT = "evaluate"
 class EvaluationTable:
     """The rows of all benchmarks, one after the other."""
 
-    benchmarks: Mapping[str, Rows]  # which rows are whose
+    benchmarks: Mapping[str, Rows]  # row numbers of each benchmark
     rows: ScoredRows
     patterns: tuple[PatternModel, ...]  # the settings that a split chooses from
     classes: ClassArray | None  # (n, K) recorded answers; None where rows have none
@@ -61,7 +61,7 @@ class EvaluationTable:
 
     @cached_property
     def votes(self) -> Votes | None:
-        """The votes over all rows; None where they have no answers."""
+        """The votes over all rows; None if rows have no answers."""
         if self.classes is None:
             return None
         return Votes(
@@ -74,7 +74,7 @@ class EvaluationTable:
 
     @cached_property
     def default_patterns(self) -> int:
-        """The setting nearest to the defaults, where validation rows are too few to choose."""
+        """The setting nearest to the defaults, for too few validation rows to choose."""
         default = PatternModel.neighbours, PatternModel.temperature
 
         def distance(setting: int) -> float:
@@ -90,7 +90,7 @@ class EvaluationTable:
         return int(np.mean([labels[r].mean(axis=0) for r in self.benchmarks.values()], 0).argmax())
 
     def best_on(self, benchmark: str) -> int:
-        """The best candidate of one benchmark, in hindsight; overall where it is none of them."""
+        """The best candidate of one benchmark, in hindsight; of all for another scope."""
         if benchmark not in self.benchmarks:
             return self.best_overall
         return int(self.rows.labels[self.benchmarks[benchmark]].mean(axis=0).argmax())
@@ -168,9 +168,9 @@ def build_table(
 
 
 def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, LabelledRows], int]:
-    """The benchmarks without copies of a query, so that no test row was trained on.
+    """The benchmarks without duplicate queries, so that no test row was trained on.
 
-    Texts that differ in case or space alone are copies; the first one stays, and they are counted.
+    Texts that differ only in case or space are duplicates; the first is kept, others are counted.
 
     Raises:
         RowsError: Benchmarks of different pools or that disagree about a query, rows without a
@@ -205,7 +205,7 @@ def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, Labelle
 def _places(
     benchmarks: Mapping[str, LabelledRows], protocol: Protocol
 ) -> tuple[Rows, Rows, dict[str, Rows]]:
-    """Rows for training and all others; and where each benchmark's are among the others."""
+    """Training rows, all other rows, and each benchmark's row numbers among the others."""
     training: list[Rows] = []
     others: list[Rows] = []
     places: dict[str, Rows] = {}

@@ -39,7 +39,7 @@ RouterKind = Literal["knn", "mlp"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderChoice:
-    """Which encoder to open; None lets the machine decide (GPU, native bfloat16)."""
+    """The encoder to open; None values depend on the machine (GPU, native bfloat16)."""
 
     name: str
     pooling: Pooling = "mean"
@@ -50,7 +50,7 @@ class EncoderChoice:
     lexical: bool = False  # hashed character n-grams beside it
 
     def open(self) -> Encoder:
-        """Open the encoder; the name ``char-ngrams`` is the one without weights."""
+        """Open the encoder; ``char-ngrams`` names the one without weights."""
         if self.name == CHAR_NGRAMS.name:
             return CharNgramEncoder()
         encoder = HuggingFaceEncoder(
@@ -67,13 +67,13 @@ class EncoderChoice:
 def fit_router(
     kind: RouterKind, batch: Batch, labels: BoolArray, *, seed: int, progress: Progress = silent
 ) -> Router:
-    """Train a router on the rows' embeddings; ``progress`` hears of each epoch of an MLP."""
+    """Train a router on the rows' embeddings; ``progress`` is called at each epoch of an MLP."""
     choice = RouterChoice(kind=kind, seed=seed)
     return fit_embedded(choice, batch.encoded.embeddings, labels, progress=progress)
 
 
 def check_queries(rows: LabelledRows, source: str) -> None:
-    """Refuse rows of router scores alone: a router learns from texts. Raises RowsError."""
+    """Refuse rows without a query, since a router learns from texts. Raises RowsError."""
     if any(not query for query in rows.queries):
         raise RowsError(source, ["rows of router scores alone have no text to embed"])
 
@@ -98,27 +98,27 @@ def train(
 
     Args:
         rows: Training rows; their queries may not be used for calibration.
-        validation: Rows of their own for tau, the p_null from which the gateway abstains.
-        folder: Where the artifact goes.
-        encoder: Opened encoder; its backend and dtype are bound into the artifact. RouterDC begins
-            with it and saves its own into the folder.
-        kind: ``knn``, ``mlp``, ``routerdc``, or the name under which a package offers a router.
-        options: The router's own settings; what is not named keeps its default.
-        steps: Of RouterDC, or epochs of an MLP; None takes their default.
-        resume: Go on with a training that stopped in this folder.
-        seed: Of everything random in the training.
-        candidates: Models and decoding parameters; None takes the rows' pool as it is.
-        false_abstain_budget: Largest share of answerable validation rows that tau may refuse; None
-            never refuses.
-        equality: When two answers are the same, for the stacked vote; kinds that a text alone
-            cannot tell fit none.
-        progress: Hears of each stage.
+        validation: Separate rows for tau, the p_null from which the gateway abstains.
+        folder: Folder of the artifact.
+        encoder: Opened encoder; its backend and dtype are bound into the artifact. RouterDC
+            fine-tunes a copy and saves it into the folder.
+        kind: ``knn``, ``mlp``, ``routerdc``, or the name of a plug-in.
+        options: The router's settings; others keep their defaults.
+        steps: Steps of RouterDC or epochs of an MLP; None takes their default.
+        resume: Continue an interrupted training in this folder.
+        seed: Seed of all random numbers of the training.
+        candidates: Models and decoding parameters; None takes the names of the rows' pool.
+        false_abstain_budget: Largest share of answerable validation rows on which tau may abstain;
+            None never abstains.
+        equality: Equality of answers, for the stacked vote; kinds that need more than the text fit
+            no vote.
+        progress: Called at each stage.
 
     Raises:
-        RowsError: Rows without a query, two files about different pools, or a query in both.
-        InputError: Options that the router does not have, or a training that diverges.
-        ArtifactError: The folder cannot be written, holds another training that stopped, or a
-            router of somebody's own fails.
+        RowsError: Rows without a query, two files with different pools, or a query in both.
+        InputError: Unknown options, or a training that diverges.
+        ArtifactError: The folder cannot be written, holds another interrupted training, or a
+            plug-in fails.
     """
     choice = RouterChoice(kind=kind, options=options or {}, steps=steps, resume=resume, seed=seed)
     specs = tuple(candidates or (CandidateSpec(name=name) for name in rows.pool))
@@ -185,11 +185,10 @@ def _stacked(
     salt: str,
     equality: Equality,
 ) -> StackedVote | None:
-    """The stacked vote; None where the rows have no answers, or none that compare as texts.
+    """The stacked vote; None if the rows have no answers, or none that compare as texts.
 
-    KNN and MLP are trained anew on each fold of the training rows. RouterDC is too dear for that,
-    and somebody's own router has no training here: theirs is fitted on the validation rows, which
-    they have not learned.
+    KNN and MLP are trained again on each fold of the training rows. RouterDC is too expensive for
+    that, and plug-ins are not trained here: their vote is fitted on the validation rows.
     """
     if not is_textual(equality):
         return None

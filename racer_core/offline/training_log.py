@@ -1,4 +1,4 @@
-"""What a training looked like, beside the artifact: ``training.json`` and, if possible, a curve."""
+"""Training log beside the artifact: ``training.json`` and, with matplotlib, a loss curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def write_log(folder: Path, losses: Sequence[float], settings: Mapping[str, Any]
     Args:
         folder: The artifact's.
         losses: One a step, or one an epoch.
-        settings: Plain JSON values: kind of router, seed, and what else was chosen.
+        settings: JSON values: kind of router, seed and other settings.
 
     Raises:
         ArtifactError: The folder cannot be written.

@@ -1,8 +1,8 @@
 """Grid search over alpha and the vote on validation rows alone. Paper, Sec. 4.1.
 
-The paper takes the thresholds of the search from the calibration rows; alpha would then depend,
-a little, on the very rows that must not have chosen it. Here the validation rows serve both ends:
-one half sets the thresholds at which the other half is voted on, and the other way round.
+The paper takes the thresholds of the search from the calibration rows; alpha would then depend on
+the rows that must not have chosen it. Here each half of the validation rows sets the thresholds at
+which the other half is voted on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MIN_ROWS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRatings:
-    """What an evaluator thinks of recorded answers."""
+    """An evaluator's ratings of recorded answers."""
 
     weight: Weight  # how it was asked: `verbal` or `p_true`
     # In [0, 1], shape (n, K), columns in the order of the racer's pool; NaN where it gave none.
@@ -56,13 +56,13 @@ class Trial:
 
     @property
     def evaluated(self) -> bool:
-        """Whether an evaluator must be asked to vote like this."""
+        """Whether this vote needs an evaluator."""
         return self.weight not in (None, Weight.ROUTER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What the validation rows suggest."""
+    """The result of the search on the validation rows."""
 
     trials: tuple[Trial, ...]
     chosen: Trial
@@ -83,11 +83,10 @@ def tune(
 ) -> Tuning:
     """Choose score, alpha and vote.
 
-    At every level the score with the least cost. A vote other than the majority counts only where
-    it beats the majority by two paired standard errors. Among what is left, and within one standard
-    error of the best accuracy, the cheapest setting is chosen; of equally cheap ones a vote that
-    asks no evaluator, whose calls no price tells. Levels for which half of the rows are too few are
-    left out.
+    Every level uses the score with the least cost. A vote other than the majority counts only if it
+    beats the majority by two paired standard errors. Of the remaining settings within one standard
+    error of the best accuracy, the cheapest is chosen; ties go to a vote without an evaluator,
+    whose calls have no price. Levels for which half of the rows are too few are left out.
 
     Args:
         racer: Loaded artifact.
@@ -96,8 +95,8 @@ def tune(
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
-        ratings: Of the rows' answers; None leaves votes weighed by an evaluator out.
-        progress: Hears of each alpha.
+        ratings: Of the rows' answers; None leaves out votes weighted by an evaluator.
+        progress: Called at each alpha.
 
     Raises:
         RowsError: As :func:`check_rows`, or too few rows for every alpha.
@@ -140,11 +139,11 @@ def tune(
 
 
 def check_rows(racer: Racer, rows: LabelledRows) -> None:
-    """Refuse rows that nothing can be tuned on, before anything is spent on them.
+    """Refuse unusable rows before anything is spent on them.
 
     Raises:
-        RowsError: Fewer than 100 answerable rows, rows without a query or answers, of another pool,
-            or that trained the router.
+        RowsError: Fewer than 100 answerable rows, rows without a query or answers, rows of another
+            pool, or training rows of the router.
     """
     if set(rows.pool) != set(racer.pool):
         raise RowsError(
@@ -170,7 +169,7 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
 
 
 def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
-    """Whether the stacked vote learned from these rows: it would then win by knowing them."""
+    """Whether the stacked vote was fitted on these rows, which would favour it."""
     if racer.artifact.router.kind in CROSS_FITTED:
         return False
     known = racer.artifact.validation_fingerprints
@@ -194,9 +193,9 @@ def _cross_fitted(
     patterns: PatternModel,
     prices: tuple[float, ...] | None,
 ) -> BoolArray | None:
-    """The set of each row at the threshold of the half that it is not in, shape (n, K).
+    """The set of each row at the threshold of the other half, shape (n, K).
 
-    None where a half has too few rows for alpha.
+    None if a half has too few rows for alpha.
     """
     selected = np.zeros_like(scored.labels)
     for own, other in halves(len(scored.labels)):
@@ -216,7 +215,7 @@ def _cross_fitted(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scheme:
-    """One way to vote over the rows."""
+    """One voting rule over the rows."""
 
     rule: Method
     votes: Votes

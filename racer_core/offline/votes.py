@@ -1,4 +1,4 @@
-"""Every rule of voting over recorded answers, vectorised."""
+"""Vectorised evaluation of all voting rules on recorded answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Votes:
 
     Attributes:
         pool: The candidates, in the order of the columns.
-        labels: Who was right, shape (n, K).
+        labels: Correctness, shape (n, K).
         scores: Router scores, shape (n, K).
-        same: Who gave the same answer, shape (n, K, K).
-        stacked: The fitted vote; None where training rows did not suffice.
-        ratings: What ``weighted`` counts instead of the router scores: an evaluator's ratings in
-            [0, 1], NaN where it gave none, shape (n, K).
+        same: Whether two candidates gave the same answer, shape (n, K, K).
+        stacked: The fitted vote; None if there were too few training rows.
+        ratings: Weights of ``weighted`` instead of the router scores: an evaluator's ratings in
+            [0, 1], NaN for missing ones, shape (n, K).
     """
 
     pool: tuple[str, ...]
@@ -38,7 +38,7 @@ class Votes:
 
     @property
     def rules(self) -> tuple[Method, ...]:
-        """``stacked`` only where it was fitted."""
+        """All methods; ``stacked`` only if it was fitted."""
         return tuple(
             rule for rule in Method if rule is not Method.STACKED or self.stacked is not None
         )
@@ -54,7 +54,7 @@ class Votes:
         )
 
     def accuracy(self, rule: Method, selected: BoolArray, temperature: float) -> float:
-        """Share of rows whose voted answer is right; an abstention is not."""
+        """Share of rows whose voted answer is right; abstentions count as not right."""
         return float(self.right(rule, selected, temperature).mean())
 
     def right(self, rule: Method, selected: BoolArray, temperature: float) -> BoolArray:
@@ -85,7 +85,7 @@ class Votes:
             case Method.MAJORITY:
                 return np.ones_like(self.scores)
             case Method.WEIGHTED:
-                # Of answers that can be read, as served: else the counts may be lost in rounding.
+                # Over readable answers only, as in serving: otherwise rounding may lose the counts.
                 readable = selected & (np.einsum("naa->na", self.same) > 0.0)
                 called = np.where(readable, self._weights(readable), -np.inf)
                 top = called.max(axis=1, keepdims=True, initial=0.0)
@@ -101,7 +101,7 @@ class Votes:
     def _weights(self, readable: BoolArray) -> FloatArray:
         """The w of ``weighted``, shape (n, K); a missing rating is the mean of its set's others.
 
-        Of the set's and not of the row's: when serving nobody else was rated.
+        The mean is over the set, not over the row: in serving only the set is rated.
         """
         if self.ratings is None:
             return self.scores
@@ -112,6 +112,6 @@ class Votes:
         return np.where(missing, mean, self.ratings)
 
     def _distinct(self, selected: BoolArray) -> FloatArray:
-        """How many different answers the sets give, shape (n,)."""
+        """The number of distinct answers of each set, shape (n,)."""
         size = (self.same * selected[:, None, :]).sum(axis=2)
         return np.where(selected & (size > 0.0), 1.0 / np.maximum(size, 1.0), 0.0).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Rows that were already parsed, checked against one pool: all valid, or every line at fault."""
+"""Validation of parsed rows against one pool: all rows are valid, or every wrong line is named."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
 from racer_core.types import LabelledRow, LabelledRows, checked_pool
 
 MAX_CANDIDATES = 64
-_HOPELESS = 10_000  # problems after which nobody reads on
+_MAX_PROBLEMS = 10_000  # problems after which validation stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLimits:
-    """What a file of rows may hold."""
+    """Limits on a file of rows."""
 
     query_chars: int = MAX_QUERY_CHARS
-    line_bytes: int | None = None  # of one row, as it is written
+    line_bytes: int | None = None  # of one encoded row
     rows: int | None = None
-    text: RoutedText | None = None  # what is routed on of several turns; None refuses them
+    text: RoutedText | None = None  # text to route on of several turns; None refuses them
 
 
 class CheckedRows:
-    """The valid rows of one file, one after the other; copies of a row are left out and counted.
+    """Iterator over the valid rows of one file; duplicates are left out and counted.
 
-    Once a row is wrong no further one is given, and at the end all that are wrong are named.
+    After the first wrong row no further row is returned; the final error names all wrong rows.
 
     Args:
-        numbered: What was parsed.
+        numbered: The parsed rows with their numbers.
         source: The file's name, for messages.
-        pool: The candidates that the rows must be about; None takes the pool that they name.
-        limits: How much is read.
-        unit: What the numbers count.
+        pool: The required pool; None takes the pool that the rows name.
+        limits: Limits on the file.
+        unit: The unit of the numbers, such as "line".
 
     Raises:
-        RowsError: There is no row, or the header's pool is not the one that was asked for.
+        RowsError: There is no row, or the header names another pool.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CheckedRows:
             RowsError: Any row is wrong, two rows of one query disagree, or there are too many.
         """
         problems: list[str] = []
-        # By digest: the queries of a large file would take its size in memory once more.
+        # Digests instead of queries, which would take the file's size in memory again.
         seen: dict[bytes, tuple[Place, int]] = {}
         bits = {name: 1 << i for i, name in enumerate(self.pool)}
         for count, (number, value) in enumerate(self._lines, 1):
@@ -125,7 +125,7 @@ class CheckedRows:
                     )
             except InputError as exc:
                 problems.append(self._told(number, exc))
-                if len(problems) == _HOPELESS:
+                if len(problems) == _MAX_PROBLEMS:
                     break
             else:
                 if first is not place:
@@ -156,7 +156,7 @@ def check_rows(
     text: RoutedText | None = None,
     unit: str = "line",
 ) -> LabelledRows:
-    """Check rows that were already parsed; ``unit`` is what the numbers count.
+    """Validate parsed rows; ``unit`` is the unit of their numbers.
 
     Raises:
         RowsError: Any row is wrong, two rows of one query disagree, or there is no row.

@@ -1,6 +1,6 @@
-"""Turns after the first of a conversation: how rows tell them, and what a router reads of them.
+"""Conversations: parsing of ``messages``, and the text that a router reads of several turns.
 
-They are another population than questions that stand alone, and have a calibration of their own.
+Later turns are another population than single questions and have a separate calibration.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:
 
 
 def routed_text(earlier: Iterable[Turn], query: str, read: RoutedText) -> str:
-    """What the router reads of a conversation that ends with this query."""
+    """The text that the router reads of a conversation that ends with this query."""
     if read == "last_user":
         return query
     return joined([*(turn.text for turn in earlier), query])
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Turns as one text; blank ones leave no trace."""
+    """Turns as one text, without blank ones."""
     return "\n\n".join(text for text in texts if text.strip())
 
 
 def identity(query: str, earlier: Iterable[Turn]) -> str:
-    """A text by which a query after these turns is told from all others."""
+    """A text that identifies a query after these turns."""
     turns = [(turn.role, turn.text) for turn in earlier]
     return "\0" + json.dumps([*turns, query]) if turns else query
 

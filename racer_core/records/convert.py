@@ -1,4 +1,4 @@
-"""Other people's records as a file of our own rows, with a say in what counts as right."""
+"""Conversion of other formats (lm-evaluation-harness, RouterBench) to labelled rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from racer_core.types import LabelledRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What a format leaves open; each is for one format, None takes that reader's default."""
+    """Options of the formats; each is for one format, None takes that reader's default."""
 
     metric: str | None = None
     filter: str | None = None
@@ -28,7 +28,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What was written, and what was chosen or left out on the way."""
+    """The written rows, and what the conversion chose or dropped."""
 
     rows: LabelledRows
     dropped: int = 0  # documents that some model's run lacks
@@ -51,7 +51,7 @@ def convert(paths: Sequence[Path], out: Path, choices: Choices) -> Converted:
     """Read runs of lm-evaluation-harness (folders) or one file, and write our JSON lines.
 
     Raises:
-        InputError: What is read is wrong, a choice is not for its format, or ``out`` is there.
+        InputError: The input is wrong, an option belongs to another format, or ``out`` exists.
     """
     converted = _read(paths, choices)
     try:

@@ -1,7 +1,7 @@
-"""A JSON document of rows, read as it goes: ``{"rows": [...], ...}``, or a bare list of rows.
+"""Streaming parser for a JSON document of rows: ``{"rows": [...], ...}``, or a list of rows.
 
-Two passes over the file: what stands beside the rows may come after them. Where a value ends is
-found leniently; every value is then read by the strict reader, so that a bad row can be named.
+Two passes over the file, since other fields may follow the rows. A lenient scan finds the end of
+each value; the strict parser then reads the value, so that errors name their row.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from racer_core.records.lines import check_text
 
 _CHUNK: Final = 1 << 18
 _MAX_FIELDS: Final = 64
-_LOOK_AHEAD: Final = 3  # "1e+" at the end of what was read may be the beginning of a number
+_LOOK_AHEAD: Final = 3  # "1e+" at the end of the buffer may be the beginning of a number
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-# Numbers stay text here: the strict reader judges them.
+# Numbers stay text here: the strict parser validates them.
 _BOUNDS: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What stands beside the rows, and the rows: number and value, or the InputError of it."""
+    """The fields beside the rows, and the rows: number, and value or InputError."""
 
     fields: dict[str, Any]
     rows: Iterator[tuple[int, object]]
 
 
 def read_document(file: BinaryIO, max_chars: int | None = None) -> Document:
-    """Read a document; ``candidates`` beside its rows is their header, and comes first as row 0.
+    """Read a document; ``candidates`` beside its rows is their header and is returned as row 0.
 
     Args:
-        file: At its beginning; the rows are read from it while they are taken.
-        max_chars: No value may be longer.
+        file: At its beginning; rows are read from it lazily.
+        max_chars: Maximum length of a value.
 
     Raises:
-        InputError: Not JSON, or no list of rows; names the row where one is at fault.
+        InputError: Not JSON, or no list of rows; names the row if one is wrong.
     """
     check_text(file)
     fields: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def strict_value(text: str) -> object:
 
 
 def _parts(window: _Window) -> Iterator[tuple[str | None, str]]:
-    """The fields by name, and the rows without one; the list of rows begins with an empty text."""
+    """Fields with their names, rows with None; an empty text marks the start of the rows."""
     first = window.peek()
     if first == "[":
         yield from _items(window)
@@ -128,7 +128,7 @@ def _items(window: _Window) -> Iterator[tuple[None, str]]:
 
 
 class _Window:
-    """The characters of a file that have not been taken yet, as far as they have been read."""
+    """The buffer of characters that were read from a file and not consumed yet."""
 
     def __init__(self, file: BinaryIO, max_chars: int | None) -> None:
         self._file = file
@@ -149,13 +149,13 @@ class _Window:
                 return ""
 
     def skip(self, char: str) -> None:
-        """Take one character that must stand here."""
+        """Consume one expected character."""
         if self.peek() != char:
             raise InputError(f"not JSON: expected {char!r}")
         self._at += 1
 
     def value(self) -> str:
-        """Take the text of the value that begins here."""
+        """Consume the text of the value that begins here."""
         self.peek()
         while True:
             try:
@@ -179,7 +179,7 @@ class _Window:
             raise InputError(f"{complaint} {self._max_chars:,} characters")
 
     def _grow(self) -> bool:
-        """Read at least as much again as is held; false, and all as it was, at the file's end."""
+        """Double the buffer at least; False, without a change, at the end of the file."""
         data = self._file.read(max(_CHUNK, len(self._text) - self._at))
         if data:
             self._text = self._text[self._at :] + self._decoder.decode(data)

@@ -1,7 +1,7 @@
-"""Files to numbered objects: JSON lines, a JSON document, CSV and parquet.
+"""File formats: JSON lines, a JSON document, CSV and parquet, as numbered objects.
 
-Knows file formats and nothing of what a row means. Reads as it goes: what is held at once is a
-line, a value of a document, or a batch of parquet rows.
+Does not interpret rows. Streaming: in memory are one line, one value of a document, or one batch of
+parquet rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def unpacked(data: bytes, source: str, max_bytes: int) -> tuple[bytes, str]:
 
 
 def _gunzip(data: bytes, max_bytes: int) -> bytes:
-    """A few kilobytes of gzip can hold gigabytes: unpack no more than is allowed."""
+    """Unpack gzip with a size limit: a few kilobytes can hold gigabytes."""
     try:
         with gzip.open(io.BytesIO(data)) as file:
             contents = file.read(max_bytes + 1)
@@ -64,21 +64,21 @@ def _gunzip(data: bytes, max_bytes: int) -> bytes:
 
 
 def json_objects(file: BinaryIO, name: str, max_line: int | None = None) -> Iterator[Numbered]:
-    """The rows of a JSON document (``.json``), or of JSON lines; none may be longer than asked."""
+    """The rows of a JSON document (``.json``) or of JSON lines, with a maximum length of a row."""
     if name.endswith(".json"):
         return read_document(file, max_line).rows
     return read_lines(file, max_line)
 
 
 def json_lines(data: bytes) -> Iterator[Numbered]:
-    """As :func:`read_lines`, from memory and however long they are."""
+    """As :func:`read_lines`, from memory and without a maximum length."""
     return read_lines(io.BytesIO(data))
 
 
 def read_lines(file: BinaryIO, max_bytes: int | None = None) -> Iterator[Numbered]:
-    """One JSON value a line, blank lines left out.
+    """One JSON value a line, without blank lines.
 
-    Lines end at LF alone: a string may hold U+0085 or U+2028.
+    Lines end at LF only: a string may hold U+0085 or U+2028.
 
     Raises:
         InputError: The file is not UTF-8.
@@ -92,7 +92,7 @@ def read_lines(file: BinaryIO, max_bytes: int | None = None) -> Iterator[Numbere
 
 
 def is_table(name: str) -> bool:
-    """Whether a file's name says that it has columns."""
+    """Whether a file is tabular, by its name."""
     return name.endswith((".csv", ".parquet"))
 
 
@@ -100,7 +100,7 @@ def table(file: BinaryIO, name: str, max_line: int | None = None) -> TabularFile
     """The columns and rows of CSV or parquet.
 
     Raises:
-        InputError: Not such a file. It may be raised later too, at the row where the file breaks.
+        InputError: Not such a file; also raised later, at the row where the file is damaged.
     """
     if name.endswith(".parquet"):
         return TabularFile(*read_parquet(file))

@@ -1,4 +1,4 @@
-"""The lines of a text file, one at a time and none longer than is allowed."""
+"""Line reader of text files, with a maximum line length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Line = tuple[int, bytes | InputError]  # its number from 1, and it or why it can
 
 
 def check_text(file: BinaryIO) -> None:
-    """Read a file from its beginning to its end, and go back.
+    """Check the encoding of a whole file, and return to its beginning.
 
     Raises:
         InputError: It is not UTF-8; names the line.
@@ -36,7 +36,7 @@ def check_text(file: BinaryIO) -> None:
 
 
 def binary_lines(file: BinaryIO, max_bytes: int | None) -> Iterator[Line]:
-    """Lines that end at LF alone, without a byte order mark; one that is too long is an error."""
+    """Lines that end at LF only, without a byte order mark; a line that is too long is an error."""
     size = -1 if max_bytes is None else max_bytes + 1
     for number in count(1):
         line = file.readline(size)
@@ -51,7 +51,7 @@ def binary_lines(file: BinaryIO, max_bytes: int | None) -> Iterator[Line]:
 
 
 def text_lines(file: BinaryIO, max_bytes: int | None) -> Iterator[str]:
-    """Lines with their ends, which may be CR too, for the reader of CSV.
+    """Lines with their ends, which may be CR, for the CSV reader.
 
     Raises:
         InputError: A line is too long, or holds a NUL, which no text does.

@@ -1,7 +1,7 @@
-"""Runs of lm-evaluation-harness (``--log_samples``) joined to labelled rows.
+"""Reader of lm-evaluation-harness runs (``--log_samples``), joined to labelled rows.
 
 The harness writes a folder per model: ``results_<time>.json`` and ``samples_<task>_<time>.jsonl``.
-Documents are joined by task and ``doc_id``; of several runs of a task the latest counts.
+Documents are joined by task and ``doc_id``; the latest of several runs of a task counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What the caller asked for; and per task what was taken, the same for every model."""
+    """The caller's options, and the filter and metric of each task, equal for all models."""
 
     metric: str | None
     filter: str | None
@@ -67,16 +67,16 @@ def read_lm_eval(
     """Join the runs of several models over the same tasks.
 
     Args:
-        folders: A folder per model, or one that holds them at any depth.
-        pool: The models that the rows must be about; None takes all, in the order of the folders.
-        metric: Which logged 0/1 metric means right; None takes the first of
+        folders: A folder per model, or one that contains them at any depth.
+        pool: The required models; None takes all, in the order of the folders.
+        metric: The logged 0/1 metric that means right; None takes the first of
             ``lm_eval_sample.METRICS`` that a task has.
-        filter: Which filter's lines count; None takes the only one, else the first of
+        filter: The filter whose lines count; None takes the only one, else the first of
             ``lm_eval_sample.FILTERS``.
-        question: The document's field that is the query. None takes the prompt, few-shot examples
-            included; where models were given different prompts (chat templates), the document's
-            own question and choices.
-        incomplete: Whether documents that some run lacks are refused or dropped.
+        question: The document's field that is the query. None takes the prompt with its few-shot
+            examples; if models had different prompts (chat templates), the document's own question
+            and choices.
+        incomplete: Whether documents that are missing in a run are refused or dropped.
         max_query_chars: Longer queries are refused.
 
     Raises:
@@ -135,12 +135,12 @@ def _run(folder: Path) -> _Run:
 
 
 def _results(folder: Path) -> Mapping[str, Any]:
-    """What the harness says about the latest run; nothing where that file was not kept."""
+    """The harness's results file of the latest run; empty if that file is missing."""
     files = sorted(folder.glob("results_*.json"))
     if not files:
         return {}
     try:
-        # Not strictly: a NaN among the figures, which are not read here, is no reason to stop.
+        # The standard parser: a NaN among the figures, which are not used here, is no error.
         results = json.loads(files[-1].read_bytes())
     except (ValueError, RecursionError, OSError) as exc:
         raise InputError(f"{files[-1]}: cannot be read ({exc})") from exc
@@ -173,7 +173,7 @@ def _samples(run: _Run, choice: _Choice, problems: list[str]) -> dict[Key, Sampl
 
 
 def _lines(path: Path, task: str, choice: _Choice) -> list[formats.Numbered]:
-    """The lines of the chosen filter; chooses filter and metric where the task is new.
+    """The lines of the chosen filter; chooses filter and metric at the first run of a task.
 
     Raises:
         InputError: The file cannot be read, or has no such filter or metric.
@@ -208,10 +208,10 @@ def _document(line: object) -> int:
 def _shared(
     source: str, samples: Mapping[str, Mapping[Key, Sample]], incomplete: str
 ) -> tuple[list[Key], int]:
-    """The documents that every model answered, and how many others there are.
+    """The documents that every model answered, and the number of other documents.
 
     Raises:
-        RowsError: Models saw different documents, or a run lacks some and none may be dropped.
+        RowsError: Models had different documents, or a run lacks some and dropping is not allowed.
     """
     keys = sorted({key for run in samples.values() for key in run})
     complete = [key for key in keys if all(key in run for run in samples.values())]
@@ -237,7 +237,7 @@ def _missing(samples: Mapping[str, Mapping[Key, Sample]], keys: Sequence[Key]) -
 
 
 def _row(key: Key, samples: Mapping[str, Mapping[Key, Sample]]) -> object:
-    """A row in our own form; its query is what every model was asked, where that is the same."""
+    """A row in our format; its query is the common prompt, if all models had the same."""
     found = {model: run[key] for model, run in samples.items()}
     prompts = {sample.prompt for sample in found.values()}
     first = next(iter(found.values()))

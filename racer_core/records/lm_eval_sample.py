@@ -1,8 +1,8 @@
-"""One line of a ``samples_*.jsonl`` that lm-evaluation-harness 0.4 wrote with ``--log_samples``.
+"""Parser of one line of lm-evaluation-harness 0.4's ``samples_*.jsonl`` (``--log_samples``).
 
 The harness turns numbers inside ``resps`` into texts, spreads ``arguments`` over ``gen_args_0`` ...
-``arg_0`` ..., and repeats a document once per filter. What is read here of a line is what was
-asked, what was answered, and whether the task's own metric calls that right.
+``arg_0`` ..., and repeats a document once per filter. This module reads the prompt, the answer and
+the verdict of the task's own metric.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 from racer_core import strict_json
 from racer_core.errors import InputError
 
-# The first that a task logs is taken unless a metric is named. Each says right (1) or wrong (0).
+# Without a named metric, the first of these that a task logs. Values are 1 (right) or 0 (wrong).
 METRICS = (
     "acc",
     "exact_match",
@@ -27,7 +27,7 @@ METRICS = (
     "em",
     "exact",
 )
-# Likewise for the filters between a model's text and the metric.
+# The same for the filters between a model's text and the metric.
 FILTERS = ("none", "strict-match", "flexible-extract")
 _FLAGS = {"1": True, "1.0": True, "True": True, "0": False, "0.0": False, "False": False}
 _QUESTION_FIELDS = (
@@ -50,10 +50,10 @@ class Sample:
 
 
 def chosen(names: Sequence[str], preferred: Sequence[str], wanted: str | None, what: str) -> str:
-    """The name that is wanted, else the only one, else the first preferred one.
+    """The wanted name, else the only one, else the first preferred one.
 
     Raises:
-        InputError: There is none such; ``what`` names the kind of thing.
+        InputError: There is no such name; ``what`` names its kind in the message.
     """
     known = sorted(set(names))
     if wanted is None and len(known) == 1:
@@ -66,10 +66,10 @@ def chosen(names: Sequence[str], preferred: Sequence[str], wanted: str | None, w
 
 
 def metric_of(sample: Mapping[str, Any], wanted: str | None) -> str:
-    """Which metric labels the documents of a sample's task.
+    """The metric that labels the documents of a sample's task.
 
     Raises:
-        InputError: The sample logs none that is known.
+        InputError: The sample logs no supported metric.
     """
     logged = sample.get("metrics")
     # Older versions do not list their metrics: any known name is one.
@@ -80,16 +80,16 @@ def metric_of(sample: Mapping[str, Any], wanted: str | None) -> str:
 def read_sample(
     sample: Mapping[str, Any], metric: str, field: str | None, *, templated: bool
 ) -> Sample:
-    """What a line says.
+    """Parse a line.
 
     Args:
         sample: The line.
-        metric: What labels it.
-        field: The document's field that holds the question; None takes what is found.
-        templated: The prompts are as the model's own chat template renders them.
+        metric: The metric that labels it.
+        field: The document's field that holds the question; None detects it.
+        templated: The prompts are rendered by the model's own chat template.
 
     Raises:
-        InputError: The line lacks something, or its metric does not say right or wrong.
+        InputError: A field is missing, or the metric is not 0 or 1.
     """
     doc = sample.get("doc")
     document = cast("dict[str, Any]", doc) if isinstance(doc, dict) else {}
@@ -102,7 +102,7 @@ def read_sample(
         document=str(sample.get("doc_hash") or json.dumps(doc, sort_keys=True)),
         prompt=prompts.pop() if len(prompts) == 1 and field is None else None,
         question=cast("str", document[field]) if field is not None else _question(document),
-        # A single continuation that was scored, and not generated, is no answer.
+        # A single continuation that was only scored is no answer.
         answer=None if scored and not options else _answer(sample, options, metric),
         reference=_reference(sample.get("target"), options),
         correct=_flag(sample, metric),
@@ -120,7 +120,7 @@ def _flag(sample: Mapping[str, Any], metric: str) -> bool:
 
 
 def _asked(arguments: object, *, templated: bool) -> list[tuple[str | None, str]]:
-    """Pairs of a prompt and what was scored after it ("" where text was generated)."""
+    """Pairs of a prompt and the scored continuation ("" for generated text)."""
     if isinstance(arguments, dict):
         spread = cast("dict[str, object]", arguments).values()
         calls = [_values(call) for call in spread]
@@ -146,7 +146,7 @@ def _text(after: Sequence[object]) -> str:
 
 
 def _prompt(argument: object, *, templated: bool) -> str | None:
-    """What users would send: of a conversation the last user message; None of a rendered one."""
+    """The last user message of a conversation, as a user would send it; None if rendered."""
     if isinstance(argument, list) and argument:  # a conversation as JSON stands in a list
         argument = cast("list[object]", argument)[0]
     if not isinstance(argument, str):
@@ -184,7 +184,7 @@ def _choices(document: Mapping[str, Any]) -> list[object]:
 
 
 def _options(asked: Sequence[tuple[str | None, str]]) -> list[str]:
-    """The options of a log-likelihood task; their numbers where the texts do not differ."""
+    """The options of a log-likelihood task; their numbers if the texts do not differ."""
     texts = [after.strip() for _, after in asked]
     if len(texts) < 2 or not any(texts):
         return []
@@ -201,7 +201,7 @@ def _answer(sample: Mapping[str, Any], options: Sequence[str], metric: str) -> s
 
 
 def _most_likely(responses: Sequence[object], options: Sequence[str], metric: str) -> str | None:
-    """The option of the greatest log-likelihood, per character where the metric is normalised."""
+    """The option with the largest log-likelihood, per character if the metric is normalised."""
     try:
         scores = [_log_likelihood(response) for response in responses[: len(options)]]
     except (TypeError, ValueError, IndexError):
@@ -224,7 +224,7 @@ def _first_text(response: object) -> str | None:
 
 
 def _reference(target: object, options: Sequence[str]) -> str | None:
-    """The target; where it is the number of an option, that option."""
+    """The target; a number of an option becomes that option."""
     if target is None:
         return None
     text = str(target)

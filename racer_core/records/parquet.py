@@ -1,4 +1,4 @@
-"""Parquet, a batch of rows at a time. A few kilobytes of it can stand for gigabytes."""
+"""Streaming parquet reader with a limit on unpacked size: a few kilobytes can hold gigabytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BATCH: Final = 512
 
 
 def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, object]]]:
-    """The names of the columns, and the rows with their numbers, read while they are taken.
+    """The names of the columns, and a lazy iterator of the rows with their numbers.
 
     Raises:
-        InputError: Not such a file, or it unpacks to more than 20 times its size; also while rows
-            are taken.
+        InputError: Not such a file, or it unpacks to more than 20 times its size; also raised while
+            rows are read.
     """
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -41,7 +41,7 @@ def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, o
 
 
 def _check_footer(metadata: Any, room: int) -> None:
-    """Before anything is unpacked. What the footer hides is counted while it is read."""
+    """Check the footer before anything is unpacked; sizes it omits are counted while reading."""
     if metadata.num_columns > _MAX_COLUMNS:
         raise InputError(f"{metadata.num_columns:,} columns, over the limit of {_MAX_COLUMNS:,}")
     sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]

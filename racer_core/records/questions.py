@@ -1,4 +1,4 @@
-"""Questions that nobody has answered yet: what ``racer label`` asks a pool."""
+"""Reader of unlabelled questions, the input of ``racer label``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from racer_core.types import Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A query and what is known about it before anyone answers."""
+    """A query without answers, and its known fields."""
 
     place: Place  # its line or row in the file
     query: str
@@ -30,7 +30,7 @@ class Question:
 
     @property
     def identity(self) -> str:
-        """By which it is told from all others."""
+        """The text that identifies the question."""
         return identity(self.query, self.earlier)
 
 
@@ -39,12 +39,12 @@ def read_questions(
 ) -> tuple[Question, ...]:
     """Read a file of questions: the formats of labelled rows, without labels.
 
-    A question that stands twice is asked once; fields that are not known are left alone.
+    Duplicate questions are asked once; unknown fields are ignored.
 
     Args:
         path: The file.
-        max_query_chars: Longer texts cannot be calibrated, so nobody is asked.
-        text: What will be routed on of several turns.
+        max_query_chars: Longer texts cannot be calibrated and are refused.
+        text: The text to route on of several turns.
 
     Raises:
         RowsError: A line is no question, or a query has two references; names each line.
@@ -77,7 +77,7 @@ def _objects(data: bytes, source: str) -> Iterable[Numbered]:
 
 
 def _cells(table: formats.TabularFile) -> Iterator[Numbered]:
-    """A table's rows; an empty cell says nothing."""
+    """A table's rows without empty cells."""
     for place, cells in table.rows:
         if isinstance(cells, dict):
             row = cast("dict[str, object]", cells)

@@ -1,4 +1,4 @@
-"""Files of labelled rows: our JSON lines, CSV and parquet, and other people's records.
+"""Reader of labelled rows: our JSON lines, CSV and parquet, and other formats.
 
 All or nothing: either every row is valid, or :class:`RowsError` names the lines, 20 at most.
 """
@@ -26,12 +26,13 @@ def read_rows(
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
 ) -> LabelledRows:
-    """Read labelled rows; the format follows from the name, and of a table from its columns.
+    """Read labelled rows; the format follows from the file's name, and of a table from its columns.
 
     Args:
-        path: ``.jsonl`` or ``.ndjson``, ``.json``, ``.csv`` (all ``.gz`` too) or ``.parquet``; a
-            table may be RouterBench's. A folder is what ``lm_eval --log_samples`` wrote.
-        pool: The candidates that the rows must be about; None takes the pool that they name.
+        path: ``.jsonl`` or ``.ndjson``, ``.json``, ``.csv`` (all also with ``.gz``) or
+            ``.parquet``; a table may be RouterBench's. A folder is the output of
+            ``lm_eval --log_samples``.
+        pool: The required pool; None takes the pool that the rows name.
         max_query_chars: Longer queries are refused.
 
     Raises:
@@ -51,7 +52,7 @@ def read_routerbench(
     tasks: Sequence[str] | None = None,
     max_query_chars: int = MAX_QUERY_CHARS,
 ) -> LabelledRows:
-    """Read a RouterBench export (CSV or parquet, never the pickle) with a say in its labels.
+    """Read a RouterBench export (CSV or parquet, never the pickle) with options for its labels.
 
     Args:
         path: The file.
@@ -86,7 +87,7 @@ def parse_rows(
     max_query_chars: int = MAX_QUERY_CHARS,
     max_bytes: int = MAX_UNPACKED_BYTES,
 ) -> LabelledRows:
-    """Parse the bytes of a file called ``source``; ``max_bytes`` is how far gzip may unpack.
+    """Parse the bytes of a file named ``source``; ``max_bytes`` limits the unpacked size of gzip.
 
     Raises as :func:`read_rows`.
     """
@@ -105,18 +106,18 @@ def parse_rows(
 def stream_rows(
     file: BinaryIO, name: str, source: str, pool: Sequence[str] | None, limits: RowLimits
 ) -> CheckedRows:
-    """The rows of a file as they are read, so that it need not fit into memory.
+    """Stream the rows of a file, which need not fit into memory.
 
     Args:
         file: At its beginning, uncompressed.
-        name: In lower case; the format follows from its end.
-        source: What messages call the file.
+        name: In lower case; the format follows from its suffix.
+        source: The file's name in messages.
         pool: As for :func:`read_rows`.
-        limits: How much is read.
+        limits: Limits on the file.
 
     Raises:
-        RowsError: As :func:`read_rows`, here or while rows are taken.
-        InputError: Likewise, where the file itself cannot be read.
+        RowsError: As :func:`read_rows`, here or during iteration.
+        InputError: The file cannot be read, here or during iteration.
     """
     numbered = _objects(file, name, limits.line_bytes)
     return CheckedRows(numbered, source, pool, limits=limits, unit=_unit(name))
@@ -135,7 +136,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _unit(source: str) -> str:
-    """What the numbers of a file's rows count."""
+    """The unit of a file's row numbers."""
     return "row" if source.lower().endswith((".json", ".parquet")) else "line"
 
 

@@ -1,8 +1,8 @@
-"""RouterBench's table (arXiv 2403.12031) as labelled rows.
+"""Reader of RouterBench tables (arXiv 2403.12031) as labelled rows.
 
 One row per prompt: ``sample_id``, ``prompt``, ``eval_name``, and for every model its score in a
-column of its name beside ``<model>|model_response`` and ``<model>|total_cost``. The pickle that
-RouterBench is published as is never read: whoever trusts it exports it to CSV or parquet.
+column of its name beside ``<model>|model_response`` and ``<model>|total_cost``. RouterBench is
+published as a pickle, which is never read: export it to CSV or parquet first.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from racer_core.records.formats import Numbered, TabularFile
 
 _COLUMNS = frozenset({"sample_id", "prompt", "eval_name"})
 _RESPONSE, _COST = "|model_response", "|total_cost"
-_MAX_LITERAL = 1_000_000  # characters; a text that is longer is no list that somebody printed
+_MAX_LITERAL = 1_000_000  # characters; longer texts are not parsed as printed lists
 
 
 def is_export(columns: Sequence[str]) -> bool:
-    """Whether a table is RouterBench's; a ``query`` column makes it one of ours."""
+    """Whether a table is RouterBench's; a ``query`` column marks our own format."""
     return set(columns) >= _COLUMNS and "query" not in columns
 
 
 def labelled(
     table: TabularFile, *, threshold: float | None = None, tasks: Sequence[str] | None = None
 ) -> Iterator[Numbered]:
-    """The table's rows in our own form.
+    """The table's rows in our format.
 
     Args:
         table: A RouterBench export.
@@ -36,7 +36,7 @@ def labelled(
         tasks: Only rows whose ``eval_name`` is one of these; None takes all.
 
     Raises:
-        InputError: Another table, or one without models.
+        InputError: Another kind of table, or one without models.
     """
     models = _models(table.columns)
     for place, cells in table.rows:
@@ -69,7 +69,7 @@ def _row(row: Mapping[str, object], models: Sequence[str], threshold: float | No
         return exc
     answers = {name: texts(row[name + _RESPONSE]) for name in models if name + _RESPONSE in row}
     return {
-        # Several turns are refused where every row is checked, as in our own files.
+        # Validation refuses several turns, as in our own files.
         "messages": [{"role": "user", "content": turn} for turn in turns],
         "correct": correct,
         "answers": {name: answer[0] if answer else None for name, answer in answers.items()},
@@ -107,10 +107,10 @@ def _number(cell: object) -> float | None:
 
 
 def texts(cell: object) -> list[str]:
-    """The texts in a cell: ``['one']`` as a list or as it was printed, or the text as it stands."""
+    """The texts in a cell: a list such as ``['one']``, its printed form, or plain text."""
     if isinstance(cell, list):
         return [str(item) for item in cast("list[object]", cell)]
-    if cell is None or cell != cell:  # NaN is how pandas says that there is none
+    if cell is None or cell != cell:  # NaN is pandas' missing value
         return []
     text = str(cell)
     if not (text.startswith(("['", '["')) and text.endswith("]") and len(text) < _MAX_LITERAL):

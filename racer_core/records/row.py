@@ -1,11 +1,11 @@
-"""One labelled row: what it may say, and every way in which it can be wrong.
+"""Parser of one labelled row, with a message for every way in which it can be wrong.
 
     {"query": "...", "correct": {"a": true, "b": false}}           a map of the pool
     {"query": "...", "correct": ["a"], "candidates": ["a", "b"]}   a list and the pool
     {"messages": [{"role": "user", "content": "..."}], ...}        a query, or turns that lead to it
 
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
-the whole pool name it by their keys. ``[]`` means that nobody is right; null or absent means
+the whole pool name it by their keys. ``[]`` means that no candidate is right; null or absent means
 unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 """
 
@@ -22,7 +22,7 @@ MAX_QUERY_CHARS = 8_192
 
 
 def shown(pool: Sequence[str]) -> str:
-    """A pool in a message, however long its names are."""
+    """A pool in a message, with long names and long pools shortened."""
     names = [name[:40] for name in pool[:10]]
     return f"[{', '.join(names)}{', ...' if len(pool) > 10 else ''}]"
 
@@ -48,14 +48,14 @@ def parse_row(
     """Check one row against the pool.
 
     Args:
-        row: As it was read.
-        pool: The candidates that it must be about.
-        max_query_chars: A longer text is not routed on.
-        header: The file named its pool once for all.
-        text: What is routed on of several turns; None refuses them.
+        row: The parsed row.
+        pool: The required pool.
+        max_query_chars: Longer texts are refused.
+        header: The file's header names the pool.
+        text: The text to route on of several turns; None refuses them.
 
     Raises:
-        InputError: One sentence that says what is wrong, without repeating the query.
+        InputError: The message names the error without repeating the query.
     """
     if not isinstance(row, dict):
         raise InputError("a row must be a JSON object")
@@ -99,7 +99,7 @@ def row_query(
     """The turns before the query, and the query: ``query``, or the last of ``messages``.
 
     Raises:
-        InputError: What is routed on is no text or too long, or there are several turns where
+        InputError: The text to route on is no text or too long, or there are several turns and
             ``text`` is None.
     """
     if "messages" not in row:
@@ -120,7 +120,9 @@ def row_query(
 def _correct(row: Mapping[str, Any], pool: tuple[str, ...], *, header: bool) -> frozenset[str]:
     value = row.get("correct")
     if value is None:
-        raise InputError('no label: "correct" is missing or null ([] means nobody is right)')
+        raise InputError(
+            'no label: "correct" is missing or null ([] means that no candidate is right)'
+        )
     if isinstance(value, dict):
         labels = cast("dict[str, Any]", value)
         _refuse_unknown(labels, pool)
@@ -132,7 +134,7 @@ def _correct(row: Mapping[str, Any], pool: tuple[str, ...], *, header: bool) -> 
     names = _names(value, "correct")
     _refuse_unknown(names, pool)
     if not header and set(row_pool(row) or ()) != set(pool):
-        raise InputError('"correct" is a list, so "candidates" must say who was judged')
+        raise InputError('"correct" is a list, so "candidates" must name the judged candidates')
     if len(set(names)) != len(names):
         raise InputError('"correct" names a candidate twice')
     return frozenset(names)
@@ -151,7 +153,7 @@ def _answers(value: object, pool: tuple[str, ...]) -> dict[str, str | None]:
 
 
 def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
-    """Router scores stand in for a query; beside a query they are something else and ignored."""
+    """Router scores that replace a query; scores beside a query are ignored."""
     if "scores" not in row or "query" in row or "messages" in row:
         return None
     value = row["scores"]

@@ -1,4 +1,4 @@
-"""What every router promises. One method; anyone can add one."""
+"""Router protocol, and the batch and output types of all routers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCORE_DECIMALS = 6
 
 @dataclass(frozen=True)
 class Batch:
-    """Queries, and their embeddings if a router asks for them."""
+    """Queries, with embeddings computed on demand."""
 
     texts: Sequence[str]
     encoder: Encoder = field(repr=False)
@@ -31,13 +31,13 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RouterOutput:
-    """What a router says about a batch.
+    """A router's output for a batch.
 
     Attributes:
         scores: f, shape (B, K), in [0, 1]: the predicted chance that each candidate is right.
-        neighbours: For routers that find them, the pattern ids of the nearest training rows,
-            nearest first, shape (B, J): ``cover`` then counts their patterns. None lets it tilt
-            the overall frequencies by the scores instead.
+        neighbours: Pattern ids of the nearest training rows, nearest first, shape (B, J):
+            ``cover`` counts their patterns. None for routers without neighbours: ``cover`` then
+            tilts the overall frequencies by the scores.
     """
 
     scores: FloatArray
@@ -45,7 +45,7 @@ class RouterOutput:
 
 
 def on_grid(scores: FloatArray) -> FloatArray:
-    """Scores rounded to 1e-6: the same in training, calibration and serving, or tau moves."""
+    """Scores rounded to 1e-6; training, calibration and serving must agree, or tau moves."""
     return np.round(scores, SCORE_DECIMALS)
 
 
@@ -64,9 +64,9 @@ class Router(Protocol):
         ...
 
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
-        """Everything learned, for an artifact."""
+        """All learned tensors, for an artifact."""
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """Everything chosen, for an artifact's manifest."""
+        """All settings, for an artifact's manifest."""
         ...

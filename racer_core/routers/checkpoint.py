@@ -1,8 +1,8 @@
-"""Training that stopped can go on where it was: one safetensors file, replaced as a whole.
+"""Training checkpoint: one safetensors file, replaced atomically. Never pickle.
 
-The file holds parameters, the optimiser's moments and what else a training keeps as tensors; its
-header holds the rest as JSON. Never pickle. No random generator is kept: trainings here can tell
-from their seed and the number of a step what that step draws.
+The file holds parameters, the optimiser's moments and further tensors of a training; its header
+holds the rest as JSON. No random generator is stored: a step's draws follow from the seed and the
+step's number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEADER: Final = "training"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How far a training was."""
+    """The progress of an interrupted training."""
 
     losses: list[float]  # one a step done
     kept: Mapping[str, torch.Tensor]
@@ -36,14 +36,14 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where a training leaves its state, and what that state depends on.
+    """The stored state of a training, and the identity that it belongs to.
 
     Attributes:
-        folder: A folder of its own, removed when the training is done.
-        identity: Plain JSON values that the result follows from: settings, seed, digest of the
-            data. A training of another identity does not go on from here.
+        folder: A separate folder, removed when the training is done.
+        identity: JSON values that determine the result: settings, seed, digest of the data. A
+            training with another identity cannot resume.
         every: Steps between two saves.
-        resume: Go on from what is there; False refuses to overwrite it.
+        resume: Continue from an existing checkpoint; False refuses to overwrite it.
     """
 
     folder: Path
@@ -52,11 +52,11 @@ class Checkpoint:
     resume: bool = False
 
     def restore(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> Reached | None:
-        """Put both into the state that was saved; None when there is nothing to go on from.
+        """Load the saved state into module and optimiser; None if there is no checkpoint.
 
         Raises:
-            ArtifactError: There is a checkpoint, and it is damaged, of other data or settings, or
-                not asked for.
+            ArtifactError: A checkpoint exists and is damaged, belongs to other data or settings, or
+                ``resume`` is False.
         """
         if not self._path.is_file():
             return None
@@ -78,7 +78,7 @@ class Checkpoint:
         return Reached(losses=losses, kept=parts["kept"])
 
     def due(self, step: int, steps: int) -> bool:
-        """Whether to save after this many of all steps: now and then, and after the last."""
+        """Whether to save after this step: at every ``every``-th step and at the last."""
         return step % self.every == 0 or step == steps
 
     def save(
@@ -88,7 +88,7 @@ class Checkpoint:
         losses: Sequence[float],
         kept: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Replace the checkpoint; a training killed meanwhile finds the one before.
+        """Replace the checkpoint atomically: a kill during the write leaves the previous one.
 
         Raises:
             ArtifactError: The folder cannot be written.
@@ -99,7 +99,7 @@ class Checkpoint:
         for number, fields in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{name}": each for name, each in fields.items()}
         tensors |= {f"kept.{name}": each for name, each in (kept or {}).items()}
-        # Copies, for safetensors refuses parameters that share their memory.
+        # Copies, since safetensors refuses parameters that share memory.
         tensors = {name: each.detach().cpu().clone() for name, each in tensors.items()}
         header = json.dumps({"identity": dict(self.identity), "losses": list(losses)})
         new = self._path.with_suffix(".new")
@@ -115,7 +115,7 @@ class Checkpoint:
             ) from exc
 
     def remove(self) -> None:
-        """Take the checkpoint away: the training is done."""
+        """Delete the checkpoint after training."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property

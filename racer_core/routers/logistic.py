@@ -1,4 +1,4 @@
-"""From a router's raw score to the chance of being right: one increasing logistic map."""
+"""Logistic calibration (Platt scaling): raw router scores to probabilities of being right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from racer_core.types import BoolArray, FloatArray
 
 _STEPS = 50
-_FLAT = 1e-9  # raw scores that spread less than this tell nothing
+_FLAT = 1e-9  # standard deviation below which raw scores carry no information
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
@@ -19,16 +19,16 @@ def fit_logistic(raw: FloatArray, right: BoolArray) -> tuple[float, float]:
     """Fit chance = sigmoid(slope * raw + offset) by maximum likelihood, with slope >= 0.
 
     The targets are Platt's: (N+ + 1)/(N+ + 2) and 1/(N- + 2) instead of 1 and 0. They keep the fit
-    finite where one threshold separates the rows, and where all rows are of one class, which then
-    gives that smoothed rate for every query.
+    finite if a threshold separates the rows, and if all rows are of one class; the map is then
+    that smoothed rate for every query.
 
     Args:
-        raw: Raw scores of one candidate, shape (n,), finite; larger means likelier right.
+        raw: Raw scores of one candidate, shape (n,), finite; larger means more likely right.
         right: Whether it was right, shape (n,).
 
     Returns:
-        slope and offset. The slope is 0 where larger scores do not mean likelier right: a map that
-        falls would turn the router's order around on the word of a few rows.
+        slope and offset. The slope is 0 if larger scores do not mean more likely right: a negative
+        slope would reverse the router's order on the evidence of a few rows.
 
     References:
         Platt 1999, "Probabilistic outputs for support vector machines".
@@ -48,7 +48,7 @@ def fit_logistic(raw: FloatArray, right: BoolArray) -> tuple[float, float]:
 
 
 def _newton(raw: FloatArray, targets: FloatArray, start: tuple[float, float]) -> FloatArray:
-    """Minimise the cross entropy; a step that does not lower it is halved."""
+    """Newton's method on the cross entropy, with steps halved until they lower it."""
     columns = np.column_stack([raw, np.ones_like(raw)])
     weights: FloatArray = np.array(start, dtype=np.float64)
     for _ in range(_STEPS):

@@ -52,8 +52,8 @@ class MlpRouter:
         """Train on rows (n, D) with labels (n, K).
 
         The same seed gives the same weights on a CPU, interrupted or not: a step of the
-        ``checkpoint`` is an epoch. ``progress`` is called after each epoch, those that an earlier
-        run did too, with its number and mean loss.
+        ``checkpoint`` is an epoch. ``progress`` is called with the number and mean loss of each
+        epoch, those of an earlier run included.
 
         Raises:
             InputError: No rows.
@@ -76,7 +76,7 @@ class MlpRouter:
         reached = checkpoint.restore(model, optimiser) if checkpoint else None
         losses = reached.losses if reached else []
         for epoch, loss in enumerate(losses):
-            torch.randperm(len(x), generator=generator)  # drawn by then, and not to be drawn again
+            torch.randperm(len(x), generator=generator)  # advances the generator past this epoch
             progress(epoch + 1, loss)
         for epoch in range(len(losses), epochs):
             total = 0.0
@@ -111,7 +111,7 @@ class MlpRouter:
         return {name: getattr(self, name) for name in _WEIGHTS}
 
     def settings(self) -> Mapping[str, Any]:
-        """Nothing: the shapes say it all."""
+        """None: the shapes determine everything."""
         return {}
 
     @classmethod

@@ -33,11 +33,11 @@ class Neighbours(Protocol):
         ...
 
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
-        """Everything stored, for an artifact."""
+        """All tensors, for an artifact."""
         ...
 
     def settings(self) -> Mapping[str, Any]:
-        """Everything chosen, for an artifact's manifest."""
+        """All settings, for an artifact's manifest."""
         ...
 
 

@@ -1,9 +1,9 @@
-"""Which routers there are: the built-in ones, and those that installed packages offer.
+"""Registry of routers: the built-in ones, and plug-ins of installed packages.
 
-A package offers one by an entry point of the group ``racer.routers``, name -> class. The class has
-one method, ``predict(batch) -> RouterOutput``, and is constructed with keywords: ``pool``, the
-candidates' names in the order of the score columns, and its options. The artifact remembers the
-options and the package's version, and constructs it again when it is loaded.
+A package offers a router by an entry point of the group ``racer.routers``, name -> class. The class
+has one method, ``predict(batch) -> RouterOutput``, and is constructed with keywords: ``pool``, the
+candidates' names in the order of the score columns, and its options. The artifact stores the
+options and the package's version; loading constructs the router again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BUILT_IN: Final = tuple(_LOADERS)
 
 
 class CustomRouter(Protocol):
-    """What the class behind an entry point promises."""
+    """Protocol of the class behind an entry point."""
 
     def predict(self, batch: Batch) -> RouterOutput:
         """Score every candidate of the pool for every text of the batch."""
@@ -41,7 +41,7 @@ class CustomRouter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PluginRouter:
-    """A router of somebody's own, with what is needed to construct it again."""
+    """A router of another package, with everything needed to construct it again."""
 
     kind: ClassVar[str] = "custom"
 
@@ -57,11 +57,11 @@ class PluginRouter:
         return len(self.pool)
 
     def predict(self, batch: Batch) -> RouterOutput:
-        """Its scores, whatever their values: a row that holds no chances is the caller's to judge.
+        """The plug-in's scores. Only the shape is checked; the caller checks values.
 
         Raises:
-            ArtifactError: It failed, or its scores are not of shape (B, K), so that some query
-                would get another one's.
+            ArtifactError: It failed, or its scores are not of shape (B, K): queries would get the
+                scores of other queries.
         """
         try:
             output = cast(object, self.router.predict(batch))
@@ -71,23 +71,23 @@ class PluginRouter:
             wanted = (len(batch.texts), self.columns)
             if scores.shape != wanted:
                 raise ValueError(f"it gave scores of shape {scores.shape}, not {wanted}")
-        except Exception as exc:  # whatever somebody else's code raises
+        except Exception as exc:  # plug-ins may raise anything
             raise ArtifactError(
                 f"router {self.name!r} of {self.package} failed: {type(exc).__name__}: {exc}"
             ) from exc
         return RouterOutput(scores)
 
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
-        """None: what it learned is its own."""
+        """None: the plug-in stores its own state."""
         return {}
 
     def settings(self) -> Mapping[str, Any]:
-        """What :func:`load` constructs it again from."""
+        """The settings from which :func:`load` constructs it again."""
         return {"name": self.name, "package": self.package, "options": dict(self.options)}
 
 
 def names() -> tuple[str, ...]:
-    """Every router that can be trained or loaded here."""
+    """All routers that can be trained or loaded."""
     offered = {entry.name for entry in entry_points(group=GROUP)}
     return BUILT_IN + tuple(sorted(offered.difference(BUILT_IN)))
 
@@ -102,7 +102,7 @@ def create(name: str, pool: Sequence[str], options: Mapping[str, Any]) -> Plugin
     entry = _entry(name)
     try:
         router = entry.load()(pool=tuple(pool), **options)
-    except Exception as exc:  # whatever somebody else's code raises
+    except Exception as exc:  # plug-ins may raise anything
         given = ", ".join(options) or "none"
         raise ArtifactError(
             f"router {name!r} of {_package(entry)} cannot be constructed (options: {given}): "
@@ -117,7 +117,7 @@ def load(
     """Rebuild a router from its tensors and its settings, ``kind`` among them.
 
     Raises:
-        ArtifactError: A router of somebody's own that is not here, or of another version.
+        ArtifactError: A plug-in that is not installed, or of another version.
         InputError: An unknown kind, or tensors that do not fit each other.
     """
     kind = settings["kind"]

@@ -69,7 +69,7 @@ class RouterDcRouter:
         return {"keys": self.keys, "slopes": self.slopes, "offsets": self.offsets}
 
     def settings(self) -> Mapping[str, Any]:
-        """Nothing: the shapes say it all."""
+        """None: the shapes determine everything."""
         return {}
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What `racer evaluate --report` writes: tables, figures and a page. Reads an evaluation only."""
+"""Report of `racer evaluate --report`: tables, figures, a page; knows nothing but an evaluation."""

@@ -1,4 +1,4 @@
-"""What risk over random splits must look like, whatever the rows are.
+"""Exact law of the realised risk over random splits, which holds for all rows.
 
 With distinct critical scores the misses of one split are beta-binomial, and splits of the same
 rows are independent given the rows, so that the law of their mean is known too. Ties and
@@ -88,7 +88,7 @@ def _own(view: View, alpha: float) -> RiskLaw | None:
 
 
 def _moments(n: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Mean and variance of the risk of one split; nobody is missed where everyone is called."""
+    """Mean and variance of the risk of one split; both are 0 if the whole pool is called."""
     a = allowed_misses(n, alpha) + 1
     b = n + 1 - a
     if not a:
