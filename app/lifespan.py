@@ -101,7 +101,11 @@ async def open_services(
             opened = await asyncio.to_thread(open_router, settings, metrics)
         fleet = await stack.enter_async_context(Fleet(settings, secrets, metrics, tracer))
         limits = settings.limits
-        quotas = Quotas(settings.access.keys, limits.in_flight, limits.body_buffer_bytes)
+        quotas = Quotas(
+            settings.access.keys,
+            in_flight=limits.in_flight,
+            body_bytes=limits.body_buffer_bytes,
+        )
         router = None
         if opened is not None:
             router = await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""Who is asking: the ring of known keys, and the caller that a key stands for."""
+"""API keys: authentication of requests, and the caller that a key stands for."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ Role = Literal["data", "admin"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request, and what the configuration lets them do."""
+    """The sender of a request, with the permissions of its key.
 
-    name: str  # of the key, never the key; `local` where none is needed
+    Attributes:
+        name: Name of the key, never the key; ``local`` where no key is needed.
+        role: Role of the key.
+        max_alpha: Largest risk level that it may ask for; None: any.
+        group: Group of its queries; None: as the request says.
+        candidates: The only candidates that it may call; None: all.
+    """
+
+    name: str
     role: Role = "data"
     max_alpha: float | None = None
     group: str | None = None
-    candidates: tuple[str, ...] | None = None  # the only ones it may call; None: all
+    candidates: tuple[str, ...] | None = None
 
 
 LOCAL: Final = Caller(name="local")
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller of a request that the gate let through."""
+    """The caller of a request, as access control found it."""
     return request.state.caller
 
 
@@ -42,29 +50,30 @@ class _KeyEntry:
 
 
 class KeyRing:
-    """Every key that opens something, by hash: the configuration's and the environment's two."""
+    """Hashes of all keys: those of the configuration, and two of the environment."""
 
     def __init__(self, keys: Sequence[Key], secrets: Secrets) -> None:
         configured = [_KeyEntry(_caller(key), *key_format.parse_hash(key.hash)) for key in keys]
-        given = [
+        environment = [
             _from_environment("data", secrets.data_key),
             _from_environment("admin", secrets.admin_key),
         ]
-        self._known = (*configured, *(each for each in given if each is not None))
+        self._entries = (*configured, *(each for each in environment if each is not None))
 
     def has(self, role: Role) -> bool:
         """Whether any key has this role."""
-        return any(each.caller.role == role for each in self._known)
+        return any(each.caller.role == role for each in self._entries)
 
     def find(self, key: bytes) -> Caller | None:
-        """The caller with this key, after comparing with every known one; None for a wrong key.
+        """The caller with this key, or None. All stored keys are compared, in constant time.
 
-        A key longer than any that is accepted is refused unhashed.
+        A key longer than the maximum is refused without hashing.
         """
         if len(key) > key_format.MAX_KEY_BYTES:
             return None
         found: Caller | None = None
-        for each in self._known:  # no early end: time must not tell which one it was
+        # No early return: the response time must not reveal which key matched.
+        for each in self._entries:
             if key_format.matches(key, each.salt, each.digest):
                 found = each.caller
         return found

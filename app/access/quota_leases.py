@@ -1,13 +1,13 @@
-"""Limits of keys that several gateways keep together.
+"""Quota leases: rate limits of keys that several gateways share through the store.
 
-A limit is one bucket in the store. Each gateway draws a lease from it in the background and spends
-that without asking: no request waits for the store. What is lent counts as being in the bucket, so
-the level and all leases together never exceed the limit, and in every window of time what the
-gateways let through is at most what one bucket would, and a lease for each gateway that was cut off
-and came back.
+Each limit is one token bucket in the store. Each gateway draws leases from it in the background and
+spends them locally, so no request waits for the store. Units that are leased count as units in the
+bucket: its level and all leases together never exceed the limit. In any window of time the gateways
+together admit at most what one bucket would admit, plus one lease for each gateway that lost its
+connection and came back.
 
-A gateway that cannot reach the store goes on by itself with its share: with all of them cut off the
-shares are the limit.
+A gateway that cannot reach the store refills its buckets with its share of the limit. If all
+gateways are cut off, the shares add up to the limit.
 """
 
 from __future__ import annotations
@@ -33,38 +33,48 @@ from app.store.tables import BudgetRow, LeaseRow
 log = logging.getLogger(__name__)
 
 DRAW_EVERY_S: Final = 0.25
-PATIENCE_S: Final = 1.0  # with a store that does not answer
-RENEW_S: Final = 10.0  # a gateway that needs nothing says so often that it is there
-LEASE_S: Final = 30.0  # and is taken for gone after so long
-PARTS: Final = 4  # a lease is such a part of a gateway's share, and at least 1
+STORE_TIMEOUT_S: Final = 1.0
+RENEW_S: Final = 10.0  # an idle gateway renews its leases this often
+LEASE_S: Final = 30.0  # without renewal a lease expires, and its gateway counts as gone
+LEASES_PER_SHARE: Final = 4  # a lease is this part of a gateway's share, and at least 1 unit
 _MINUTE_S: Final = 60.0
 
-_Place = tuple[str, str]  # a key and a unit
+_BudgetKey = tuple[str, str]  # a key and a unit
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a gateway got, and how many have leases now."""
+    """Units that a gateway has drawn, and the number of gateways with leases."""
 
     units: float
     sharers: int
 
 
 class QuotaLeases:
-    """Fills a gateway's buckets from the store; a context. Does nothing for a store of one's own.
+    """Background task that refills a gateway's buckets from the store; a context manager.
+
+    It does nothing where the store belongs to this gateway alone.
 
     Args:
-        store: Where the limits are kept.
-        buckets: This gateway's, by limit.
+        store: Has the shared limits.
+        buckets: Buckets of this gateway, by limit.
+        store_timeout_s: Seconds after which the store counts as unreachable.
     """
 
-    def __init__(self, store: Store, buckets: Mapping[Limit, Bucket]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        buckets: Mapping[Limit, Bucket],
+        *,
+        store_timeout_s: float = STORE_TIMEOUT_S,
+    ) -> None:
         self._store = store
         self._buckets = buckets
         self._gateway = secrets.token_hex(16)
         self._sharers = dict.fromkeys(buckets, 1)
-        self._said_at = dict.fromkeys(buckets, float("-inf"))
-        self._alone = False  # the store cannot be reached
+        self._store_timeout_s = store_timeout_s
+        self._renewed_at = dict.fromkeys(buckets, float("-inf"))
+        self._is_cut_off = False  # from the store
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -72,11 +82,11 @@ class QuotaLeases:
             for bucket in self._buckets.values():
                 bucket.lease()
             await self._draw()
-            self._task = asyncio.create_task(self._run(), name="leases of limits")
+            self._task = asyncio.create_task(self._run(), name="quota leases")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Give back what is held."""
+        """Give the leases back."""
         if self._task is None:
             return
         self._task.cancel()
@@ -85,7 +95,7 @@ class QuotaLeases:
         try:
             await self._store.run(give_back, self._store, self._gateway, self._held())
         except StoreError as exc:
-            log.info("leases are not given back, and end by themselves: %s", exc)
+            log.info("quota leases could not be given back; they expire: %s", exc)
 
     async def _run(self) -> None:
         while True:
@@ -93,78 +103,80 @@ class QuotaLeases:
             await self._draw()
 
     async def _draw(self) -> None:
-        wanting = [limit for limit in self._buckets if self._wants(limit)]
-        if not wanting:
+        due = [limit for limit in self._buckets if self._is_due(limit)]
+        if not due:
             return
-        held = {limit: self._buckets[limit].leased for limit in wanting}
+        held = {limit: self._buckets[limit].leased for limit in due}
         drawing = asyncio.ensure_future(self._store.pulsing(draw, self._store, self._gateway, held))
-        await asyncio.wait([drawing], timeout=PATIENCE_S)
+        await asyncio.wait([drawing], timeout=self._store_timeout_s)
         if not drawing.done():
-            self._go_on_alone("it does not answer")
+            self._continue_without_store("no response in time")
         try:
             drawn = await drawing
         except StoreError as exc:
-            self._go_on_alone(str(exc))
+            self._continue_without_store(str(exc))
             return
         except Exception:
-            log.exception("leases cannot be drawn")
-            self._go_on_alone("see above")
+            log.exception("quota leases cannot be drawn")
+            self._continue_without_store("see above")
             return
-        self._alone = False
+        self._is_cut_off = False
         for limit, bucket in self._buckets.items():
             bucket.lease()
             if limit in drawn:
                 bucket.add(drawn[limit].units)
                 self._sharers[limit] = drawn[limit].sharers
-                self._said_at[limit] = time.monotonic()
+                self._renewed_at[limit] = time.monotonic()
 
-    def _go_on_alone(self, why: str) -> None:
-        if not self._alone:
-            log.warning("limits of keys go on in shares without the store: %s", why)
-        self._alone = True
+    def _continue_without_store(self, why: str) -> None:
+        if not self._is_cut_off:
+            log.warning("rate limits of keys continue in shares without the store: %s", why)
+        self._is_cut_off = True
         for limit, bucket in self._buckets.items():
             bucket.refill(1.0 / self._sharers[limit])
 
-    def _wants(self, limit: Limit) -> bool:
-        used = self._buckets[limit].level < lease_size(limit, self._sharers[limit]) / 2.0
-        return used or time.monotonic() - self._said_at[limit] > RENEW_S
+    def _is_due(self, limit: Limit) -> bool:
+        is_low = self._buckets[limit].level < lease_size(limit, self._sharers[limit]) / 2.0
+        return is_low or time.monotonic() - self._renewed_at[limit] > RENEW_S
 
     def _held(self) -> dict[Limit, float]:
         return {limit: bucket.leased for limit, bucket in self._buckets.items()}
 
 
 def lease_size(limit: Limit, sharers: int) -> float:
-    """How much a gateway holds at most."""
-    return max(1.0, limit.per_minute / (PARTS * sharers))
+    """Maximum units that one gateway holds."""
+    return max(1.0, limit.per_minute / (LEASES_PER_SHARE * sharers))
 
 
 def draw(store: Store, gateway: str, held: Mapping[Limit, float]) -> dict[Limit, Drawn]:
-    """Fill leases up, as far as the limits allow. Blocks.
+    """Top up the leases of a gateway, as far as the limits allow. Blocks.
 
     Args:
-        store: Where the limits are kept.
-        gateway: Who asks.
-        held: What it holds now of each limit; below 0 when it spent more than it had.
+        store: Has the limits.
+        gateway: Id of the gateway.
+        held: Units that it holds of each limit; below 0 if it spent more than it had.
 
     Raises:
-        StoreError: Nothing was drawn.
+        StoreError: No units were drawn.
     """
     with store.transaction() as session:
         begin_writing(session)
         budgets = _budgets(session, held)
-        now = _clock(session)
-        others = _others(session, gateway, held, now)
+        now = _store_clock(session)
+        others = _leases_of_others(session, gateway, held, now)
         drawn: dict[Limit, Drawn] = {}
         for limit, left in held.items():
-            place = (limit.key, limit.unit)
-            gateways, lent = others.get(place, (0, 0.0))
-            budget = budgets[place]
+            budget_key = (limit.key, limit.unit)
+            gateways, leased = others.get(budget_key, (0, 0.0))
+            budget = budgets[budget_key]
             filled = budget.level + max(0.0, now - budget.at) * limit.per_minute / _MINUTE_S
-            level = min(filled, limit.per_minute - lent - max(left, 0.0))
+            level = min(filled, limit.per_minute - leased - max(left, 0.0))
             units = max(0.0, min(lease_size(limit, gateways + 1) - left, level))
             budget.level, budget.at = level - units, now
             drawn[limit] = Drawn(units, gateways + 1)
-        _hold(session, gateway, {limit: held[limit] + drawn[limit].units for limit in held}, now)
+        _record_leases(
+            session, gateway, {limit: held[limit] + drawn[limit].units for limit in held}, now
+        )
         return drawn
 
 
@@ -180,8 +192,8 @@ def give_back(store: Store, gateway: str, held: Mapping[Limit, float]) -> None:
                 session.delete(lease)
 
 
-def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_Place, BudgetRow]:
-    """What is left of limits, locked in one order, so that no two gateways wait for each other."""
+def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_BudgetKey, BudgetRow]:
+    """The buckets of limits, locked in one order, so that gateways cannot deadlock."""
     full = [
         {"key": each.key, "unit": each.unit, "level": each.per_minute, "at": 0.0}
         for each in sorted(limits)
@@ -192,23 +204,23 @@ def _budgets(session: Session, limits: Iterable[Limit]) -> dict[_Place, BudgetRo
     return {(row.key, row.unit): row for row in session.scalars(found.with_for_update())}
 
 
-def _others(
+def _leases_of_others(
     session: Session, gateway: str, limits: Iterable[Limit], now: float
-) -> dict[_Place, tuple[int, float]]:
-    """How many other gateways have leases of limits, and how much they hold."""
+) -> dict[_BudgetKey, tuple[int, float]]:
+    """For each limit, the number of other gateways with leases, and the units that they hold."""
     of_them = tuple_(LeaseRow.key, LeaseRow.unit).in_([(each.key, each.unit) for each in limits])
-    there = (LeaseRow.gateway != gateway) & (LeaseRow.until > now)
+    is_valid = (LeaseRow.gateway != gateway) & (LeaseRow.until > now)
     held = func.sum(case((LeaseRow.held > 0.0, LeaseRow.held), else_=0.0))
     found = (
         select(LeaseRow.key, LeaseRow.unit, func.count(), held)
-        .where(of_them, there)
+        .where(of_them, is_valid)
         .group_by(LeaseRow.key, LeaseRow.unit)
     )
-    return {(key, unit): (count, lent) for key, unit, count, lent in session.execute(found)}
+    return {(key, unit): (count, leased) for key, unit, count, leased in session.execute(found)}
 
 
-def _hold(session: Session, gateway: str, held: Mapping[Limit, float], now: float) -> None:
-    """Note what a gateway holds from now on."""
+def _record_leases(session: Session, gateway: str, held: Mapping[Limit, float], now: float) -> None:
+    """Store the units that a gateway holds, and extend its leases."""
     insert = insert_into(session, LeaseRow)
     statement = insert.on_conflict_do_update(
         index_elements=["key", "unit", "gateway"],
@@ -224,9 +236,9 @@ def _hold(session: Session, gateway: str, held: Mapping[Limit, float], now: floa
     )
 
 
-def _clock(session: Session) -> float:
-    """Seconds by one clock for all gateways."""
+def _store_clock(session: Session) -> float:
+    """Seconds by the clock of the database server, which all gateways share."""
     if session.connection().dialect.name == "sqlite":
         return time.time()
-    told = session.scalar(text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"))
-    return float(told or 0.0)
+    seconds = session.scalar(text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"))
+    return float(seconds or 0.0)

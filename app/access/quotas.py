@@ -1,7 +1,7 @@
-"""How much a key may use: requests and tokens a minute, and how many at once.
+"""Rate limits of API keys: requests and tokens per minute (token buckets), and concurrency.
 
-Buckets run on the monotonic clock, so that a corrected wall clock gives nobody a free minute.
-All of it is decided before the first byte of a body is read.
+Buckets use the monotonic clock: a correction of the wall clock must not refill them. All limits are
+checked before the body of a request is read.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from app.settings.access import Key
 
 Clock = Callable[[], float]
 _MINUTE_S: Final = 60.0
-_LEASED_S: Final = 1.0  # when a lease that is used up is worth asking for again
+_LEASE_RETRY_S: Final = 1.0  # when a new lease may have arrived
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Limit:
-    """How many units of a kind a key may use in a minute."""
+    """How many units per minute a key may use."""
 
     key: str
     unit: str  # `requests` or `tokens`
@@ -32,63 +32,70 @@ class Limit:
 
 
 class Bucket:
-    """So many units a minute, which may come at once; spending more than there is leaves a debt.
+    """A token bucket. Its level may fall below 0: the debt is refilled first.
 
-    It fills by itself, wholly or with a share of the limit, or is filled with what is leased from a
-    limit that others use, too.
+    The bucket either refills itself, with the whole limit or with a share of it, or receives leases
+    of a limit that several gateways share (:mod:`app.access.quota_leases`).
+
+    Args:
+        per_minute: Capacity, and units that are refilled per minute.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(self, per_minute: float, clock: Clock) -> None:
         self.per_minute = per_minute
-        self._share = 1.0  # of the limit, by which it fills itself; 0: it is leased
+        self._share = 1.0  # of the limit, for refilling itself; 0: it is leased
         self._level = per_minute
-        self._alone = per_minute  # what of the last minute's it filled by itself
+        self._self_refilled = per_minute  # part of the last minute's units that no lease covers
         self._clock = clock
-        self._at = clock()
+        self._updated_at = clock()
 
     @property
     def level(self) -> float:
-        """Units that are there; below 0 a debt."""
+        """Available units; a debt if below 0."""
         now, most = self._clock(), self.per_minute * self._share
-        filled = min(most, self._level + (now - self._at) * most / _MINUTE_S)
+        filled = min(most, self._level + (now - self._updated_at) * most / _MINUTE_S)
         gained = max(0.0, filled - self._level)
-        self._level, self._alone = self._level + gained, min(most, self._alone + gained)
-        self._at = now
+        self._level, self._self_refilled = (
+            self._level + gained,
+            min(most, self._self_refilled + gained),
+        )
+        self._updated_at = now
         return self._level
 
     def wait_s(self, units: float) -> float:
-        """Seconds until so many units are there; 0 when they are."""
+        """Seconds until this many units are available; 0 if they are."""
         missing = units - self.level
         if missing <= 0.0:
             return 0.0
         filling = self.per_minute * self._share
-        return missing * _MINUTE_S / filling if filling else _LEASED_S
+        return missing * _MINUTE_S / filling if filling else _LEASE_RETRY_S
 
     def spend(self, units: float) -> None:
-        """Take units, whether or not they are there."""
+        """Take units, even if they are not available."""
         self._level -= units
 
     def refill(self, share: float) -> None:
-        """Fill by itself from now on, with this share of the limit."""
+        """From now on, refill itself with this share of the limit."""
         _, self._share = self.level, share
 
     @property
     def leased(self) -> float:
-        """What is left of leases; below 0 when more than that was spent."""
-        return self.level - self._alone
+        """Units left of leases; below 0 if more were spent."""
+        return self.level - self._self_refilled
 
     def lease(self) -> None:
-        """Fill by itself no more, and give back what came so: spent already, it leaves a debt."""
+        """Stop refilling itself, and remove the units that came so; spent ones become a debt."""
         self._level = self.leased
-        self._share = self._alone = 0.0
+        self._share = self._self_refilled = 0.0
 
     def add(self, units: float) -> None:
-        """Put in what was leased."""
+        """Add leased units."""
         self._level += units
 
 
 class Account:
-    """What one key has used."""
+    """The usage of one key."""
 
     def __init__(self, key: Key | None, clock: Clock) -> None:
         self._concurrency = math.inf if key is None else key.concurrency
@@ -97,48 +104,48 @@ class Account:
         self.running = 0
 
     def buckets(self) -> Iterable[tuple[str, float, Bucket]]:
-        """Those that are limited, with their unit and how much a minute."""
+        """Unit, limit per minute and bucket of each limit."""
         for unit, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
                 yield unit, bucket.per_minute, bucket
 
     def enter(self) -> None:
-        """Count one more request. Raises RateLimited, counting nothing, when there is no room."""
+        """Count a request. Raises RateLimited, and counts nothing, if a limit is reached."""
         if self.running >= self._concurrency:
             raise RateLimited(f"this key has {self.running} requests running, which is its limit")
-        _need(self._requests, "requests")
-        _need(self._tokens, "tokens")
+        _check_available(self._requests, "requests")
+        _check_available(self._tokens, "tokens")
         if self._requests is not None:
             self._requests.spend(1)
         self.running += 1
 
     def spend(self, tokens: int) -> None:
-        """Count tokens of an answer."""
+        """Count the tokens of an answer."""
         if self._tokens is not None:
             self._tokens.spend(tokens)
 
 
 class Ticket:
-    """One admitted request; a context that gives its place back. Handlers report tokens to it.
+    """The quota of one admitted request, as a context manager that releases it.
 
     Attributes:
-        is_work: It counts against the limit of the process.
+        is_work: It counts towards ``limits.in_flight``.
     """
 
     def __init__(self, quotas: Quotas, account: Account, *, is_work: bool) -> None:
         self._quotas = quotas
         self._account = account
-        self._held = 0
+        self._body_bytes = 0
         self.is_work = is_work
 
     def spend(self, tokens: int) -> None:
-        """Count the tokens that this request used, once they are known."""
+        """Count the tokens that this request used."""
         self._account.spend(tokens)
 
     def hold(self, size: int) -> None:
-        """Count bytes of its body until it ends. Raises Overloaded when others have too many."""
+        """Reserve memory for its body until it ends. Raises Overloaded if none is left."""
         self._quotas.bodies.reserve(size)
-        self._held += size
+        self._body_bytes += size
 
     def __enter__(self) -> Self:
         return self
@@ -151,29 +158,37 @@ class Ticket:
     ) -> None:
         self._account.running -= 1
         self._quotas.in_flight -= self.is_work
-        self._quotas.bodies.release(self._held)
+        self._quotas.bodies.release(self._body_bytes)
 
 
 class Quotas:
-    """The accounts of all keys, and the limits of the process."""
+    """Rate limits of all keys, and the limits of the process.
+
+    Args:
+        keys: The configured keys.
+        in_flight: Requests at once, of all keys.
+        body_bytes: Bytes of all bodies in memory.
+        clock: Monotonic time in seconds.
+    """
 
     def __init__(
         self,
         keys: Iterable[Key],
+        *,
         in_flight: int,
         body_bytes: int,
         clock: Clock = time.monotonic,
     ) -> None:
         self._accounts = {key.name: Account(key, clock) for key in keys}
-        self._unlimited = Account(None, clock)  # the environment's keys: only the process's limit
-        self._most = in_flight
+        self._unlimited = Account(None, clock)  # for keys of the environment
+        self._max_in_flight = in_flight
         self.in_flight = 0
         self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
         )
 
     def buckets(self) -> dict[Limit, Bucket]:
-        """The bucket of every limit of a key."""
+        """The buckets of all limits of keys."""
         return {
             Limit(name, unit, per_minute): bucket
             for name, account in self._accounts.items()
@@ -181,17 +196,17 @@ class Quotas:
         }
 
     def admit(self, name: str, *, is_work: bool) -> Ticket:
-        """Let a request of this key in.
+        """Admit a request of this key.
 
         Args:
-            name: The key's.
-            is_work: It counts against the limit of the process. Looking at a gateway does
-                not, so that an overloaded one can be looked at.
+            name: Name of the key.
+            is_work: It counts towards ``limits.in_flight``. GET requests do not: operators must be
+                able to inspect an overloaded gateway.
 
         Raises:
-            RateLimited: Which limit is reached, and when there is room again.
+            RateLimited: A limit is reached; the error says which, and when to retry.
         """
-        if is_work and self.in_flight >= self._most:
+        if is_work and self.in_flight >= self._max_in_flight:
             raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
         account = self._accounts.get(name, self._unlimited)
         account.enter()
@@ -203,7 +218,7 @@ def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:
     return None if per_minute is None else Bucket(per_minute, clock)
 
 
-def _need(bucket: Bucket | None, unit: str) -> None:
+def _check_available(bucket: Bucket | None, unit: str) -> None:
     wait_s = 0.0 if bucket is None else bucket.wait_s(1)
     if wait_s > 0:
         raise RateLimited(

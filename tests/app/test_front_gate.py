@@ -426,7 +426,7 @@ def test_a_bucket_fills_with_the_monotonic_clock() -> None:
 def limited(now: list[float], in_flight: int = 100, **fields: Any) -> Quotas:
     """One limited key `a`; everybody else has none of their own."""
     key = Key.model_validate(configured_key("a", **fields)[1])
-    return Quotas([key], in_flight, 1_000, lambda: now[0])
+    return Quotas([key], in_flight=in_flight, body_bytes=1_000, clock=lambda: now[0])
 
 
 def test_requests_a_minute_are_counted_per_key() -> None:

@@ -85,7 +85,7 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> list[World]:
     def now(_: object) -> float:
         return world[0].now if world else 1_000.0
 
-    monkeypatch.setattr(quota_leases, "_clock", now)
+    monkeypatch.setattr(quota_leases, "_store_clock", now)
     return world
 
 
@@ -109,7 +109,9 @@ def test_together_they_let_through_what_one_bucket_would(
     def holds(events: list[tuple[str, float]]) -> None:
         with TemporaryDirectory() as folder, Store(f"sqlite:///{folder}/racer.db") as store:
             here: list[World] = []
-            monkeypatch.setattr(quota_leases, "_clock", lambda _: here[0].now if here else 1_000.0)
+            monkeypatch.setattr(
+                quota_leases, "_store_clock", lambda _: here[0].now if here else 1_000.0
+            )
             world = World(store, 3)
             here.append(world)
             for what, value in events:
@@ -261,13 +263,12 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
         return draw(store, gateway, held)
 
     monkeypatch.setattr(quota_leases, "draw", draw_slowly)
-    monkeypatch.setattr(quota_leases, "PATIENCE_S", 0.05)
     monkeypatch.setattr(store, "is_shared", True)
     now = [50.0]
     bucket = Bucket(PER_MINUTE, lambda: now[0])
 
     async def story() -> None:
-        async with QuotaLeases(store, {LIMIT: bucket}):
+        async with QuotaLeases(store, {LIMIT: bucket}, store_timeout_s=0.05):
             hangs.set()
             bucket.spend(bucket.level)
 
