@@ -1,1 +1,1 @@
-"""The gateway: HTTP around :mod:`racer_core`. Start at ``main.create_gateway``."""
+"""The gateway: an HTTP server around :mod:`racer_core`. Start at ``main.create_gateway``."""

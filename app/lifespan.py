@@ -1,4 +1,4 @@
-"""Opens artifact, fleet, store and worker; yields Services; closes in reverse."""
+"""Application lifespan: opens artifact, upstream clients, store and workers; closes in reverse."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened", bound=Trained)
 
-MATH_DEADLINE_S: Final = 1  # for reading one answer; an ordinary one takes milliseconds
+MATH_DEADLINE_S: Final = 1  # for parsing one answer, which usually takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRouter:
-    """What is known of a router, and who gives its scores once it is entered."""
+    """A trained router, and the context manager of the backend that computes its scores."""
 
     trained: Trained
     scoring: AbstractAsyncContextManager[RouterBackend]
@@ -56,7 +56,7 @@ OpenRouter = Callable[[Settings, Metrics], OpenedRouter]
 
 
 def router_here(settings: Settings, metrics: Metrics) -> OpenedRouter:
-    """Artifact and encoder in this process, on a thread of their own."""
+    """Load artifact and encoder in this process; scores are computed on a thread of their own."""
     racer, limits = open_racer(settings), settings.limits
     return OpenedRouter(
         racer,
@@ -74,14 +74,14 @@ def router_here(settings: Settings, metrics: Metrics) -> OpenedRouter:
 async def open_services(
     settings: Settings, secrets: Secrets, open_router: OpenRouter = router_here
 ) -> AsyncGenerator[Services]:
-    """Open everything, before a socket accepts: what is wrong is one sentence and an exit code.
+    """Open all services before a socket accepts, so that a fault stops the start with a message.
 
-    Without an artifact only what asks candidates by name is opened: no encoder, and no store.
+    Without an artifact, candidates are called by name only: neither encoder nor store is opened.
 
     Args:
         settings: The configuration.
-        secrets: Its keys.
-        open_router: Opens the configured artifact; it may block.
+        secrets: Keys and URLs from the environment.
+        open_router: Loads the configured artifact; it runs on a thread.
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
@@ -148,7 +148,8 @@ async def _open_routing(
             text=settings.routing.text,
             metrics=metrics,
         )
-        # Before all that writes, and so closed after it: it cuts who waits for a silent server.
+        # Opened before all writers, and so closed after them: closing it aborts calls to a database
+        # server that does not answer.
         await stack.enter_async_context(calibration_sync)
         calibrations = await stack.enter_async_context(
             CalibrationService(

@@ -1,4 +1,4 @@
-"""Runs the gateway: binds, opens services, serves, drains, closes."""
+"""Server process: binds the sockets, opens services, serves, drains (graceful shutdown), closes."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from app.services import Drain, Services
 from app.settings import Secrets, Settings
 
 BACKLOG = 2048
-ACCEPTS_A_PASS = 16  # connections taken in one pass of the event loop
-YOUNG_OBJECTS = 10_000  # looked at together
-GOODBYE_S = 1.0  # for the last words to what is cut
+ACCEPTS_PER_ITERATION = 16  # connections accepted in one iteration of the event loop
+GC_THRESHOLD = 10_000  # new objects before a collection of the youngest generation
+GOODBYE_S = 1.0  # for the error responses to requests that are cancelled
 
 
 def bind(settings: Settings) -> socket.socket:
-    """Take the port before anything slow is loaded.
+    """Bind the port before anything slow is loaded.
 
     Raises:
-        SettingsError: The port is in use, or the address is not this machine's.
+        SettingsError: The port is in use, or the address does not belong to this machine.
     """
     return _listen(settings.host, settings.port, "choose another port with --port")
 
 
 class Server:
-    """One gateway on one socket, and on a second one if admin has its own."""
+    """One gateway on one socket, or on two if admin routes have their own."""
 
     def __init__(self, settings: Settings, secrets: Secrets, listener: socket.socket) -> None:
         self._settings = settings
@@ -48,7 +48,7 @@ class Server:
         self._stopping = False
 
     async def serve(self, ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until :meth:`stop`; then finish what is in flight, close everything and return.
+        """Serve until :meth:`stop`; then finish running requests, close all services and return.
 
         Args:
             ready: Called once requests are accepted.
@@ -66,20 +66,20 @@ class Server:
                 config = _config(services)
                 delay_s = settings.limits.drain_delay_s
                 self._uvicorn = _Uvicorn(config, services.drain, delay_s, ready)
-                if not self._stopping:  # asked to stop while the encoder was loading
+                if not self._stopping:  # stopped while the encoder was loading
                     await self._uvicorn.serve(sockets=listeners)
-                    await self._uvicorn.say_goodbye()
+                    await self._uvicorn.cancel_requests()
 
     async def serve_until_signalled(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        gc.disable()  # what is loaded stays: until all is there, there is nothing to look for
+        gc.disable()  # loading creates no garbage worth a collection
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        await self.serve(ready=_collect_seldom)
+        await self.serve(ready=_collect_garbage_rarely)
 
     def stop(self) -> None:
-        """Begin to drain; asked a second time, give up on what is in flight."""
+        """Begin to drain; if called again, give up running requests."""
         self._stopping = True
         if self._uvicorn is not None:
             self._uvicorn.drain()
@@ -93,7 +93,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handling, which ends the process before services are closed."""
+    """uvicorn's server without its signal handling, which would end the process before closing."""
 
     def __init__(
         self, config: uvicorn.Config, drain: Drain, delay_s: float, ready: Callable[[], None]
@@ -105,20 +105,23 @@ class _Uvicorn(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leave signals to whoever runs the server."""
+        """Leave signals to :meth:`Server.serve_until_signalled`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then say so."""
+        """Start, then call ``ready``."""
         await super().startup(sockets)
         for each in sockets or []:
             await self._accept_more(each)
         self._ready()
 
     async def _accept_more(self, listener: socket.socket) -> None:
-        """Take more than libuv's one in a pass: on a busy loop the rest would wait for seconds."""
+        """Accept several connections per iteration.
+
+        libuv accepts one per listener; on a busy loop the others would wait for seconds.
+        """
         loop = asyncio.get_running_loop()
-        for _ in range(ACCEPTS_A_PASS - 1):
+        for _ in range(ACCEPTS_PER_ITERATION - 1):
             server = await loop.create_server(self._protocol, sock=listener.dup(), backlog=BACKLOG)
             self.servers.append(server)
 
@@ -126,17 +129,17 @@ class _Uvicorn(uvicorn.Server):
         return Connection(self.config, self.server_state, self.lifespan.state)
 
     def drain(self) -> None:
-        """Not ready from now on; the listeners close when balancers had time to notice."""
+        """Become not ready. Listeners close after the delay that load balancers need."""
         self._drain.begin()
         self.force_exit = self._drain.given_up
 
     async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to go."""
+        """Check ten times a second whether draining is over."""
         self.should_exit = self._drain.is_over(self._delay_s)
         return await super().on_tick(counter)
 
-    async def say_goodbye(self) -> None:
-        """Cut what is still in flight, and let it say so to its client."""
+    async def cancel_requests(self) -> None:
+        """Cancel running requests; each still sends an error to its client."""
         if tasks := set(self.server_state.tasks):
             for task in tasks:
                 task.cancel()
@@ -145,26 +148,26 @@ class _Uvicorn(uvicorn.Server):
 
 def _config(services: Services) -> ConnectionConfig:
     limits = services.settings.limits
-    # Without a data key nobody could show one, and only this machine is served.
-    most = limits.connections_per_address if services.keys.has("data") else None
+    # Without a data key no connection can authenticate, and only this machine is served.
+    slots = limits.connections_per_address if services.keys.has("data") else None
     refused = RefusedConnections(services.metrics.connection_refusals)
     return ConnectionConfig(
         create_gateway(services),
         limits=limits,
-        unauthenticated=UnauthenticatedConnections(most),
+        unauthenticated=UnauthenticatedConnections(slots),
         refused=refused,
         upload_paths=ROUTES.upload_paths,
     )
 
 
-def _collect_seldom() -> None:
-    """What is here now stays: to look through it again and again stops everybody for 0.1 s.
+def _collect_garbage_rarely() -> None:
+    """Exclude loaded objects from garbage collection: scanning them takes 0.1 s each time.
 
-    And look for garbage every few requests instead of in each.
+    The youngest generation is collected once in several requests instead of in each.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    gc.set_threshold(GC_THRESHOLD)
     gc.enable()
 
 
@@ -174,7 +177,7 @@ def _listen(host: str, port: int, cure: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)  # only now does a second gateway find the port taken
+        listener.listen(BACKLOG)  # only listening makes bind() fail for a second gateway
     except OSError as exc:
         listener.close()
         if exc.errno == errno.EADDRINUSE:

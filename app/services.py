@@ -1,4 +1,4 @@
-"""What the lifespan opened, as handlers take it, and whether the gateway is draining."""
+"""Services that the lifespan opens and handlers use, and the state of graceful shutdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from app.ui.assets import Assets
 
 
 class Drain:
-    """Not begun, begun, or given up: a second call for the end does not wait for anybody."""
+    """State of graceful shutdown (draining). A second stop signal ends it at once."""
 
     def __init__(self) -> None:
         self._begun_at: float | None = None
@@ -30,18 +30,18 @@ class Drain:
 
     @property
     def begun(self) -> bool:
-        """Not ready any more, though still accepting for a while."""
+        """Whether the gateway drains: it is not ready, but still accepts requests for a while."""
         return self._begun_at is not None
 
     def begin(self) -> None:
-        """Leave in good order; asked again, leave now."""
+        """Begin to drain; if called again, stop without waiting for requests."""
         if self._begun_at is None:
             self._begun_at = time.monotonic()
         else:
             self.given_up = True
 
     def is_over(self, delay_s: float) -> bool:
-        """Whether it began so long ago, or is not waited for."""
+        """Whether the listeners may close: the delay has passed, or draining was given up."""
         return self._begun_at is not None and (
             self.given_up or time.monotonic() - self._begun_at >= delay_s
         )
@@ -49,7 +49,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterServices:
-    """What there is only where an artifact is configured."""
+    """Services that exist only if an artifact is configured."""
 
     store: Store
     calibration_sync: CalibrationSync
@@ -61,9 +61,9 @@ class RouterServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What handlers need, opened.
+    """All services of handlers.
 
-    Whoever asks for a part of ``router`` where there is none raises :class:`NoRouter`.
+    The properties for parts of ``router`` raise :class:`NoRouter` if there is none.
     """
 
     settings: Settings
@@ -78,22 +78,22 @@ class Services:
 
     @property
     def store(self) -> Store:
-        """Calibrations and decisions."""
+        """Stored calibrations and decisions."""
         return self._routing.store
 
     @property
     def chat(self) -> ChatService:
-        """Answers by sets of candidates."""
+        """Routed requests."""
         return self._routing.chat
 
     @property
     def calibrations(self) -> CalibrationService:
-        """The writer of calibrations."""
+        """Calibration jobs."""
         return self._routing.calibrations
 
     @property
     def monitor(self) -> Monitor:
-        """Decisions as they are remembered, and the alarms."""
+        """Stored decisions and drift alarms."""
         return self._routing.monitor
 
     @property

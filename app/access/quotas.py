@@ -125,7 +125,7 @@ class Account:
             self._tokens.spend(tokens)
 
 
-class Ticket:
+class QuotaTicket:
     """The quota of one admitted request, as a context manager that releases it.
 
     Attributes:
@@ -195,7 +195,7 @@ class Quotas:
             for unit, per_minute, bucket in account.buckets()
         }
 
-    def admit(self, name: str, *, is_work: bool) -> Ticket:
+    def admit(self, name: str, *, is_work: bool) -> QuotaTicket:
         """Admit a request of this key.
 
         Args:
@@ -211,7 +211,7 @@ class Quotas:
         account = self._accounts.get(name, self._unlimited)
         account.enter()
         self.in_flight += is_work
-        return Ticket(self, account, is_work=is_work)
+        return QuotaTicket(self, account, is_work=is_work)
 
 
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:

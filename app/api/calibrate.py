@@ -1,4 +1,4 @@
-"""POST /calibrate, its jobs, and the history of calibrations. Admin."""
+"""Calibration endpoints: POST /calibrate, its jobs, and stored calibrations. Admin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _BINARY_SCHEMA: Final = {"type": "string", "format": "binary"}
     is_upload=True,
     summary="Recalibrate from labelled rows",
     responses=errors(*KEYED, *BODY, 409, 507)
-    | {202: {"description": "A job; `location` says where to ask for it."}},
+    | {202: {"description": "A job; `location` has its URL."}},
     openapi_extra={
         "parameters": [
             {"name": "wait", "in": "query", "schema": {"type": "boolean"}},
@@ -66,20 +66,20 @@ _BINARY_SCHEMA: Final = {"type": "string", "format": "binary"}
     },
 )
 async def calibrate(request: Request, services: Services) -> Response:
-    """Rows as JSON, NDJSON, CSV, parquet or a file; nothing changes unless every row is valid.
+    """Rows as JSON, NDJSON, CSV, Parquet or a file; nothing changes unless every row is valid.
 
     Options are fields of the JSON body, form fields, or query parameters. Large uploads are
     answered with a job.
     """
     settings, calibrations = services.settings, services.calibrations
-    given: dict[str, Any] = dict(request.query_params)
-    asked = {"wait": given.pop("wait")} if "wait" in given else {}
-    wait = bodies.checked(CalibrateQuery, asked).wait
+    options: dict[str, Any] = dict(request.query_params)
+    wait_option = {"wait": options.pop("wait")} if "wait" in options else {}
+    wait = bodies.checked(CalibrateQuery, wait_option).wait
     with calibrations.jobs.receiving():
         folder = spool_folder(services.store.url)
         upload = await receive(request, settings.limits.upload_bytes, folder)
     try:
-        job = calibrations.start(upload, given | upload.fields, request.state.caller.name)
+        job = calibrations.start(upload, options | upload.fields, request.state.caller.name)
     except BaseException:
         upload.close()
         raise
@@ -96,11 +96,11 @@ async def calibrate(request: Request, services: Services) -> Response:
     "GET",
     "/calibrations/jobs",
     role="admin",
-    summary="Calibrations under way and lately ended, newest first",
+    summary="Running and recent calibration jobs, newest first",
     responses=errors(*KEYED),
 )
 async def list_jobs(_: Request, services: Services) -> Response:
-    """For whoever lost the answer that named a job."""
+    """Finds a job whose URL was lost."""
     jobs = [job.as_json() for job in services.calibrations.jobs.all()]
     return bodies.json_response({"object": "list", "data": jobs})
 
@@ -109,11 +109,11 @@ async def list_jobs(_: Request, services: Services) -> Response:
     "GET",
     "/calibrations/jobs/{job_id}",
     role="admin",
-    summary="How far a calibration is",
+    summary="One calibration job",
     responses=errors(*KEYED, 404),
 )
 async def get_job(request: Request, services: Services) -> Response:
-    """Status, phase, and in the end the result or the error."""
+    """Status and phase; at the end, the result or the error."""
     return bodies.json_response(
         {"job": services.calibrations.jobs.get(request.path_params["job_id"]).as_json()}
     )
@@ -123,12 +123,12 @@ async def get_job(request: Request, services: Services) -> Response:
     "GET",
     "/calibrations/jobs/{job_id}/events",
     role="admin",
-    summary="The progress of a calibration, live",
+    summary="Progress of a calibration job as server-sent events",
     response_class=Response,
     responses=errors(*KEYED, 404) | content(EVENTS),
 )
 async def job_events(request: Request, services: Services) -> Response:
-    """Server-sent events, each the whole job; the stream ends with the job."""
+    """Each event has the whole job; the stream ends with the job."""
     job = services.calibrations.jobs.get(request.path_params["job_id"])
     events = _events(job, services.settings.limits.comment_every_s)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -139,11 +139,11 @@ async def job_events(request: Request, services: Services) -> Response:
     "DELETE",
     "/calibrations/jobs/{job_id}",
     role="admin",
-    summary="Cancel a calibration",
+    summary="Cancel a calibration job",
     responses=errors(*KEYED, 404, 409),
 )
 async def cancel_job(request: Request, services: Services) -> Response:
-    """Nothing is changed by it then; 409 once it is too late."""
+    """The active calibration stays. 409 if the job has ended or is too far to be cancelled."""
     return bodies.json_response(
         {"job": (await services.calibrations.jobs.cancel(request.path_params["job_id"])).as_json()}
     )
@@ -157,7 +157,7 @@ async def cancel_job(request: Request, services: Services) -> Response:
     responses=errors(*KEYED),
 )
 async def list_calibrations(_: Request, services: Services) -> Response:
-    """History with evidence."""
+    """The history, with evidence."""
     summaries = await services.store.run(services.store.summaries)
     return bodies.json_response({"object": "list", "data": [asdict(each) for each in summaries]})
 
@@ -186,7 +186,7 @@ async def get_calibration(request: Request, services: Services) -> Response:
     body=ACTIVATE_BODY,
 )
 async def activate(request: Request, services: Services) -> Response:
-    """Rollback, or roll forward; `expected_active_id` makes it compare-and-set."""
+    """Rolls back or forward; `expected_active_id` makes it a compare-and-set."""
     data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(
@@ -195,10 +195,10 @@ async def activate(request: Request, services: Services) -> Response:
     return bodies.json_response({"id": record.id, "active": True, "evidence": record.evidence})
 
 
-async def _events(job: Job, again_s: float) -> AsyncGenerator[bytes]:
+async def _events(job: Job, repeat_s: float) -> AsyncGenerator[bytes]:
     while not job.ended:
         yield sse.event({"job": job.as_json()})
-        with suppress(TimeoutError):  # said again, it keeps the connection alive
-            async with asyncio.timeout(again_s):
+        with suppress(TimeoutError):  # repeats the event, which keeps the connection alive
+            async with asyncio.timeout(repeat_s):
                 await job.changed()
     yield sse.event({"job": job.as_json()})

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the drop-in."""
+"""POST /v1/chat/completions: OpenAI-compatible chat completions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
-    asked = ParsedRequest(
+    parsed = ParsedRequest(
         api_format=Chat(
             n=fields.get("n") or 1,
             include_usage=bool((body.stream_options or {}).get("include_usage")),
@@ -49,4 +49,4 @@ async def chat_completions(request: Request, services: Services) -> Response:
         stream=bool(body.stream),
         query=lambda: query.of_messages(body.messages, fields, settings),
     )
-    return await respond(request, services, asked)
+    return await respond(request, services, parsed)

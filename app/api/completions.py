@@ -1,4 +1,4 @@
-"""POST /v1/completions: a prompt continued by a set of candidates."""
+"""POST /v1/completions: OpenAI-compatible text completions."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COMPLETION_BODY: Final = JsonBody(CompletionRequest)
     responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
 )
 async def completions(request: Request, services: Services) -> Response:
-    """Routing needs one text as the prompt; a named candidate takes whatever its server takes."""
+    """Routing needs one text as the prompt; a named candidate accepts any prompt of its server."""
     settings = services.settings
     body, raw = await COMPLETION_BODY.read(request, settings.limits)
     fields = candidate_payload.passed_through(raw)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
-    asked = ParsedRequest(
+    parsed = ParsedRequest(
         api_format=Completions(
             n=texts(body.prompt) * (fields.get("n") or 1),
             include_usage=bool((body.stream_options or {}).get("include_usage")),
@@ -52,7 +52,7 @@ async def completions(request: Request, services: Services) -> Response:
         stream=bool(body.stream),
         query=lambda: _query(body, settings),
     )
-    return await respond(request, services, asked)
+    return await respond(request, services, parsed)
 
 
 def _query(body: CompletionRequest, settings: Settings) -> Query:
@@ -61,6 +61,6 @@ def _query(body: CompletionRequest, settings: Settings) -> Query:
             return query.of_prompt(prompt, settings)
         case _:
             raise InputError(
-                "routing reads one text: send one prompt a request, and not as tokens",
+                "routing needs one text: send one prompt per request, and not as tokens",
                 param="prompt",
             )

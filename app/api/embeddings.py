@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: passed to the candidate that serves them; nothing is routed."""
+"""POST /v1/embeddings: OpenAI-compatible embeddings of one candidate, without routing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from app.api.models import unknown_model
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
-from app.api.respond import check_allowed, unless_left
+from app.api.respond import check_allowed, unless_disconnected
 from app.errors import NotFound
 from app.route_table import JsonBody, Routes
 from app.services import Services
@@ -32,7 +32,7 @@ EMBEDDINGS_BODY: Final = JsonBody(EmbeddingsRequest)
     responses=errors(*KEYED, *BODY, *CALLS),
 )
 async def embeddings(request: Request, services: Services) -> Response:
-    """`auto` is the candidate that the configuration names for it; any other must be named."""
+    """`auto` is the candidate of the setting `embeddings`; others are called by name."""
     settings = services.settings
     body, raw = await EMBEDDINGS_BODY.read(request, settings.limits)
     name = settings.embeddings if body.model == AUTO else body.model
@@ -47,6 +47,6 @@ async def embeddings(request: Request, services: Services) -> Response:
     check_allowed(request, name)
     fields = candidate_payload.passed_through(raw)
     check_fields(fields, settings.limits)
-    spend = request.state.quota.spend
-    answer = await unless_left(request, services.direct.embeddings(name, fields, spend))
+    spend = request.state.quota_ticket.spend
+    answer = await unless_disconnected(request, services.direct.embeddings(name, fields, spend))
     return bodies.json_response(answer, headers={"x-racer-served-by": name})

@@ -1,4 +1,4 @@
-"""POST /feedback: whether candidates' answers were right."""
+"""POST /feedback, POST /feedback/accept: verdicts on the answers of candidates."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class FeedbackRequest(BaseModel):
 
     decision_id: DecisionId = Field(description="From `x-racer-decision-id`.")
     correct: dict[str, bool] = Field(
-        min_length=1, description="For each candidate that was judged, whether it was right."
+        min_length=1, description="For each judged candidate, whether its answer was right."
     )
 
 
 class AcceptRequest(BaseModel):
-    """Decisions whose waiting verdicts are to count."""
+    """Decisions whose pending verdicts are accepted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -48,11 +48,11 @@ ACCEPT_BODY: Final = JsonBody(AcceptRequest, max_bytes=MAX_BYTES)
     "/feedback",
     role="data",
     body=FEEDBACK_BODY,
-    summary="Say which candidates answered right",
+    summary="Report which candidates answered right",
     responses=errors(*KEYED, *BODY, 404, 409, 507),
 )
 async def feedback(request: Request, services: Services) -> Response:
-    """Idempotent; a verdict that contradicts an earlier one is refused, and changes nothing."""
+    """Idempotent. A verdict that contradicts an earlier one is refused and changes nothing."""
     body, _ = await FEEDBACK_BODY.read(request, services.settings.limits)
     result = await services.monitor.feedback.add(body.decision_id, body.correct, caller_of(request))
     return bodies.json_response(result.as_json())
@@ -63,11 +63,11 @@ async def feedback(request: Request, services: Services) -> Response:
     "/feedback/accept",
     role="admin",
     body=ACCEPT_BODY,
-    summary="Let waiting verdicts count",
+    summary="Accept pending verdicts",
     responses=errors(*KEYED, *BODY, 404, 507),
 )
 async def accept(request: Request, services: Services) -> Response:
-    """Of all these decisions or of none."""
+    """Of all listed decisions, or of none if one is unknown."""
     body, _ = await ACCEPT_BODY.read(request, services.settings.limits)
     accepted = await services.monitor.feedback.accept(body.decision_ids)
     data: list[dict[str, Any]] = [verdicts_as_json(each) for each in accepted]

@@ -18,11 +18,11 @@ routes = Routes("health")
     "/healthz",
     role="public",
     is_probe=True,
-    summary="The process answers",
+    summary="Liveness",
     responses=errors(400, 500, 503),
 )
 async def healthz(_: Request, __: Services) -> Response:
-    """200 as long as the event loop turns."""
+    """200 while the event loop runs."""
     return bodies.json_response({"status": "ok"})
 
 
@@ -31,14 +31,15 @@ async def healthz(_: Request, __: Services) -> Response:
     "/readyz",
     role="public",
     is_probe=True,
-    summary="What is configured can be asked",
-    responses=errors(400, 500) | {503: {"description": "Not yet, or no more; `reason` says why."}},
+    summary="Readiness",
+    responses=errors(400, 500)
+    | {503: {"description": "Not ready, or draining; `reason` says why."}},
 )
 async def readyz(_: Request, services: Services) -> Response:
-    """200 once encoder, artifact and calibration are loaded and warm; else 503 and what to do.
+    """200 once encoder, artifact and calibration are loaded and warm; otherwise 503 with a reason.
 
-    Without an artifact 200, too, for candidates can be asked by name; `reason` says so. `degraded`
-    names what is missing meanwhile: `store` while nothing can be read from it.
+    Without an artifact also 200, because candidates can be called by name; `reason` says so.
+    `degraded` lists `store` while the store cannot be read.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
@@ -48,7 +49,7 @@ async def readyz(_: Request, services: Services) -> Response:
     active = services.router.active
     if active.ready:
         ready = {"status": "ready", "calibration": active.record().id}
-        # What decides is in memory: not to be asked would help nobody.
-        lost = {"degraded": ["store"]} if services.router.calibration_sync.lost else {}
-        return bodies.json_response(ready | lost)
+        # Routing needs only memory, so the gateway stays ready without its store.
+        degraded = {"degraded": ["store"]} if services.router.calibration_sync.lost else {}
+        return bodies.json_response(ready | degraded)
     return bodies.json_response({"status": "not ready", "reason": active.why_not}, status=503)

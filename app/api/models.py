@@ -1,4 +1,4 @@
-"""GET /v1/models: `auto` and the candidates."""
+"""GET /v1/models: OpenAI-compatible list of `auto`, its pools and the candidates."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def list_models(_: Request, services: Services) -> Response:
     responses=errors(*KEYED, 404),
 )
 async def get_model(request: Request, services: Services) -> Response:
-    """404 `model_not_found` for anything else."""
+    """404 `model_not_found` for an unknown name."""
     model_id: str = request.path_params["model_id"]
     if model_id not in services.settings.models:
         raise unknown_model(model_id, services.settings.models)
@@ -44,7 +44,7 @@ async def get_model(request: Request, services: Services) -> Response:
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> NotFound:
-    """The error for a model that is not here."""
+    """The error for an unknown model."""
     return NotFound(
         f"no model {name[:128]!r}; use one of {list(models)}",
         code="model_not_found",

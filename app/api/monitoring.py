@@ -1,4 +1,4 @@
-"""Decisions as they are kept, the drift alarms, and the judged shadow sample."""
+"""Monitoring endpoints: stored decisions, drift alarms and the judged shadow sample."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ routes = Routes("watching")
     "GET",
     "/decisions/{decision_id}",
     role="data",
-    summary="One decision, as it is remembered",
+    summary="One stored decision",
     responses=errors(*KEYED, 404),
 )
 async def get_decision(request: Request, services: Services) -> Response:
-    """Its own key's, or an admin's to see."""
+    """A data key sees its own decisions; an admin key sees all."""
     stored = await services.monitor.feedback.decision(
         request.path_params["decision_id"], caller_of(request)
     )
@@ -43,11 +43,11 @@ async def get_decision(request: Request, services: Services) -> Response:
     "POST",
     "/decisions/{decision_id}/verify",
     role="admin",
-    summary="Decide again what was decided",
+    summary="Verify a decision",
     responses=errors(*KEYED, 404),
 )
 async def verify(request: Request, services: Services) -> Response:
-    """Threshold and set recomputed from the stored scores, beside what was said then."""
+    """Recomputes threshold and set from the stored scores, beside the stored result."""
     verification = await services.monitor.verify(request.path_params["decision_id"])
     return bodies.json_response(verification.as_json())
 
@@ -56,7 +56,7 @@ async def verify(request: Request, services: Services) -> Response:
     "GET",
     "/drift",
     role="admin",
-    summary="Drift alarms, and the risk that feedback shows",
+    summary="Drift alarms, and the risk estimated from feedback",
     responses=errors(*KEYED),
 )
 async def drift(_: Request, services: Services) -> Response:
@@ -68,11 +68,11 @@ async def drift(_: Request, services: Services) -> Response:
     "POST",
     "/drift/reset",
     role="admin",
-    summary="Begin the drift alarms again",
+    summary="Restart the drift alarms",
     responses=errors(*KEYED, 507),
 )
 async def reset(_: Request, services: Services) -> Response:
-    """With a new false-alarm probability: say so where you report the old one."""
+    """The false-alarm probability starts anew: state the reset in reports."""
     await services.monitor.reset_drift()
     return bodies.json_response(await services.monitor.drift_report())
 

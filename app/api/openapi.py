@@ -25,41 +25,41 @@ TITLE: Final = "RACER gateway"
 Responses = dict[int | str, dict[str, Any]]
 
 EVENTS: Final = "text/event-stream"
-# Whatever needs a key can end so.
+# Errors of every endpoint that needs a key.
 KEYED: Final = (400, 401, 403, 429, 500, 503)
-# Whatever reads a JSON body, too.
+# Further errors of endpoints with a JSON body.
 BODY: Final = (413, 415, 422)
-# Whatever calls candidates, too.
+# Further errors of endpoints that call candidates.
 CALLS: Final = (404, 409, 502, 504)
 
 _MEANING: Final = {
-    400: "Not strict JSON, a field that is not read, or a Host that is not the gateway's.",
-    401: "No key, or a wrong one.",
-    403: "The key may not do this, or admin is off.",
+    400: "Not strict JSON, an unknown field, or a Host header that is not the gateway's.",
+    401: "Missing or wrong key.",
+    403: "The key lacks the permission, or admin is off.",
     404: "No such model, decision, calibration or job; `code` says which.",
-    409: "Against what is there already; nothing was changed.",
-    413: "Over a limit of size.",
-    415: "A content type or encoding that is not read.",
-    422: "Well-formed, but not what the endpoint takes.",
-    429: "A limit of the key or of the process; come back after `retry-after`.",
-    500: "A fault of the gateway's own.",
+    409: "Conflict with the current state; nothing was changed.",
+    413: "Over a size limit.",
+    415: "Unsupported content type or encoding.",
+    422: "Well-formed JSON that the endpoint does not accept.",
+    429: "A limit of the key or of the gateway is reached; retry after `retry-after`.",
+    500: "Internal error of the gateway.",
     502: "No candidate gave a usable answer.",
-    503: "Not now: not calibrated, being stopped, or nobody to ask.",
+    503: "Not calibrated, shutting down, or no candidate is available.",
     504: "No candidate answered in time.",
-    507: "No room in the store.",
+    507: "The store is full.",
 }
 _ANY_OTHER: Final = (
-    "Refused before the request was understood (408, 414, 431), or as the candidates refused it."
+    "Refused by the HTTP server (408, 414, 431), or with the status of the candidates."
 )
 _RETRY_AFTER: Final = {"retry-after": {"schema": {"type": "integer"}, "description": "Seconds."}}
 _NO_RETRY: Final = {
-    "x-should-retry": {"schema": {"const": "false"}, "description": "A retry would fail, too."}
+    "x-should-retry": {"schema": {"const": "false"}, "description": "A retry would fail."}
 }
 _KEYS: Final = {
     "data_key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "Any key. None is needed where the gateway has no data key.",
+        "description": "Any key. A gateway without a data key needs none.",
     },
     "admin_key": {
         "type": "http",
@@ -129,11 +129,11 @@ def _request_body(body: JsonBody[Any]) -> dict[str, Any]:
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong; `code` is for programs, `message` for people."""
+    """An error; `code` is for programs, `message` for people."""
 
     message: str
     type: str
-    param: str | None = Field(description="The field at fault.")
+    param: str | None = Field(description="The field that caused the error.")
     code: str
 
 
@@ -144,8 +144,8 @@ class ErrorEnvelope(BaseModel):
 
 
 def errors(*statuses: int) -> Responses:
-    """``responses`` of a route: the errors that it can answer with, all in one envelope."""
-    told: Responses = {
+    """``responses`` of a route: its error statuses, all with the same envelope."""
+    responses: Responses = {
         status: {
             "model": ErrorEnvelope,
             "description": _MEANING[status],
@@ -153,16 +153,16 @@ def errors(*statuses: int) -> Responses:
         }
         for status in sorted(statuses)
     }
-    return told | {"default": {"model": ErrorEnvelope, "description": _ANY_OTHER}}
+    return responses | {"default": {"model": ErrorEnvelope, "description": _ANY_OTHER}}
 
 
 def content(*kinds: str) -> Responses:
-    """``responses`` of a route that answers with these content types when all is well."""
+    """``responses`` of a route whose successful responses have these content types."""
     return {200: {"content": {kind: {} for kind in kinds}}}
 
 
 def inline(model: type[BaseModel]) -> dict[str, Any]:
-    """A model's schema with every definition in its place: fragments of a document have none."""
+    """A model's JSON schema with definitions inlined: references would leave the fragment."""
     schema = model.model_json_schema()
     definitions: dict[str, Any] = schema.pop("$defs", {})
     return cast("dict[str, Any]", _resolved(schema, definitions))

@@ -1,4 +1,4 @@
-"""Limits on what a request asks for, checked before anybody is called."""
+"""Request limits: numbers of choices, tokens, messages and tools, checked before any call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.wire.candidate_payload import TOKEN_LIMITS
 
 
 def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
-    """Refuse what would cost candidates without bound.
+    """Refuse a request whose cost at candidates has no bound.
 
     Raises:
-        SchemaError: Over a limit; the message names both.
+        SchemaError: A field is over its limit; the message names both.
     """
     each = 1
     for name in ("n", "best_of"):
@@ -32,11 +32,11 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
 
 
 def texts(value: object) -> int:
-    """How many texts or turns a prompt or input is; a list of numbers is one, as tokens."""
+    """Number of texts or turns in a prompt or input; a list of numbers is one text, as tokens."""
     if not isinstance(value, list):
         return 1
-    given = cast("list[object]", value)
-    return 1 if all(isinstance(each, int) for each in given) else len(given)
+    items = cast("list[object]", value)
+    return 1 if all(isinstance(each, int) for each in items) else len(items)
 
 
 def _count(name: str, value: object) -> int:

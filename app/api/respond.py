@@ -1,4 +1,7 @@
-"""What the ways of asking do alike: choose who is asked, answer or stream, notice who left."""
+"""Shared part of the inference endpoints: routed or named candidate, JSON or event stream.
+
+Work for a client that has closed its connection is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -34,38 +37,47 @@ CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status; only logs and metrics show
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest:
-    """A body, read: what is asked of whom."""
+    """The parsed body of an inference request.
+
+    Attributes:
+        api_format: Wire format of the endpoint.
+        model: ``auto``, ``auto/<pool>`` or the name of a candidate.
+        fields: Fields of the body that candidates are sent.
+        options: The ``racer`` field.
+        stream: The client wants server-sent events.
+        query: Makes the router's input; not called where a candidate is named.
+    """
 
     api_format: ApiFormat
     model: str
-    fields: Mapping[str, Any]  # what candidates are sent
+    fields: Mapping[str, Any]
     options: RacerOptions
     stream: bool
-    query: Callable[[], Query]  # what the router reads; not needed where a candidate is named
+    query: Callable[[], Query]
 
 
-async def respond(http: HttpRequest, services: Services, asked: ParsedRequest) -> Response:
-    """`auto` and `auto/<pool>` route; a candidate's name bypasses routing."""
-    auto, _, pool = asked.model.partition("/")
-    if auto == AUTO and (asked.model == AUTO or pool in services.settings.pools):
-        return await _routed(http, services, asked, pool or None)
-    if asked.model not in services.settings.pool:
-        raise unknown_model(asked.model, services.settings.models)
-    check_allowed(http, asked.model)
+async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) -> Response:
+    """Answer a request: ``auto`` and ``auto/<pool>`` route, a candidate's name bypasses routing."""
+    auto, _, pool = parsed.model.partition("/")
+    if auto == AUTO and (parsed.model == AUTO or pool in services.settings.pools):
+        return await _routed(http, services, parsed, pool or None)
+    if parsed.model not in services.settings.pool:
+        raise unknown_model(parsed.model, services.settings.models)
+    check_allowed(http, parsed.model)
     named = NamedCandidateRequest(
-        name=asked.model,
-        api_format=asked.api_format,
-        fields=asked.fields,
-        timeout_s=asked.options.timeout,
-        spend=http.state.quota.spend,
+        name=parsed.model,
+        api_format=parsed.api_format,
+        fields=parsed.fields,
+        timeout_s=parsed.options.timeout,
+        spend=http.state.quota_ticket.spend,
     )
-    served_by = {"x-racer-served-by": asked.model}
-    note_prompt(http, services, asked.query)
-    if asked.stream:
-        pump = await unless_left(http, services.direct.stream(named))
-        return _EventStream(pump, asked.api_format, served_by, services.metrics)
-    answer = await unless_left(http, services.direct.answer(named))
-    note_answer(http, services, asked.api_format, answer)
+    served_by = {"x-racer-served-by": parsed.model}
+    note_prompt(http, services, parsed.query)
+    if parsed.stream:
+        pump = await unless_disconnected(http, services.direct.stream(named))
+        return _EventStream(pump, parsed.api_format, served_by, services.metrics)
+    answer = await unless_disconnected(http, services.direct.answer(named))
+    note_answer(http, services, parsed.api_format, answer)
     return bodies.json_response(answer, headers=served_by)
 
 
@@ -77,83 +89,84 @@ def check_allowed(http: HttpRequest, candidate: str) -> None:
 
 
 async def _routed(
-    http: HttpRequest, services: Services, asked: ParsedRequest, pool: str | None
+    http: HttpRequest, services: Services, parsed: ParsedRequest, pool: str | None
 ) -> Response:
     request = InferenceRequest(
-        query=asked.query(),
-        options=asked.options,
+        query=parsed.query(),
+        options=parsed.options,
         caller=caller_of(http),
         pool=pool,
-        api_format=asked.api_format,
-        fields=asked.fields,
-        leader=asked.options.stream == "leader",
+        api_format=parsed.api_format,
+        fields=parsed.fields,
+        leader=parsed.options.stream == "leader",
         session=http.headers.get("x-session-id"),
-        spend=http.state.quota.spend,
+        spend=http.state.quota_ticket.spend,
     )
     note_prompt(http, services, lambda: request.query)
-    if asked.stream:
-        pump, headers = await unless_left(http, services.chat.stream(request))
-        return _EventStream(pump, asked.api_format, headers, services.metrics)
-    outcome = await unless_left(http, services.chat.answer(request))
-    note_answer(http, services, asked.api_format, outcome.body)
+    if parsed.stream:
+        pump, headers = await unless_disconnected(http, services.chat.stream(request))
+        return _EventStream(pump, parsed.api_format, headers, services.metrics)
+    outcome = await unless_disconnected(http, services.chat.answer(request))
+    note_answer(http, services, parsed.api_format, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
     return bodies.json_response(body, headers=outcome.headers)
 
 
 def note_prompt(http: HttpRequest, services: Services, query: Callable[[], Query]) -> None:
-    """Leave what the router reads for the log, if the operator wants prompts there."""
+    """Leave the router's input for log and traces, if the configuration turns prompts on."""
     if services.settings.telemetry.log_prompts:
-        with contextlib.suppress(InputError):  # a named candidate takes what cannot be routed
+        # A named candidate accepts queries that cannot be routed.
+        with contextlib.suppress(InputError):
             http.state.prompt = query().text
 
 
 def note_answer(
     http: HttpRequest, services: Services, api_format: ApiFormat, body: Mapping[str, Any]
 ) -> None:
-    """Leave an answer's text likewise, cut as prompts are; streams leave none."""
+    """Leave an answer's text for log and traces, cut to ``query_chars``; streams leave none."""
     if services.settings.telemetry.log_prompts:
         text = api_format.choices(body)[0].text or ""
         http.state.answer = text[: services.settings.limits.query_chars]
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection; whatever is answered now, nobody reads it."""
+    """The client closed the connection: no response can reach it."""
 
 
-async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
-    """Do the work, but cancel it as soon as the client is gone. The body must have been read.
+async def unless_disconnected(http: HttpRequest, work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, but cancel it when the client disconnects. The body must have been read.
 
     Raises:
-        ClientDisconnected: It was cancelled.
+        ClientDisconnected: The work was cancelled.
     """
-    patience = asyncio.timeout(None)
-    at_work = True
+    deadline = asyncio.timeout(None)
+    is_running = True
 
-    def leave(_: asyncio.Task[None]) -> None:
-        if at_work:
-            patience.reschedule(0.0)  # it is over
+    def cancel_work(_: asyncio.Task[None]) -> None:
+        if is_running:
+            deadline.reschedule(0.0)  # in the past: cancels the work
 
-    gone = asyncio.create_task(_left(http.receive))
-    gone.add_done_callback(leave)
+    disconnected = asyncio.create_task(_wait_for_disconnect(http.receive))
+    disconnected.add_done_callback(cancel_work)
     try:
-        async with patience:
+        async with deadline:
             return await work
     except TimeoutError:
-        if patience.expired():
+        if deadline.expired():
             raise ClientDisconnected from None
         raise
     finally:
-        at_work = False
-        gone.cancel()
+        is_running = False
+        disconnected.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class _EventStream(StreamingResponse):
-    """A pump's items; the pump is stopped as soon as the client is gone."""
+    """Server-sent events of a background stream, which is stopped when the client disconnects."""
 
     def __init__(
         self,
@@ -171,17 +184,17 @@ class _EventStream(StreamingResponse):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the end or until nobody listens, then let go of every call."""
+        """Send until the stream ends or the client disconnects; then stop all calls."""
         sending = asyncio.create_task(self.stream_response(send))
-        gone = asyncio.create_task(_left(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
             else:
                 self._metrics.client_disconnects.inc()
         finally:
-            for each in (sending, gone):
+            for each in (sending, disconnected):
                 each.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
             await self._pump.stop()

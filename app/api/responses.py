@@ -1,4 +1,7 @@
-"""POST /v1/responses, stateless: the conversation comes with every request."""
+"""POST /v1/responses: OpenAI-compatible responses, stateless.
+
+Each request has the whole conversation.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ routes = Routes("openai")
 
 RESPONSE_BODY: Final = JsonBody(ResponsesRequest)
 
-# Field -> what it would have to be: nothing is kept here between two requests.
+# Fields of stateful requests -> values that are accepted: no state is stored between requests.
 _STATEFUL: Final[Mapping[str, tuple[object, ...]]] = {
     "previous_response_id": (None,),
     "conversation": (None,),
@@ -42,20 +45,20 @@ _PARTS: Final = {"input_text": "text", "output_text": "text", "input_image": "im
     responses=errors(*KEYED, *BODY, *CALLS) | content(EVENTS),
 )
 async def responses(request: Request, services: Services) -> Response:
-    """Candidates must serve this interface themselves, as vLLM does."""
+    """Candidates must serve this API themselves, as vLLM does."""
     settings = services.settings
     body, raw = await RESPONSE_BODY.read(request, settings.limits)
     for name, possible in _STATEFUL.items():
         if raw.get(name) not in possible:
             raise InputError(
-                f"{name!r} needs a server that remembers, and this one keeps nothing: send the "
+                f"{name!r} needs stored conversations, and the gateway stores none: send the "
                 "whole conversation as `input`",
                 param=name,
             )
     fields = {**candidate_payload.passed_through(raw), "store": False}
     check_fields(fields, settings.limits)
     messages = _messages(body)
-    asked = ParsedRequest(
+    parsed = ParsedRequest(
         api_format=Responses(),
         model=body.model,
         fields=fields,
@@ -63,11 +66,11 @@ async def responses(request: Request, services: Services) -> Response:
         stream=bool(body.stream),
         query=lambda: query.of_messages(messages, _conditions(fields), settings),
     )
-    return await respond(request, services, asked)
+    return await respond(request, services, parsed)
 
 
 def _messages(body: ResponsesRequest) -> Sequence[Message]:
-    """The conversation in the words of chat, for the router alone."""
+    """The conversation as chat messages, for the router only."""
     system = [Message(role="system", content=body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*system, Message(role="user", content=body.input)]
@@ -83,11 +86,11 @@ def _message(item: InputItem) -> Message:
     return Message(role=item.role, content=parts)
 
 
-def _kind(said: object) -> str:
-    """What chat calls a kind of part."""
-    return _PARTS.get(said, "other") if isinstance(said, str) else "other"
+def _kind(kind: object) -> str:
+    """The chat API's name for a kind of content part."""
+    return _PARTS.get(kind, "other") if isinstance(kind, str) else "other"
 
 
 def _conditions(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What may change an answer beside the messages, of which the instructions are one."""
+    """Fields that may change an answer, without the instructions, which are a message."""
     return {name: value for name, value in fields.items() if name != "instructions"}

@@ -1,6 +1,6 @@
-"""POST /route: the decision and its certificate; costs no tokens unless asked to execute.
+"""POST /route: the routing decision and its certificate; no candidate is called by default.
 
-POST /route/levels: the same at every alpha, for who wants to choose one.
+POST /route/levels: the set at every alpha, as a basis for choosing one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.access.api_keys import caller_of
 from app.answering.request import InferenceRequest
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
-from app.api.respond import note_answer, note_prompt, unless_left
+from app.api.respond import note_answer, note_prompt, unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.routing.service import RoutingRequest
@@ -31,7 +31,7 @@ ROUTE_BODY: Final = JsonBody(RouteRequest)
 LEVELS_BODY: Final = JsonBody(LevelsRequest)
 
 _OPTIONS = frozenset(DecisionOptions.model_fields)
-_OURS = frozenset(RouteRequest.model_fields) - {"messages"}
+_ROUTE_FIELDS = frozenset(RouteRequest.model_fields) - {"messages"}
 
 
 @routes.add(
@@ -48,35 +48,35 @@ async def route(request: HttpRequest, services: Services) -> Response:
     """With `execute: true` also each candidate's answer, the votes and the aggregate."""
     settings = services.settings
     body, raw = await ROUTE_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw, _OURS)
+    fields = candidate_payload.passed_through(raw, _ROUTE_FIELDS)
     check_fields(fields, settings.limits)
-    asked = query.of_messages(_messages(body), fields, settings)
+    routed_query = query.of_messages(_messages(body), fields, settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
     caller = caller_of(request)
-    note_prompt(request, services, lambda: asked)
+    note_prompt(request, services, lambda: routed_query)
     if not body.execute:
         outcome = await services.chat.decide(
-            RoutingRequest(query=asked, options=options, caller=caller)
+            RoutingRequest(query=routed_query, options=options, caller=caller)
         )
         return bodies.json_response(outcome.as_json(), headers=outcome.headers)
     api_format = Chat(n=fields.get("n") or 1)
-    outcome = await unless_left(
+    outcome = await unless_disconnected(
         request,
         services.chat.answer(
             InferenceRequest(
-                query=asked,
+                query=routed_query,
                 options=options.model_copy(update={"explain": True}),
                 caller=caller,
                 api_format=api_format,
                 fields=fields if body.query is None else fields | _as_messages(body.query),
-                spend=request.state.quota.spend,
+                spend=request.state.quota_ticket.spend,
             )
         ),
     )
     note_answer(request, services, api_format, outcome.body)
     answer = api_format.choices(outcome.body)[0].text
-    told: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
-    return bodies.json_response(told, headers=outcome.headers)
+    response: dict[str, Any] = {"answers": {}, **outcome.as_json(), "answer": answer}
+    return bodies.json_response(response, headers=outcome.headers)
 
 
 @routes.add(
@@ -88,23 +88,23 @@ async def route(request: HttpRequest, services: Services) -> Response:
     responses=errors(*KEYED, *BODY, 404, 409),
 )
 async def levels(request: HttpRequest, services: Services) -> Response:
-    """Nobody is called, and nothing of it is remembered or counted."""
+    """No candidate is called, and nothing is stored or counted."""
     settings = services.settings
     body, _ = await LEVELS_BODY.read(request, settings.limits)
-    asked = query.of_messages(_question(body.query), {}, settings)
+    routed_query = query.of_messages(_messages_of(body.query), {}, settings)
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
-    note_prompt(request, services, lambda: asked)
-    ask = RoutingRequest(query=asked, options=options, caller=caller_of(request))
-    return bodies.json_response((await services.chat.levels(ask)).as_json())
+    note_prompt(request, services, lambda: routed_query)
+    routing_request = RoutingRequest(query=routed_query, options=options, caller=caller_of(request))
+    return bodies.json_response((await services.chat.levels(routing_request)).as_json())
 
 
 def _messages(body: RouteRequest) -> Sequence[Message]:
     if body.messages is not None:
         return body.messages
-    return _question(body.query or "")
+    return _messages_of(body.query or "")
 
 
-def _question(text: str) -> Sequence[Message]:
+def _messages_of(text: str) -> Sequence[Message]:
     if not text.strip():
         raise InputError("query is empty", param="query")
     return [Message(role="user", content=text)]

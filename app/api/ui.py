@@ -1,4 +1,4 @@
-"""GET /ui: the page, and its files. Public: they hold nothing that is not in every release."""
+"""GET /ui: the web interface and its static files. Public: the files are those of the release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.ui.assets import PAGE, Assets
 
 routes = Routes()
 
-# Scripts and styles of our own files alone; nothing is embedded, framed, evaluated or sent away.
+# Content security policy: own scripts and styles only; no inline code, frames or other origins.
 POLICY: Final = "; ".join(
     [
         "default-src 'none'",
@@ -32,31 +32,31 @@ _HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "vary": "accept-encoding",
-    # Asked for anew each time, and answered with 304: gateways of two releases may serve at once.
+    # Revalidated each time (304): gateways of two releases may serve at once.
     "cache-control": "no-cache",
 }
 
 
 @routes.add("GET", "/ui", role="public")
 async def page(request: Request, services: Services) -> Response:
-    """The document; it asks for the rest."""
+    """The HTML document, which loads the other files."""
     return await _served(PAGE, request, services.ui_assets)
 
 
 @routes.add("GET", "/ui/{name}", role="public")
 async def file(request: Request, services: Services) -> Response:
-    """A script, a style, a picture. 404 `not_found` for any other name."""
+    """A script, a style or an image. 404 `not_found` for any other name."""
     return await _served(request.path_params["name"], request, services.ui_assets)
 
 
 async def _served(name: str, request: Request, assets: Assets) -> Response:
-    found = await assets.find(name)
-    if found is None:
+    asset = await assets.find(name)
+    if asset is None:
         raise NotFound("Not Found")
-    headers = {**_HEADERS, "etag": found.etag}
-    if found.etag in request.headers.get("if-none-match", ""):
+    headers = {**_HEADERS, "etag": asset.etag}
+    if asset.etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
         packed = headers | {"content-encoding": "gzip"}
-        return Response(found.packed, media_type=found.kind, headers=packed)
-    return Response(found.plain, media_type=found.kind, headers=headers)
+        return Response(asset.packed, media_type=asset.kind, headers=packed)
+    return Response(asset.plain, media_type=asset.kind, headers=headers)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.access.allowed_hosts import HostCheck
 from app.access.api_keys import LOCAL, Caller, KeyRing
 from app.access.failed_logins import FailedLogins
-from app.access.quotas import Quotas, Ticket
+from app.access.quotas import Quotas, QuotaTicket
 from app.errors import CrossSite, Forbidden, NotFound, RateLimited, Unauthorized
 from app.http.admission_queue import AdmissionQueue
 from app.route_table import Match, RouteTable
@@ -29,7 +29,7 @@ class AccessControl:
     """Refuses a request, or passes it on with its matched route.
 
     The ASGI scope gets ``route`` and ``path_params``; the request's state gets ``path_template``
-    and, where the route needs a key, ``caller`` and ``quota``.
+    and, where the route needs a key, ``caller`` and ``quota_ticket``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AccessControl:
                 await self._admission_queue.admit()
             await self._app(scope, receive, send)
 
-    def _authorize(self, scope: Scope, match: Match) -> AbstractContextManager[Ticket | None]:
+    def _authorize(self, scope: Scope, match: Match) -> AbstractContextManager[QuotaTicket | None]:
         """The quota ticket of a request that may proceed; None for public routes and for 405.
 
         Raises:
@@ -95,7 +95,7 @@ class AccessControl:
         scope["state"]["caller"] = caller  # before the quota: the request log names the caller
         is_work = scope["method"] != "GET"  # an overloaded gateway still answers GET
         ticket = self._quotas.admit(caller.name, is_work=is_work)
-        scope["state"]["quota"] = ticket
+        scope["state"]["quota_ticket"] = ticket
         return ticket
 
     def _data_caller(self, scope: Scope) -> Caller:

@@ -58,7 +58,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     async for part in body_stream(request, limit):
         size += len(part)
         if size > SMALL_BYTES:  # what is small is free, and never refused for what is large
-            request.state.quota.hold(min(len(part), size - SMALL_BYTES))
+            request.state.quota_ticket.hold(min(len(part), size - SMALL_BYTES))
         parts.append(part)
     return b"".join(parts)
 

@@ -129,7 +129,7 @@ class Door:
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
         """What candidates would be asked; None where the body is refused."""
-        state = {"caller": LOCAL, "quota": SimpleNamespace(spend=_nothing, hold=_nothing)}
+        state = {"caller": LOCAL, "quota_ticket": SimpleNamespace(spend=_nothing, hold=_nothing)}
         scope = {"type": "http", "method": "POST", "headers": [], "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
 
