@@ -1,1 +1,5 @@
-"""The decision: which candidates a query is sent to, and the certificate of it."""
+"""Routing: from a query to a set of candidates and its certificate.
+
+Knows the store, settings and metrics; knows no candidate's answer, no endpoint and no request body
+beyond the messages that are routed on.
+"""

@@ -1,4 +1,4 @@
-"""The active calibration: one reference, swapped whole, with parts of it computed on demand."""
+"""The active calibration: one reference, swapped atomically, and a cache of its parts."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 
 _MAX_PARTS: Final = 64
-_MAX_PENDING: Final = 8  # of each kind: clients choose which smaller pools are asked for
+_MAX_PENDING: Final = 8  # of each kind: clients choose the smaller pools
 _THREADS: Final = 2
 
 Pool = tuple[str, ...]
-_Place = tuple[str, Pool, bool]  # the record, the candidates, whether of later turns
+_Place = tuple[str, Pool, bool]  # the record's id, the candidates, whether of later turns
 KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
 
 class ActiveCalibration:
-    """What requests decide with. Readers take the record once and never see half a swap."""
+    """The calibration that requests decide with. A reader takes the record once: no half swaps."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._record: CalibrationRecord | None = None
         self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
-        # Of their own, so that parts hold up no other work; they end with this object.
+        # Own threads, so that thresholds hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
-        # By record, so that a swap never serves a part of another one.
+        # Keys have the record's id, so that a swap never serves a part of another record.
         self._sub_pools = _PartCache[_Place, Calibration](threads)
         self._grouped = _PartCache[_Place, GroupedRows](threads)
         self._groups = _PartCache[tuple[_Place, RowPlan], GroupThreshold](threads)
-        # Of its own, so that no work in other threads delays an activation.
+        # An own thread, so that no other work delays an activation.
         self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
         self._followers: list[Callable[[CalibrationRecord], None]] = []
 
@@ -50,7 +50,7 @@ class ActiveCalibration:
 
     @property
     def why_not(self) -> str:
-        """What an operator should do while it is not ready."""
+        """Why it is not ready, and what an operator should do."""
         return self._why_not
 
     def record(self) -> CalibrationRecord:
@@ -60,7 +60,7 @@ class ActiveCalibration:
         return self._record
 
     async def tell(self, calibration_sync: Callable[[CalibrationRecord], None]) -> None:
-        """Call this on a thread with the active record, and every later one before it decides."""
+        """Call this on a thread with the active record, and each later one before it decides."""
         self._followers.append(calibration_sync)
         if self._record is not None:
             await self._prepare(calibration_sync, self._record)
@@ -83,7 +83,7 @@ class ActiveCalibration:
         await asyncio.get_running_loop().run_in_executor(self._swapping, work, given)
 
     def refuse(self, reason: str) -> None:
-        """Remember why a stored record cannot be used."""
+        """Set the reason why a stored record cannot be used."""
         self._why_not = reason
 
     async def calibration(
@@ -94,18 +94,18 @@ class ActiveCalibration:
         *,
         later: bool = False,
     ) -> GroupThreshold:
-        """The rows whose threshold applies, computed on a thread and remembered.
+        """The rows whose threshold applies, computed on a thread and cached.
 
-        What one caller no longer waits for is computed to its end, for the next.
+        A computation whose caller leaves runs to its end, for the next caller.
 
         Args:
             record: The record that decides.
-            names: The candidates among which is chosen, in the order of the pool.
-            group: Of the request, as ``Grouping`` found it; None: none is known.
+            names: The candidates among which the set is chosen, in the order of the pool.
+            group: The request's group from ``Grouping``; None where it has none.
             later: Take the rows of later turns, which the record must have.
 
         Raises:
-            Overloaded: It is not known, and too many others are being computed.
+            Overloaded: It is not cached, and too many others are being computed.
         """
         calibration = await self.sub_pool(record, names, later=later)
         if calibration.groups is None:
@@ -118,7 +118,7 @@ class ActiveCalibration:
     async def sub_pool(
         self, record: CalibrationRecord, names: Pool, *, later: bool = False
     ) -> Calibration:
-        """The record's rows for a smaller pool, whatever their groups, computed likewise.
+        """The record's rows for a smaller pool, whatever their groups, computed in the same way.
 
         Raises:
             Overloaded: As :meth:`calibration`.
@@ -180,6 +180,6 @@ def _warmed(calibration: Calibration) -> Calibration:
 
 
 def _warm(calibration: Calibration) -> None:
-    """Sort once, off the event loop; afterwards any alpha is a look-up."""
+    """Sort once, off the event loop; afterwards the threshold of any alpha is a lookup."""
     for score in calibration.offered:
         calibration.lambda_hat(calibration.options.alpha, score)

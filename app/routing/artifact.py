@@ -1,4 +1,4 @@
-"""The configured artifact, opened and compared with the configuration."""
+"""The artifact loader: opens the configured artifact and checks it against the configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Opened = TypeVar("Opened", bound=Trained)
 
 
 def open_racer(settings: Settings) -> Racer:
-    """Load artifact and encoder, and compare them with the configuration.
+    """Load artifact and encoder, and check them against the configuration.
 
     Raises:
         ArtifactError: The artifact does not fit the configuration or this machine.
@@ -23,7 +23,7 @@ def open_racer(settings: Settings) -> Racer:
 
 
 def open_trained(settings: Settings) -> Trained:
-    """The same without its encoder, which is then somewhere else."""
+    """Load the artifact without its encoder, which another process has."""
     return _opened(Trained, settings)
 
 
@@ -33,24 +33,25 @@ def _opened(kind: type[Opened], settings: Settings) -> Opened:
     opened = kind.load(settings.artifact, settings.pool)
     spec, wanted = opened.artifact.encoder, settings.encoder
     for field in ("backend", "dtype"):
-        asked, has = getattr(wanted, field), getattr(spec, field)
-        if asked is not None and asked != has:
+        configured, trained = getattr(wanted, field), getattr(spec, field)
+        if configured is not None and configured != trained:
             raise SettingsError(
-                f"encoder.{field} is {asked}, but the artifact was trained with {has}: change the "
+                f"encoder.{field} is {configured}, but the artifact was trained with {trained}: "
+                "change the "
                 "setting, or train again with `racer train`"
             )
-    for candidate, was in zip(settings.candidates, opened.artifact.candidates, strict=True):
-        if was.model is not None and was.model != (candidate.model or candidate.name):
+    for candidate, labelled in zip(settings.candidates, opened.artifact.candidates, strict=True):
+        if labelled.model is not None and labelled.model != (candidate.model or candidate.name):
             raise SettingsError(
-                f"candidate {candidate.name} was labelled as the model {was.model!r}, the "
+                f"candidate {candidate.name} was labelled as the model {labelled.model!r}, the "
                 f"configuration has {candidate.model or candidate.name!r}: change it back, or "
                 "label and train again"
             )
-        if was.parameters is not None and dict(was.parameters) != candidate.parameters:
+        if labelled.parameters is not None and dict(labelled.parameters) != candidate.parameters:
             raise SettingsError(
                 f"candidate {candidate.name} was labelled with the parameters "
-                f"{dict(was.parameters)}, the configuration has {candidate.parameters}: change "
-                "them back, or label and train again"
+                f"{dict(labelled.parameters)}, the configuration has {candidate.parameters}: "
+                "change them back, or label and train again"
             )
     if settings.aggregation.method is Method.STACKED and opened.artifact.stacked is None:
         raise SettingsError(

@@ -1,10 +1,9 @@
-"""Keeps what this process decides with equal to what the store says is active.
+"""Calibration sync: keeps the in-memory active calibration equal to the store's.
 
-Whoever activates a calibration writes the store first; memory follows it, here and in every other
-gateway that shares the store, within a moment where it can notify and within
-``notifications.POLL_S`` otherwise. So whatever happens in the middle of an activation, every
-gateway has the old calibration or the new one, whole, and in the end the one that the store has.
-While the store cannot be read, the last one goes on deciding.
+An activation writes the store first. The memory of every gateway that shares the store follows: at
+once where the store can notify, within ``notifications.POLL_S`` otherwise. So a gateway always has
+the whole old calibration or the whole new one, and in the end the store's, wherever an activation
+is interrupted. While the store cannot be read, the last calibration stays active.
 """
 
 from __future__ import annotations
@@ -28,18 +27,19 @@ from racer_core.records.conversation import RoutedText
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 2.0  # with a store that does not answer
+STORE_TIMEOUT_S: Final = 2.0  # after which a store that does not answer counts as lost
 
 
 class CalibrationSync:
-    """The only one who replaces the active calibration.
+    """Replaces the active calibration; nothing else does.
 
     Args:
-        store: What is followed.
-        active: What requests decide with.
-        setup: Digest of the artifact and of how candidates are served: records of others are none.
-        text: What the router reads of later turns now.
-        metrics: Where it is shown whether the store can be read.
+        store: The store to follow.
+        active: The calibration that requests decide with.
+        setup: Digest of the artifact and of how candidates are served; records with another digest
+            are ignored.
+        text: The configured text that the router reads of later turns.
+        metrics: Registers the gauge ``racer_store_up``.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class CalibrationSync:
         self._active = active
         self._text = text
         self._one_at_a_time = asyncio.Lock()
-        self._damaged: str | None = None  # the record that is not tried again
+        self._damaged: str | None = None  # id of a record that is not tried again
         self._hearers: list[Callable[[Pulse], None]] = []
         self._bell = NotificationListener(store.url)
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
-        self.lost = False  # the store cannot be read now
-        # Here and not among all metrics: a gateway without a router has no store.
+        self.lost = False  # whether the store cannot be read now
+        # Registered here: a gateway without a router has no store, and so no such metric.
         self._up = Gauge(
             "racer_store_up",
             "0 while the store cannot be read: what was read last goes on deciding",
@@ -71,7 +71,7 @@ class CalibrationSync:
         self._up.set(1)
 
     async def __aenter__(self) -> Self:
-        """Load what an earlier run activated; without it the gateway serves on, and says so."""
+        """Load the active calibration; where that fails, the gateway starts and is not ready."""
         try:
             await self.catch_up()
         except StoreError as exc:
@@ -90,14 +90,14 @@ class CalibrationSync:
         await self._bell.__aexit__(None, None, None)
 
     def tell(self, hearer: Callable[[Pulse], None]) -> None:
-        """Call this with whatever the store says; it must not block."""
+        """Call this with each pulse of the store; it must not block."""
         self._hearers.append(hearer)
 
     async def catch_up(self, made: CalibrationRecord | None = None) -> None:
-        """Decide with what the store says is active.
+        """Make the store's active calibration the one that decides.
 
         Args:
-            made: A record that is at hand and need not be read again.
+            made: A record that is in memory already and need not be read.
 
         Raises:
             StoreError: The store cannot be read, or the record in it is damaged.
@@ -125,14 +125,14 @@ class CalibrationSync:
             return await self._store.pulsing(self._store.record, calibration_id)
         except StoreDamaged as exc:
             self._damaged = calibration_id
-            log.error("%s; what decided before goes on", exc)
+            log.error("%s; the last calibration stays active", exc)
             raise
 
     def _current(self) -> str | None:
         return self._active.record().id if self._active.ready else None
 
     async def _explain(self) -> None:
-        """Say why nothing decides, where another artifact's calibration is there."""
+        """Set the reason where the only calibration belongs to another artifact."""
         if self._active.ready:
             return
         other = await self._store.pulsing(self._store.others, self.setup)
@@ -143,7 +143,7 @@ class CalibrationSync:
             )
 
     def _warn(self, record: CalibrationRecord) -> None:
-        """Say where part of a record cannot decide."""
+        """Log which part of a record cannot decide."""
         if record.later is not None and record.later.text != self._text:
             log.warning(
                 "calibration %s read later turns by routing.text %s, which is %s now: they are "
@@ -158,8 +158,8 @@ class CalibrationSync:
             await self._bell.wait()
             asking = asyncio.create_task(self.catch_up(), name="catching up with the store")
             try:
-                while not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
-                    if self._answered_at < time.monotonic() - PATIENCE_S:
+                while not (await asyncio.wait([asking], timeout=STORE_TIMEOUT_S))[0]:
+                    if self._answered_at < time.monotonic() - STORE_TIMEOUT_S:
                         self._lost(True)
                         self._store.cut()
                 await asking
@@ -171,7 +171,7 @@ class CalibrationSync:
                     log.warning("the store is not followed now: %s", exc)
                 self._lost(True)
             except Exception:
-                log.exception("a calibration cannot be used; what decided before goes on")
+                log.exception("a calibration cannot be used; the last one stays active")
 
     def _lost(self, lost: bool) -> None:
         if not lost:

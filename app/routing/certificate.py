@@ -1,4 +1,4 @@
-"""The certificate that every decision carries: what was promised, and whether it holds.
+"""The certificate of a decision: the guarantee, and whether its premises hold.
 
 ``holds`` is false, with the reason, whenever a premise of the theorem fails.
 """
@@ -17,13 +17,13 @@ from racer_core.types import RoutingDecision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What P(the set misses) <= alpha means for one decision. Never a per-query probability."""
+    """The guarantee P(the set misses) <= alpha for one decision. Never a per-query probability."""
 
     risk_target: str
     alpha: float
     delta: float | None
     r: int
-    group: str | None  # whose rows set the threshold; None: everybody's
+    group: str | None  # whose rows set the threshold; None: pooled rows
     pool: tuple[str, ...]
     trivial: bool
     lambda_hat: float

@@ -1,4 +1,4 @@
-"""A decision as a request carries it on: who is called, why, and on what it rests."""
+"""A certified decision: the candidates to call, the reason, and the data that it rests on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from racer_core.types import RoutingDecision
 
 
 class ChosenBy(StrEnum):
-    """What made the set."""
+    """The rule that selected the set."""
 
     THRESHOLD = "threshold"
-    EVERYONE = "everyone"  # no threshold was asked: another kind of request, a failed router
-    STRONGEST = "strongest"  # the threshold selected nobody, and the best was called all the same
-    OVERRIDDEN = "overridden"  # another set was called: a session's, an observed candidate, a part
+    EVERYONE = "everyone"  # no threshold applied: another kind of request, a failed router
+    STRONGEST = "strongest"  # the threshold selected none, and the best candidate is called
+    OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifiedDecision:
-    """A decision, its certificate, and what both were made from."""
+    """A decision, its certificate, and the inputs of both."""
 
     decision: RoutingDecision
     certificate: Certificate
@@ -33,10 +33,10 @@ class CertifiedDecision:
     fingerprint: bytes
     scored: ScoredQuery | None  # None when the router failed
     record: CalibrationRecord
-    group: str | None  # what the request belongs to, whether or not it has a threshold of its own
-    chosen: tuple[str, ...]  # the set as it was chosen, whoever is called instead
+    group: str | None  # of the request, whether or not it has its own threshold
+    chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
-    repeated: bool = False  # the query came before
+    repeated: bool = False  # the query was seen before
 
     @property
     def strongest(self) -> str:
@@ -45,23 +45,23 @@ class CertifiedDecision:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same query would be decided so again: nothing failed, or was late."""
+        """Whether the same query would get the same decision again: nothing failed or was late."""
         return self.scored is not None and Reason.SUB_POOL_PENDING not in self.certificate.reasons
 
     @property
     def vote_scores(self) -> dict[str, float]:
-        """What each candidate's vote is weighed by: r where it was selected, else f."""
+        """The weight of each candidate's vote: r where it was selected, else f."""
         decision = self.decision
         return self.pool_scores | dict(zip(decision.selected, decision.scores, strict=True))
 
     def calling(self, names: Sequence[str], reason: Reason) -> CertifiedDecision:
-        """The same, but these candidates are called instead of the chosen set."""
+        """The same, but these candidates are called instead of the selected set."""
         scores = tuple(self.vote_scores.get(name, 0.0) for name in names)
         decision = replace(self.decision, selected=tuple(names), scores=scores)
         return replace(self, decision=decision, certificate=self.certificate.with_reasons(reason))
 
     def choosing(self, names: Sequence[str], by: ChosenBy, reason: Reason) -> CertifiedDecision:
-        """The same, but something else than the threshold made the set."""
+        """The same, but this set was selected, by another rule than the threshold."""
         return replace(self.calling(names, reason), chosen=tuple(names), chosen_by=by)
 
     def with_reasons(self, *reasons: str) -> CertifiedDecision:
@@ -71,7 +71,7 @@ class CertifiedDecision:
         return replace(self, certificate=self.certificate.with_reasons(*reasons))
 
     def as_json(self) -> dict[str, Any]:
-        """The wire form of the decision; its certificate, which may still change, is told apart."""
+        """The wire form, without the certificate, which may still change."""
         decision = self.decision
         return {
             "selected": list(decision.selected),

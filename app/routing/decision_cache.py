@@ -1,9 +1,8 @@
-"""Decisions that were made already, so that a query that comes again costs no forward pass.
+"""The decision cache: a repeated query costs no forward pass of the encoder.
 
-A decision is a function of the record, the query as the router reads it, the candidates that are
-left, the options and what the caller's key fixes. All of that is the key here, the query letter by
-letter and not as a fingerprint: whoever finds an entry would have been decided the same. Entries of
-another caller are never found, or the time of an answer would tell what others asked.
+The key holds all inputs of a decision: the query letter by letter (no fingerprint), the candidates,
+the options and the caller's key. So a cached decision equals a fresh one. Entries are per caller;
+otherwise response times would reveal other callers' queries.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """All that a decision follows from, beside the record and the configuration.
+    """All inputs of a decision, except the record and the configuration.
 
     Attributes:
-        query: What the router reads, and what is special about the request.
+        query: The text that the router reads, and the request's own reasons.
         choice: The candidates among which the set is chosen, and why they are not the whole pool.
         alpha: The risk level in force; None: the calibration's.
         score: The nonconformity score; None: the calibration's.
-        group: Which the request says that it belongs to.
+        group: The group that the request names.
         requested_alpha: The alpha of the request itself, which adds a reason; None: none.
-        caller: Whose key it is.
+        caller: The owner of the API key.
     """
 
     query: Query
@@ -46,36 +45,36 @@ class CacheKey:
 
 
 class DecisionCache(Generic[T]):
-    """The decisions of one record; of too many, those least lately asked for go.
+    """LRU cache of one record's decisions, bounded by entries and by characters of their queries.
 
     Args:
-        most: How many are kept; 0 keeps none.
+        limit: Maximum number of entries; 0 caches none.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._record_id = ""
-        self._known: OrderedDict[CacheKey, T] = OrderedDict()
+        self._entries: OrderedDict[CacheKey, T] = OrderedDict()
         self._chars = 0
 
-    def find(self, record_id: str, conditions: CacheKey) -> T | None:
-        """What was decided under these conditions by this record."""
+    def find(self, record_id: str, key: CacheKey) -> T | None:
+        """The cached decision of this record; None without one."""
         if record_id != self._record_id:
             return None
-        found = self._known.get(conditions)
+        found = self._entries.get(key)
         if found is not None:
-            self._known.move_to_end(conditions)
+            self._entries.move_to_end(key)
         return found
 
-    def keep(self, record_id: str, conditions: CacheKey, decision: T) -> None:
-        """Remember a decision; those of another record are forgotten."""
+    def keep(self, record_id: str, key: CacheKey, decision: T) -> None:
+        """Cache a decision; the decisions of another record are removed."""
         if record_id != self._record_id:
             self._record_id = record_id
-            self._known.clear()
+            self._entries.clear()
             self._chars = 0
-        if conditions not in self._known:
-            self._chars += len(conditions.query.text)
-        self._known[conditions] = decision
-        while len(self._known) > self._most or self._chars > MOST_CHARS:
-            oldest, _ = self._known.popitem(last=False)
+        if key not in self._entries:
+            self._chars += len(key.query.text)
+        self._entries[key] = decision
+        while len(self._entries) > self._limit or self._chars > MOST_CHARS:
+            oldest, _ = self._entries.popitem(last=False)
             self._chars -= len(oldest.query.text)

@@ -1,7 +1,7 @@
-"""The routing worker: a bounded queue and one thread that owns the encoder.
+"""The encoder worker: a bounded queue with dynamic batching, and the thread that owns the encoder.
 
-Everything that blocks happens on that thread. Queries that wait are scored together: batches grow
-by themselves under load, and nobody waits for a batch to fill.
+Everything that blocks happens on that thread. Waiting queries are scored as one batch: batches grow
+under load, and no query waits for a batch to fill.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from app.telemetry.metrics import Metrics
 from racer_core.racer import Racer, Scored
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
-_SORTED: Final = 64  # rows of which those of like length are scored together
-# Beside live queries a calibration rests so many times as long as its rows took, so that most
-# queries find the thread free. A query counts as live for so long.
+_SORTED: Final = 64  # rows that are sorted by length, to score rows of similar length together
+# Between slices of rows a calibration pauses, so that most live queries find the thread free: for
+# _REST times the duration of the slice, while a query came within the last _LIVE_S.
 _REST: Final = 3.0
 _LIVE_S: Final = 1.0
 
@@ -44,13 +44,12 @@ class EncoderWorker:
 
     Args:
         racer: Loaded artifact and encoder.
-        queue: How many queries may wait; one more is refused.
-        queue_s: How long one may wait for its turn while more wait than are scored together; it is
-            refused then, and not scored: who comes later is still waited for. While nobody has a
-            turn, nobody is refused; after the whole process stood still, no more than a batch
-            cannot take.
-        batch: How many are scored together.
-        metrics: Where queue depth and batch sizes are counted.
+        queue: Maximum number of waiting queries; one more is refused.
+        queue_s: Maximum queueing time in seconds. Enforced only while the queue is longer than one
+            batch, and checked when a batch is formed: after a pause of the whole process, at most
+            the queries beyond one batch are refused.
+        batch: Maximum number of queries in a batch.
+        metrics: Takes queue depth and batch sizes.
     """
 
     def __init__(
@@ -63,24 +62,24 @@ class EncoderWorker:
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._asked = -math.inf  # when the last query came, monotonic
+        self._last_query_at = -math.inf  # monotonic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
-        self._pump: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         await self._on_thread(["warm up"])
-        self._pump = asyncio.create_task(self._run(), name="routing worker")
+        self._task = asyncio.create_task(self._run(), name="routing worker")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         _fail(self._waiting, NotReady("the gateway is closing"))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def score(self, query: str) -> ScoredQuery:
-        """Score one query; cancelling gives up its place.
+        """Score one query; cancellation gives up its place in the queue.
 
         Raises:
             Overloaded: The queue is full, or so slow that the query waited too long.
@@ -89,27 +88,27 @@ class EncoderWorker:
             raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
         item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
-        self._asked = item.since
+        self._last_query_at = item.since
         self._metrics.queue_depth.set(len(self._waiting))
         self._arrived.set()
         try:
             return await item.future
         finally:
-            if item in self._waiting:  # its client left before its turn
+            if item in self._waiting:  # cancelled while it waited
                 self._waiting.remove(item)
 
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
     ) -> Scored:
-        """Score many rows from another thread, in slices between which live queries go first.
+        """Score many rows, in slices; live queries go first between two slices.
 
-        While there are live queries it takes its time, so that few of them have to wait. Blocks the
+        Pauses between slices while there are live queries, so that few of them wait. Blocks the
         calling thread, which must not be the event loop's.
 
         Args:
-            texts: Taken a few at a time.
-            progress: Hears how many rows were scored, and of how many, before each slice; what it
-                raises ends the scoring.
+            texts: The texts of the rows.
+            progress: Called before each slice with the number of scored rows and of all rows; an
+                exception that it raises ends the scoring.
         """
         count, done = len(texts), 0
         whole: Scored | None = None
@@ -121,7 +120,7 @@ class EncoderWorker:
             whole = whole or room_for(part, count)
             put(part, whole, rows)
             done += len(rows)
-            if done < count and time.monotonic() - self._asked < _LIVE_S:
+            if done < count and time.monotonic() - self._last_query_at < _LIVE_S:
                 time.sleep(_REST * took_s)
         if whole is None:
             raise ValueError("there are no rows to score")
@@ -129,7 +128,7 @@ class EncoderWorker:
 
     async def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Embeddings of texts, (B, D), each of length 1; on the encoder's thread."""
-        self._asked = time.monotonic()  # a request waits for it
+        self._last_query_at = time.monotonic()  # a request waits for these embeddings
         loop = asyncio.get_running_loop()
         encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
         return encoded.embeddings
@@ -148,7 +147,7 @@ class EncoderWorker:
             item = self._waiting.popleft()
             if crowded and time.monotonic() - item.since > self._queue_s:
                 _fail([item], Overloaded("the router is too far behind; try again soon"))
-            elif not item.future.done():  # its client is still there
+            elif not item.future.done():  # not cancelled
                 batch.append(item)
         if not self._waiting:
             self._arrived.clear()
@@ -162,7 +161,7 @@ class EncoderWorker:
                 scored = await self._on_thread([item.query for item in batch])
             near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
             rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))
-            if len(rows) != len(batch):  # before anybody gets the scores of another's query
+            if len(rows) != len(batch):  # before a query gets the scores of another
                 raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
             for item, (row, cut, neighbours) in zip(batch, rows, strict=True):
                 if not item.future.done():
@@ -170,7 +169,7 @@ class EncoderWorker:
         except asyncio.CancelledError:
             _fail(batch, NotReady("the gateway is closing"))
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it was, every waiter must hear of it
+        except Exception as exc:  # noqa: BLE001 - every waiting query must get the error
             _fail(batch, exc)
 
     def _timed(self, texts: Sequence[str]) -> tuple[Scored, float]:
@@ -183,7 +182,7 @@ class EncoderWorker:
 
 
 def _slices(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Every row once, a few of like length together: others are padded, or computed apart."""
+    """Every row once, in slices of similar length, which need little padding."""
     for start in range(0, len(texts), _SORTED):
         lengths = [len(text) for text in texts[start : start + _SORTED]]
         order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -1,7 +1,7 @@
-"""Whose threshold applies: the group of a request, and the rows that stand for it.
+"""Groups (Mondrian calibration): the group of a request, and the rows that set its threshold.
 
-A group must be found in the same way when calibrating and when serving, from the query or from who
-asks. Then P(miss | group) <= alpha holds for every group with a threshold of its own (Mondrian).
+Calibration and serving must find a group in the same way, from the query or from the caller. Then
+P(miss | group) <= alpha holds for every group with its own threshold.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ GroupBy = Literal["request", "key", "language"]
 
 UNSURE = 0.5  # below it a language is a guess, and the query belongs to "und"
 _POOLED = "pooled"
-READ_CHARS = 1_000  # of a text, for its language: enough to tell, and under a millisecond
+READ_CHARS = 1_000  # of a text, to detect its language in under a millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupThreshold:
-    """The rows whose threshold applies, and the group that they are; None: pooled."""
+    """The rows whose threshold applies, and their group; None: pooled rows."""
 
     calibration: Calibration
     group: str | None
@@ -29,7 +29,7 @@ class GroupThreshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """Which rows serve: those of a group, or all but those of the groups ``apart``."""
+    """The rows to use: those of a group, or all except those of the groups ``apart``."""
 
     group: str | None = None
     apart: frozenset[str] = frozenset()
@@ -37,37 +37,37 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Finds groups; ``language`` tells one from a text and is needed for ``language`` alone."""
+    """Finds groups. ``language`` detects a text's language; only grouping by language needs it."""
 
     group_by: GroupBy
     language: Callable[[str], str] | None = None
 
     @classmethod
     def open(cls, group_by: GroupBy) -> Self:
-        """Load what the setting needs; blocks for most of a second with ``language``."""
+        """Load the language detector if the setting needs it; that blocks for most of a second."""
         return cls(group_by, language_detector() if group_by == "language" else None)
 
-    def of_request(self, text: str, asked: str | None, of_key: str | None) -> str | None:
+    def of_request(self, text: str, requested: str | None, of_key: str | None) -> str | None:
         """The group of one request.
 
         Args:
-            text: What the router reads.
-            asked: ``racer.group`` of the request.
+            text: The text that the router reads.
+            requested: ``racer.group`` of the request.
             of_key: The group of the caller's key.
         """
         match self.group_by:
             case "request":
-                return asked
+                return requested
             case "key":
                 return of_key
             case "language":
                 return self._language_of(text)
 
     def of_row(self, query: str, group: str | None) -> str | None:
-        """The group that a labelled row stands for.
+        """The group of a labelled row.
 
-        With ``language`` the text decides, as when serving, whatever the row says; a row of scores
-        alone keeps its own, for it has no text.
+        With ``language`` the text decides, as it does when serving. A row of scores has no text and
+        keeps its own group.
         """
         if self.group_by != "language" or not query:
             return group
@@ -79,7 +79,7 @@ class Grouping:
 
 
 def language_detector() -> Callable[[str], str]:
-    """A function from a text to its ISO 639 code, "und" where it cannot tell.
+    """A function from a text to its ISO 639 code; "und" where the language is uncertain.
 
     The model ships inside the package: nothing is downloaded.
     """
@@ -94,17 +94,17 @@ def language_detector() -> Callable[[str], str]:
 
 
 class GroupedRows:
-    """A calibration whose rows have groups: which groups have rows enough, and who serves whom.
+    """A calibration whose rows have groups: which groups have enough rows for a threshold.
 
-    Enough for the calibration's own alpha: so a request's alpha moves thresholds, never rows.
-    Building one blocks, and so does :meth:`serving`.
+    Enough for the calibration's own alpha, so a request's alpha moves thresholds but never rows.
+    The constructor and :meth:`serving` block.
     """
 
     def __init__(self, calibration: Calibration) -> None:
         groups = set(calibration.groups or ())
         alpha = calibration.options.alpha
         self._calibration = calibration
-        self._everyone_has_one = None not in groups
+        self._all_have_groups = None not in groups
         self._own = frozenset(
             name
             for name in groups
@@ -112,20 +112,20 @@ class GroupedRows:
         )
 
     def plan(self, group: str | None) -> RowPlan:
-        """Which rows serve a group: its own where they are enough, else the pooled ones.
+        """The rows that set a group's threshold: its own if they are enough, else the pooled rows.
 
-        Pooled are the rows of all groups too small and the rows without any. Where every row has a
-        group, a request of none known is taken as drawn like all rows together.
+        The pooled rows are those of all groups that are too small, and those without a group. Where
+        every row has a group, a request without one counts as drawn like all rows together.
         """
-        if group is None and self._everyone_has_one:
+        if group is None and self._all_have_groups:
             return RowPlan()
         return RowPlan(group=group if group in self._own else None, apart=self._own)
 
     def serving(self, plan: RowPlan) -> GroupThreshold:
         """The rows of a plan: those that ``Calibration.for_group`` takes.
 
-        Which groups have rows enough is known here, so that the rows are read once more and not
-        once for each of them.
+        The groups with enough rows are known here, so the rows are read once more and not once for
+        each group.
         """
         calibration = self._calibration
         if plan.group is not None:

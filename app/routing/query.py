@@ -1,7 +1,7 @@
-"""What the router reads of a request, and what the guarantee may not cover of it. Pure.
+"""Query extraction: the text to route on, and the reasons why the guarantee may not cover it. Pure.
 
-Rows are labelled with messages of plain text by user and assistant, answered with the candidates'
-own parameters. Whatever else a request holds is another population, and becomes a reason.
+Labelled rows are plain-text messages of user and assistant, answered with the candidates' own
+parameters. Anything else in a request is another population, and becomes a reason.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from racer_core.records.conversation import joined
 Need = Literal["tools", "vision", "json_schema"]
 
 _OTHER_KIND = ("tools", "functions", "audio", "modalities")
-# Compared, not looked up: a client's `type` may be a list, which has no hash.
+# A tuple, not a set: a client's `type` may be a list, which has no hash.
 _IMAGES = ("image_url", "input_image", "image", "video_url")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What the router reads of a request, and what it makes of the rest."""
+    """The text that the router reads, and the properties of the request that matter for routing."""
 
     text: str
     reasons: tuple[str, ...] = ()  # premises of the guarantee that the request breaks
-    whole_pool: bool = False  # another kind of request than was labelled: everyone is called
+    whole_pool: bool = False  # no labelled row is of this kind: the whole pool is called
     later: bool = False  # a turn after the first of a conversation
-    needs: frozenset[Need] = frozenset()  # what a candidate must be able to do
-    chars: int = 0  # of all texts that candidates are sent
+    needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
+    chars: int = 0  # of all texts for the candidates
 
     def able(self, candidates: Iterable[Candidate]) -> tuple[str, ...]:
-        """The candidates that can be asked this at all."""
+        """The candidates with the capabilities that the request needs."""
         return tuple(each.name for each in candidates if self._suits(each))
 
     def _suits(self, candidate: Candidate) -> bool:
@@ -50,14 +50,14 @@ class Query:
 def of_messages(
     messages: Sequence[Message], fields: Mapping[str, Any], settings: Settings
 ) -> Query:
-    """The text to route on, and why the guarantee may not cover this request.
+    """The query of a conversation.
 
-    Harness noise, system prompts and results of tools, is never routed on.
+    System prompts and tool results are noise of the client's harness; they are never routed on.
 
     Args:
         messages: The conversation.
-        fields: What candidates are sent beside the messages.
-        settings: How the pool decodes, and which text is routed on.
+        fields: The fields that candidates are sent beside the messages.
+        settings: The candidates' parameters, and which text is routed on.
 
     Raises:
         InputError: No user message with text.
@@ -87,7 +87,7 @@ def of_messages(
 
 
 def of_prompt(prompt: str, settings: Settings) -> Query:
-    """A bare prompt: no row was asked without its chat template."""
+    """The query of a bare prompt: rows were labelled with a chat template."""
     if not prompt.strip():
         raise InputError("the prompt is empty", param="prompt")
     return _query(prompt, [Reason.CONDITIONS_DIFFER], settings, chars=len(prompt))
@@ -126,8 +126,8 @@ def _needs(messages: Sequence[Message], fields: Mapping[str, Any]) -> frozenset[
 
 
 def answer_format(fields: Mapping[str, Any]) -> str | None:
-    """What shape of answer a request demands: ``json_schema``, ``json_object``, ``text``."""
-    text: object = fields.get("text")  # where /v1/responses has it
+    """The answer format that a request demands: ``json_schema``, ``json_object``, ``text``."""
+    text: object = fields.get("text")  # its place in /v1/responses
     responses = cast("dict[str, object]", text).get("format") if isinstance(text, dict) else None
     wanted: object = fields.get("response_format") or responses
     kind = cast("dict[str, object]", wanted).get("type") if isinstance(wanted, dict) else None
@@ -135,7 +135,7 @@ def answer_format(fields: Mapping[str, Any]) -> str | None:
 
 
 def _could_be_a_row(messages: Sequence[Message]) -> bool:
-    """Whether rows of several turns can have such turns: plain texts, the last one a question."""
+    """Whether a row of several turns could look so: plain texts, the last one the user's."""
     turns = [message for message in messages if message.role not in ("system", "developer")]
     return (
         all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
@@ -149,8 +149,10 @@ def _parts(message: Message) -> list[dict[str, Any]]:
 
 
 def _text_of(message: Message) -> tuple[str, bool]:
-    """The text of a turn, and whether it is a plain text, as in the labelled rows."""
-    plain = not any((message.model_extra or {}).values())  # clients send back `refusal: null`
+    """The text of a turn, and whether it is plain text, as in the labelled rows."""
+    plain = not any(
+        (message.model_extra or {}).values()
+    )  # clients return `refusal: null` as they got it
     if isinstance(message.content, str):
         return message.content, plain
     texts = [

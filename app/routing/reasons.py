@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Reason(StrEnum):
-    """A premise that failed, or one that is assumed and worth saying."""
+    """A premise that failed, or an assumption that a client should know."""
 
     CONDITIONS_DIFFER = "conditions_differ"
     """The request has a system prompt or decoding parameters that the rows were not labelled

@@ -1,4 +1,4 @@
-"""One query at every risk level: the set that each would choose."""
+"""Risk levels: the set that every alpha would select for one query."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from racer_core.calibration.calibration import Levels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskLevels:
-    """A decision, and the sets that other alphas would choose for the same query.
+    """A decision, and the sets that other alphas would select for the same query.
 
     Attributes:
         routed: The decision at the alpha in force.
-        found: The others; None where everybody is called at every alpha.
-        prices: Of a call, by candidate; None where they have none.
+        found: The others; None where every alpha calls the whole pool.
+        prices: Price of a call by candidate; None without prices.
     """
 
     routed: CertifiedDecision
@@ -48,14 +48,14 @@ class RiskLevels:
         return dict(zip(self.routed.certificate.pool, values, strict=True))
 
     def _cost_share(self, names: Sequence[str]) -> float | None:
-        """What calling these costs, as a share of calling all; no price is told."""
+        """The price of calling these, as a share of calling all; no price is shown."""
         if self.prices is None:
             return None
         price = self._by_name(self.prices)
         return sum(price[name] for name in names) / sum(self.prices)
 
 
-def alphas_for(most: float | None, used: float) -> list[float]:
-    """The levels that are shown: half a percent apart, with the one in force among them."""
+def alphas_for(max_alpha: float | None, used: float) -> list[float]:
+    """The alphas to show: half a percent apart, with the alpha in force among them."""
     shown = {step / 200 for step in range(1, max(100, int(200 * used)) + 1)} | {used}
-    return sorted(alpha for alpha in shown if most is None or alpha <= most)
+    return sorted(alpha for alpha in shown if max_alpha is None or alpha <= max_alpha)

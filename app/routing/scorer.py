@@ -1,4 +1,4 @@
-"""What a gateway asks of whatever gives scores: a thread of its own process, or a cluster."""
+"""The interface of router backends: a thread of this process, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScoredQuery:
 
     @property
     def usable(self) -> bool:
-        """All are chances; NaN is none, and would leave the order of candidates undefined."""
+        """Whether all scores are probabilities; with NaN, candidates have no order."""
         return all(0.0 <= score <= 1.0 for score in self.scores)
 
 
@@ -31,7 +31,7 @@ class RouterBackend(Protocol):
     """Scores queries, many rows, and embeds texts."""
 
     async def score(self, query: str) -> ScoredQuery:
-        """Score one query; cancelling gives up its place.
+        """Score one query; cancellation gives up its place in the queue.
 
         Raises:
             Overloaded: Too many queries wait, or this one waited too long.
@@ -41,12 +41,12 @@ class RouterBackend(Protocol):
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
     ) -> Scored:
-        """Score many rows, behind live queries. Blocks the calling thread, not the event loop's.
+        """Score many rows, after live queries. Blocks the calling thread, not the event loop's.
 
         Args:
-            texts: Taken a few at a time.
-            progress: Hears how many rows were scored, and of how many; what it raises ends the
-                scoring.
+            texts: The texts of the rows.
+            progress: Called with the number of scored rows and of all rows; an exception that it
+                raises ends the scoring.
         """
         ...
 
@@ -56,7 +56,7 @@ class RouterBackend(Protocol):
 
 
 def room_for(part: Scored, count: int) -> Scored:
-    """What the scores of so many rows go into; filled slice by slice, it is never held twice."""
+    """An empty result for ``count`` rows, to be filled slice by slice, without a second copy."""
     near = part.neighbours
     return Scored(
         np.empty((count, part.scores.shape[1])),
@@ -66,7 +66,7 @@ def room_for(part: Scored, count: int) -> Scored:
 
 
 def put(part: Scored, whole: Scored, rows: Sequence[int]) -> None:
-    """Write what was scored to the places of its rows."""
+    """Write the scores of a slice to the places of its rows."""
     whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
     if whole.neighbours is not None and part.neighbours is not None:
         whole.neighbours[rows] = part.neighbours

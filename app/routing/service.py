@@ -1,4 +1,4 @@
-"""From a query to a certified set: the half of a request that costs no tokens."""
+"""The routing service: from a query to a certified set, before any candidate is called."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
 
-SUB_POOL_WAIT_S: Final = 0.25  # for a threshold of a smaller pool; then its whole pool is called
+SUB_POOL_WAIT_S: Final = (
+    0.25  # for a smaller pool's threshold; then the smaller pool is called whole
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRequest:
-    """What is to be decided, and for whom."""
+    """A request for a decision, independent of its API format."""
 
     query: Query
     options: DecisionOptions
@@ -46,7 +48,7 @@ class RoutingRequest:
 
 
 class RoutingService:
-    """Chooses the set for one query with the calibration that is active at that moment."""
+    """Selects the set for one query with the active calibration."""
 
     def __init__(
         self,
@@ -72,13 +74,13 @@ class RoutingService:
         """Score the query and apply the threshold.
 
         Args:
-            request: What is to be decided.
-            deadline: Of the request, a ``time.monotonic()``; routing has its own limit, too.
+            request: The query, its options and its caller.
+            deadline: A ``time.monotonic()``; routing has its own time limit, too.
 
         Raises:
             NotReady: No calibration is active.
             Overloaded: The router's queue is full, or too slow.
-            InputError: Alpha outside (0, 1), or no candidate can be asked this.
+            InputError: Alpha outside (0, 1), or no candidate can serve this request.
             Forbidden: The key may not request this alpha or candidate.
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
@@ -88,7 +90,7 @@ class RoutingService:
         return routed
 
     async def levels(self, request: RoutingRequest, deadline: float) -> RiskLevels:
-        """The decision, and what it would be at every other alpha. It is counted nowhere.
+        """The decision, and the decision at every other alpha. No metric counts it.
 
         Only for one question without turns before it. Raises as :meth:`route`.
         """
@@ -109,11 +111,11 @@ class RoutingService:
         return RiskLevels(routed=routed, found=found, prices=threshold.calibration.prices)
 
     def _served(self, decisions: Sequence[RoutingDecision]) -> tuple[RoutingDecision, ...]:
-        """Those that would not be refused, each with no more candidates than may be called."""
-        most = self._settings.limits.fan_out
+        """The decisions that would not be refused, each with at most ``fan_out`` candidates."""
+        limit = self._settings.limits.fan_out
         refused = self._settings.routing.on_infeasible == "reject"
         return tuple(
-            replace(each, selected=each.selected[:most], scores=each.scores[:most])
+            replace(each, selected=each.selected[:limit], scores=each.scores[:limit])
             for each in decisions
             if not (refused and each.trivial)
         )
@@ -282,7 +284,7 @@ class RoutingService:
         return TurnKind.LATER if covered else TurnKind.UNCALIBRATED
 
     def _covers_later_turns(self, record: CalibrationRecord) -> bool:
-        """Whether it has rows enough of later turns, of which the router read what it reads now."""
+        """Whether there are enough rows of later turns, read by the current ``routing.text``."""
         later = record.later
         if later is None or later.text != self._settings.routing.text:
             return False
@@ -291,7 +293,7 @@ class RoutingService:
     async def _threshold(
         self, record: CalibrationRecord, names: tuple[str, ...], group: str | None, *, later: bool
     ) -> GroupThreshold | None:
-        """The rows of the group for these candidates; None while they are still being computed."""
+        """The rows of the group for these candidates; None while they are being computed."""
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
                 return await self._active.calibration(record, names, group, later=later)
@@ -299,7 +301,7 @@ class RoutingService:
             return None
 
     async def _score(self, text: str, deadline: float) -> ScoredQuery | None:
-        """Router scores; None when the router failed, so that everyone is called instead."""
+        """Router scores; None if the router failed, and the whole pool must be called."""
         limit_s = min(self._settings.limits.route_timeout_s, deadline - time.monotonic())
         try:
             async with asyncio.timeout(limit_s):

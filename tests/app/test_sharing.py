@@ -20,7 +20,7 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.drift import DriftMonitor
 from app.monitoring.drift_store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
-from app.routing.calibration_sync import PATIENCE_S
+from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
 from app.store.notifications import NotificationListener
 from app.telemetry.metrics import Metrics
@@ -368,7 +368,7 @@ def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postg
     with postgres.frozen(), ThreadPoolExecutor(8) as threads:
         asking = [threads.submit(say, gateway, made, {"adder": True}) for _ in range(8)]
         assert {each.result().status_code for each in asking} == {503}
-        assert until(lambda: degraded(gateway) == ["store"], 10 * PATIENCE_S)
+        assert until(lambda: degraded(gateway) == ["store"], 10 * STORE_TIMEOUT_S)
         assert gateway.decided(TWO) == before
         goes_on_with_its_share(gateway, secret)
         made = gateway.route(ONE)["decision_id"]
