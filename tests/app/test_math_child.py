@@ -128,9 +128,10 @@ def test_a_task_past_its_deadline_has_no_reply(monkeypatch: pytest.MonkeyPatch) 
     async def scene() -> None:
         child = MathProcess(1)
         try:
+            assert await child.form("1/2") == "1/2"  # loads the library
             began = time.monotonic()
-            assert await child.form("\\boxed{2^{10^{10}}}") is None
-            assert time.monotonic() - began < 60
+            assert await child.form("\\boxed{2^{10^{10}}}") is None  # takes a minute
+            assert time.monotonic() - began < 20
             assert await child.form("0.5") == "1/2"
         finally:
             await child.close()
