@@ -1,4 +1,4 @@
-"""The documents' blocks that nobody else runs, word for word but for addresses, names and ids."""
+"""Code blocks of the documents that no other test runs, with addresses, names and ids replaced."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ Shell = Callable[[Block], subprocess.CompletedProcess[str]]
 
 
 def of(kind: str) -> Any:
-    """One test for each block of a kind; what several documents say alike runs once."""
+    """Parametrize over the blocks of a kind; equal blocks run once."""
     mine = list({block.text: block for block in MINE if block.kind == kind}.values())
     return pytest.mark.parametrize("block", mine, ids=[block.place for block in mine])
 
 
 def test_every_kind_has_a_test() -> None:
-    """Red when a block is of a kind that nothing below looks at."""
+    """Red when a block is of a kind that no test below runs."""
     assert {block.kind for block in MINE} <= {"sh", "python", "json", "yaml", "text"}
 
 
 @of("json")
 def test_rows_are_rows(block: Block, tmp_path: Path) -> None:
-    """JSON that nobody else looks at is a labelled row."""
+    """A JSON block that no other test reads is a labelled row."""
     path = tmp_path / "rows.jsonl"
     path.write_text(block.text, encoding="utf-8")
     assert len(read_rows(path)) == 1
@@ -78,7 +78,7 @@ def test_settings_are_settings(block: Block) -> None:
 
 @of("text")
 def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
-    """Text that a program says, but for what it fills in."""
+    """Red when a text block quotes words that the program does not have."""
     first = block.text.partition(":")[0]
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py")]
     assert any(first in source for source in sources)
@@ -88,7 +88,7 @@ def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
 def asked(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
-    """A gateway that everyone may ask, calibrated."""
+    """A calibrated gateway without a data key."""
     path = configure(tmp_path_factory.mktemp("asked"), artifact, shared_pool.url)
     with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         gateway.calibrate()
@@ -96,7 +96,7 @@ def asked(
 
 
 def filled(text: str, gateway: Gateway) -> str:
-    """A block with this gateway's address, and names and ids that it knows."""
+    """Return a block with this gateway's address, candidates and ids."""
     made = gateway.chat(ONE)["racer"]["decision_id"]
     known = NAMES | {
         DEFAULT_URL: gateway.url,
@@ -126,7 +126,7 @@ def test_python_runs(block: Block, asked: Gateway) -> None:
 
 
 def is_server(block: Block) -> bool:
-    """Whether it runs until it is stopped."""
+    """Whether the block starts a server, which runs until it is stopped."""
     return "racer serve" in block.text
 
 
@@ -157,7 +157,7 @@ def test_commands_run(
 
 
 def prepare(folder: Path, artifact: Path, pool: FakePool) -> None:
-    """What a user of the documents has: rows, two configurations, a store, keys."""
+    """Write the files that the documents assume: rows, two configurations, a store, keys."""
     path = configure(folder, artifact, pool.url, store=f"sqlite:///{folder}/racer.db")
     (folder / "other.yaml").write_text(
         path.read_text(encoding="utf-8").replace("racer.db", "other.db"), encoding="utf-8"
@@ -171,7 +171,7 @@ def prepare(folder: Path, artifact: Path, pool: FakePool) -> None:
 
 
 def serves(command: list[str], folder: Path, environment: dict[str, str]) -> None:
-    """A gateway comes up with the keys that the block made, and ends when it is told to."""
+    """Check that a gateway starts with the keys of the block and stops on SIGTERM."""
     port = free_port()
     path = folder / "racer.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("port: 0", f"port: {port}"), "utf-8")
@@ -186,7 +186,7 @@ def serves(command: list[str], folder: Path, environment: dict[str, str]) -> Non
 
 
 def answers(url: str) -> bool:
-    """Whether somebody does."""
+    """Whether the address answers with 200."""
     try:
         return httpx2.get(url, trust_env=False).status_code == 200
     except httpx2.TransportError:

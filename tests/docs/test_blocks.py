@@ -1,4 +1,4 @@
-"""No block of code is forgotten: who runs it is there, and what nobody runs is no nonsense."""
+"""Code blocks: each has a known tag, and its commands, options and files exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PYTHON = re.compile(r"^(?:\S*/)?python$")
 
 
 def test_every_block_has_a_kind_and_a_known_tag() -> None:
-    """Red for a bare fence, and for a need or a file that is none."""
+    """Red for a bare fence, an unknown need, or a test file that does not exist."""
     for block in FOUND:
         assert block.kind in {"sh", "python", "json", "yaml", "toml", "text"}, block.place
         assert block.needs is None or block.needs in NEEDS, block.place
@@ -28,14 +28,14 @@ def test_every_block_has_a_kind_and_a_known_tag() -> None:
 
 
 def test_no_tag_stands_where_there_is_no_block() -> None:
-    """Red when a line between a tag and its block makes it mean nothing."""
+    """Red when a line separates a tag from its block, so that the tag has no effect."""
     tag = re.compile(r"^ *<!-- (?:run by|needs): .*-->\n(?! *```)", re.MULTILINE)
     for document in {block.document for block in FOUND}:
         assert tag.search(document.read_text(encoding="utf-8")) is None, document
 
 
 def test_what_ci_is_said_to_run_it_runs() -> None:
-    """Every `make` of such a block stands in .ci/run."""
+    """Red when .ci/run lacks a `make` of a block that it is said to run."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for block in SHELL:
         if block.run_by == ".ci/run":
@@ -56,7 +56,7 @@ def test_nothing_is_left_out_of_the_table() -> None:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """Its commands, split as a shell would, without what is assigned, piped or commented."""
+    """Return the commands as a shell splits them, without assignments and comments."""
     text = re.sub(
         r"<<-?\s*'?(\w+)'?[^\n]*\n.*?^\s*\1$", "", block.text, flags=re.DOTALL | re.MULTILINE
     )
@@ -85,7 +85,7 @@ def test_commands_options_and_files_exist(block: Block) -> None:
 
 
 def check_racer(words: list[str]) -> None:
-    """The words after `racer` are a command of it, with options that it has."""
+    """Check that the words after `racer` are a command with known options."""
     command: click.Command = main.cli
     rest = list(words)
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
@@ -98,7 +98,7 @@ def check_racer(words: list[str]) -> None:
 
 
 def check_script(path: Path, words: list[str]) -> None:
-    """A script that is there, and speaks of these options."""
+    """Check that the script exists and declares these options."""
     assert path.is_file(), path
     text = path.read_text(encoding="utf-8")
     for option in (word.partition("=")[0] for word in words if re.match(r"--\w", word)):
@@ -106,6 +106,6 @@ def check_script(path: Path, words: list[str]) -> None:
 
 
 def check_target(name: str) -> None:
-    """A target of the Makefile."""
+    """Check that the Makefile has this target."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), name
