@@ -99,7 +99,9 @@ async def open_services(
             log.warning(NoRouter.sentence)
         else:
             opened = await asyncio.to_thread(open_router, settings, metrics)
-        fleet = await stack.enter_async_context(Fleet(settings, secrets, metrics, tracer))
+        fleet = await stack.enter_async_context(
+            Fleet(settings, secrets, metrics=metrics, tracer=tracer)
+        )
         limits = settings.limits
         quotas = Quotas(
             settings.access.keys,

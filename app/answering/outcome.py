@@ -119,7 +119,7 @@ class Outcome:
                 "overhead_ms": round(self.overhead_ms, 2),
             }
             | (
-                {"answers": {each.candidate: each.shown() for each in self.answers}}
+                {"answers": {each.candidate: each.first_choice() for each in self.answers}}
                 if shows_answers
                 else {}
             )

@@ -92,7 +92,7 @@ async def _rate(
     settings: Settings, secrets: Secrets, rows: LabelledRows, progress: Progress
 ) -> list[Ratings]:
     """Rate all rows, several at once."""
-    fleet = Fleet(settings, secrets, Metrics())
+    fleet = Fleet(settings, secrets, metrics=Metrics())
     free = asyncio.Semaphore(CONCURRENCY)
     done = 0
 

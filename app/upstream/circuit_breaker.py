@@ -1,4 +1,7 @@
-"""Whether a replica gets calls: out after failures, back in after a probe. No clock of its own."""
+"""Circuit breaker of a replica: it is ejected after failures, and readmitted after a health check.
+
+The breaker has no clock of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ from typing import Final
 
 from app.settings import FleetSettings
 
-UNREACHABLE: Final = 2  # refused connections in a row are proof enough
+UNREACHABLE: Final = 2  # this many refused connections in a row eject a replica
+# Closed, half-open and open, as the API and the metrics name them.
 STATES: Final = ("in", "probation", "out")
-RECENT: Final = 4  # times `failures`: of so many counted calls no more than half may fail
+RECENT: Final = 4  # times `failures`: of this many counted calls at most half may fail
 
 
 class CircuitBreaker:
-    """In, out for a while, or on probation: back in, until the next failure or success.
+    """Closed (``in``), open for a while (``out``), or half-open (``probation``).
 
-    Failures of one payload count once until a call succeeds, so that a query that breaks a server
-    cannot take it from everybody else; it may be asked again as often as somebody likes. A
-    connection that cannot be made is nobody's payload.
+    A half-open breaker closes with the next success and opens with the next failure.
+
+    Failures of one payload count once until a call succeeds. Otherwise a single query that breaks
+    the server, sent again and again, would take the replica from every other caller. Failed
+    connections always count: they depend on no payload.
 
     Times are of a monotonic clock, in seconds.
     """
@@ -25,8 +31,8 @@ class CircuitBreaker:
     def __init__(self, rules: FleetSettings) -> None:
         self._rules = rules
         self._out_until: float | None = None
-        self._on_probation = False
-        self._ejections = 0  # each further one lasts longer
+        self._is_half_open = False
+        self._ejections = 0  # in a row; each one lasts longer than the one before
         self._recent: deque[bool] = deque(maxlen=RECENT * rules.failures)
         self._failed_payloads: set[int] = set()  # since the last success
         self._failures = 0  # in a row
@@ -35,19 +41,22 @@ class CircuitBreaker:
 
     @property
     def out_until(self) -> float | None:
-        """When it is probed; None while it is in."""
+        """The time of the next health check; None unless the breaker is open."""
         return self._out_until
 
     @property
     def state(self) -> str:
-        """``in``, ``probation`` or ``out``, for people."""
+        """One of `STATES`."""
         if self._out_until is not None:
             return "out"
-        return "probation" if self._on_probation else "in"
+        return "probation" if self._is_half_open else "in"
 
-    def succeeded(self) -> None:
-        """A call got its answer. Even one sent before the replica was taken out proves it works."""
-        self._out_until, self._on_probation = None, False
+    def record_success(self) -> None:
+        """Close the breaker: a call got its answer.
+
+        A call sent before the ejection counts, too: its answer proves that the replica works.
+        """
+        self._out_until, self._is_half_open = None, False
         self._failed_payloads.clear()
         self._failures = self._unreachable = 0
         self._recent.append(True)
@@ -55,51 +64,54 @@ class CircuitBreaker:
         if self._successes >= self._rules.failures:
             self._ejections = 0
 
-    def answered(self) -> None:
-        """It answered, with something that is neither its success nor its failure."""
+    def record_answer(self) -> None:
+        """Note an answer that is neither a success nor a failure of the replica."""
         self._unreachable = 0
 
-    def failed(self, now: float, *, payload: int, unreachable: bool = False) -> bool:
-        """A call failed by the replica's fault.
+    def record_failure(self, now: float, *, payload: int, unreachable: bool = False) -> bool:
+        """Note a call that failed by the replica's fault.
 
         Args:
             now: The time.
-            payload: A digest of what was sent.
+            payload: A digest of the request.
             unreachable: No connection could be made.
 
         Returns:
-            Whether this took the replica out.
+            Whether this failure opened the breaker.
         """
         if self._out_until is not None:
             return False
         self._unreachable = self._unreachable + 1 if unreachable else 0
         self._successes = 0
-        if not unreachable and payload in self._failed_payloads and not self._on_probation:
+        if not unreachable and payload in self._failed_payloads and not self._is_half_open:
             return False
         self._failed_payloads.add(payload)
         self._failures += 1
         self._recent.append(False)
         if (
-            self._on_probation
+            self._is_half_open
             or self._unreachable >= UNREACHABLE
             or self._failures >= self._rules.failures
             or self._recent.count(False) > RECENT * self._rules.failures / 2
         ):
-            self._take_out(now)
+            self._open(now)
             return True
         return False
 
-    def wait_on(self, now: float) -> None:
-        """A probe failed. It cost nobody anything, so the next one comes no later than it did."""
+    def record_failed_check(self, now: float) -> None:
+        """Stay open: a health check failed.
+
+        It cost no request, so the next check comes after the same pause as this one.
+        """
         self._out_until = now + self._pause_s()
 
-    def let_in(self) -> None:
-        """A probe succeeded."""
-        self._out_until, self._on_probation = None, True
+    def record_passed_check(self) -> None:
+        """Become half-open: a health check passed."""
+        self._out_until, self._is_half_open = None, True
 
-    def _take_out(self, now: float) -> None:
+    def _open(self, now: float) -> None:
         self._ejections += 1
-        self._out_until, self._on_probation = now + self._pause_s(), False
+        self._out_until, self._is_half_open = now + self._pause_s(), False
         self._recent.clear()
         self._failed_payloads.clear()
         self._failures = self._unreachable = 0

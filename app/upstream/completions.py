@@ -1,4 +1,4 @@
-"""What evaluators are asked for: a prompt continued, with the likeliest first tokens."""
+"""Text completions of evaluators, with the log-probabilities of the first token."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from app.wire import parsing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Which model is asked, on whose behalf, and for how long."""
+    """The model to call, its name in messages, and its time limit."""
 
     name: str  # in errors and metrics
-    target: str  # a candidate, or an evaluator with a server of its own
+    target: str  # name of a candidate, or of an evaluator with a server of its own
     timeout_s: float  # for a whole answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """How a model continued a prompt."""
+    """A model's continuation of a prompt."""
 
     text: str
-    # Log-probabilities of the first token's likeliest readings; None when the server sent none.
+    # Log-probabilities of the likeliest first tokens; None when the server sent none.
     top: Mapping[str, float] | None
     usage: dict[str, int]  # tokens as the server counted them
 
 
 def completion(name: str, data: bytes) -> Completion:
-    """Parse a text completion's first choice. Raises UpstreamError unless it is one."""
+    """Parse a text completion's first choice. Raises UpstreamError where it is invalid."""
     body = parsing.json_object(name, data)
     choices = parsing.as_objects(name, body.get("choices"))
     if not choices:

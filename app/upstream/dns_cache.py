@@ -1,4 +1,4 @@
-"""Names to addresses. While the name server fails, the last good answer goes on serving."""
+"""DNS cache: while the name server fails or is slow, the last good answer is used."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-KEPT_S: Final = 300.0
-PATIENCE_S: Final = 1.0  # with a name server that is slow, where an older answer is at hand
+CACHE_S: Final = 300.0
+LOOKUP_S: Final = 1.0  # limit of a look-up when a cached answer can replace it
 
 
 class CachingResolver(AbstractResolver):
-    """Asks another resolver, and remembers for five minutes what it said."""
+    """Asks another resolver every time, and caches its last answer for five minutes."""
 
     def __init__(
         self, resolver: AbstractResolver, clock: Callable[[], float] = time.monotonic
@@ -23,25 +23,25 @@ class CachingResolver(AbstractResolver):
         self._resolver = resolver
         self._clock = clock
         # Hosts come from the configuration, so this cannot grow.
-        self._last: dict[tuple[str, int, int], tuple[float, list[ResolveResult]]] = {}
+        self._cache: dict[tuple[str, int, int], tuple[float, list[ResolveResult]]] = {}
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """See :class:`aiohttp.abc.AbstractResolver`. Raises OSError."""
         key = (host, port, family)
-        at, known = self._last.get(key, (0.0, []))
-        usable = bool(known) and self._clock() - at < KEPT_S
+        cached_at, cached = self._cache.get(key, (0.0, []))
+        is_usable = bool(cached) and self._clock() - cached_at < CACHE_S
         try:
-            async with asyncio.timeout(PATIENCE_S if usable else None):
-                found = await self._resolver.resolve(host, port, family)
+            async with asyncio.timeout(LOOKUP_S if is_usable else None):
+                addresses = await self._resolver.resolve(host, port, family)
         except OSError:  # a TimeoutError is one
-            if usable:
-                return known
+            if is_usable:
+                return cached
             raise
-        self._last[key] = (self._clock(), found)
-        return found
+        self._cache[key] = (self._clock(), addresses)
+        return addresses
 
     async def close(self) -> None:
-        """Close the resolver that is asked."""
+        """Close the other resolver."""
         await self._resolver.close()

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a call, as UpstreamError; no upstream text is ever repeated."""
+"""Failures of upstream calls, translated to `UpstreamError`; no upstream text is repeated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from app.errors import (
 )
 
 RAISED: Final = (aiohttp.ClientError, OSError)  # a TimeoutError is one
-HEAD_BYTES: Final = 64 * 2**10
+HEADERS_BYTES: Final = 64 * 2**10
 
-# The replica's own fault; with what a client sent, anybody could provoke the other kinds.
+# The replica's own fault. Clients could provoke the other kinds with what they send.
 _FAULTS = frozenset(
     {
         "upstream_error",
@@ -34,26 +34,26 @@ _FAULTS = frozenset(
 )
 
 
-def is_fault(exc: UpstreamError, *, patient: bool) -> bool:
-    """Whether a failure speaks against the replica.
+def is_replica_fault(exc: UpstreamError, *, had_full_time: bool) -> bool:
+    """Whether a failure counts against the replica.
 
     Args:
         exc: The failure.
-        patient: The call had the time that the configuration gives it; a client that allows a
-            millisecond proves nothing by a timeout.
+        had_full_time: The call had the time that the configuration gives it. A timeout after the
+            one millisecond that a client allowed proves nothing.
     """
     if isinstance(exc, UpstreamTimeout):
-        return patient and exc.status is None
+        return had_full_time and exc.status is None
     return exc.kind in _FAULTS
 
 
 def is_unreachable(exc: UpstreamError) -> bool:
-    """Whether there was no connection at all."""
+    """Whether no connection could be made."""
     return exc.kind in ("upstream_unavailable", "upstream_tls_error")
 
 
-def translated(name: str, exc: Exception) -> UpstreamError:
-    """What the client library raised, as an UpstreamError."""
+def to_upstream_error(name: str, exc: Exception) -> UpstreamError:
+    """Translate an exception of the client library."""
     match exc:
         case aiohttp.ClientSSLError() | aiohttp.ServerFingerprintMismatch():
             return UpstreamError(f"{name} has no valid TLS", kind="upstream_tls_error")
@@ -67,10 +67,10 @@ def translated(name: str, exc: Exception) -> UpstreamError:
             return UpstreamError(f"{name} broke off", kind="upstream_disconnected")
 
 
-def check_head(name: str, response: aiohttp.ClientResponse) -> None:
-    """Refuse errors, redirects, encodings and floods of headers. Raises UpstreamError."""
+def check_response_head(name: str, response: aiohttp.ClientResponse) -> None:
+    """Reject errors, redirects, encodings and too many headers. Raises UpstreamError."""
     status = response.status
-    if sum(len(key) + len(value) for key, value in response.raw_headers) > HEAD_BYTES:
+    if sum(len(key) + len(value) for key, value in response.raw_headers) > HEADERS_BYTES:
         raise not_http(name)
     if status == 200:
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -95,13 +95,13 @@ def check_head(name: str, response: aiohttp.ClientResponse) -> None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a server asks for, as a number or a date; None if it asks for nothing clear."""
-    said = headers.get("retry-after", "").strip()
+    """Parse Retry-After, a number of seconds or a date; None where it is missing or invalid."""
+    value = headers.get("retry-after", "").strip()
     try:
-        wait = float(said)
+        wait = float(value)
     except ValueError:
         try:
-            date = parsedate_to_datetime(said)
+            date = parsedate_to_datetime(value)
         except (ValueError, OverflowError):
             return None
         wait = (date.replace(tzinfo=date.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
@@ -109,5 +109,5 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def not_http(name: str) -> UpstreamError:
-    """The server broke the protocol."""
+    """Return the error of a server that breaks the protocol."""
     return UpstreamError(f"{name} does not speak HTTP as it should", kind="upstream_protocol_error")

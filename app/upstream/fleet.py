@@ -1,7 +1,7 @@
-"""Asks candidates and evaluators: of several replicas, and again where that helps.
+"""Calls to candidates and evaluators, with load balancing, circuit breakers and retries.
 
-A call fails with one UpstreamError, whatever happened. Nothing outlives its deadline, and whoever
-stops waiting closes the connection: a server that nobody listens to stops working.
+Every failure is an UpstreamError. No call outlives its deadline. A cancelled call closes its
+connection, so that the server stops working on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
 from app.upstream.circuit_breaker import STATES
 from app.upstream.completions import Completion, Endpoint, completion
-from app.upstream.failures import is_fault, is_unreachable
+from app.upstream.failures import is_replica_fault, is_unreachable
 from app.upstream.health_checks import HealthChecks
 from app.upstream.http_client import UpstreamAnswer, UpstreamClient
 from app.upstream.replicas import Replica, Target
@@ -40,48 +40,49 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ReportedUsage = tuple[object, Mapping[str, int]]  # by a candidate: its model's name, and tokens
+ModelAndUsage = tuple[object, Mapping[str, int]]  # as the answer reports them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaHealth:
-    """How a replica stands."""
+    """The state of a replica."""
 
-    place: int  # among its candidate's replicas, from 0: URLs are nobody's business
+    place: int  # index among the candidate's replicas; its URL is not shown
     state: str  # "in", "probation" or "out"
     outstanding: int
 
 
 @dataclass(slots=True, kw_only=True)
-class _Call:
-    """One thing to be asked, over all its attempts."""
+class UpstreamCall:
+    """A call to a target, over all its attempts."""
 
     name: str  # in errors and metrics
     target: Target
     path: str
-    model: object  # as it is asked for
+    model: object  # the requested model
     data: bytes
     timeout_s: float
     deadline: float
     tried: list[Replica]
-    span: CallSpan | None = None  # of the latest call
+    span: CallSpan | None = None  # of the latest attempt
 
 
 class Fleet:
-    """Everybody who can be asked. Open it before use, on the loop where it is used."""
+    """All candidates and evaluators. Open it before use, on the event loop that uses it."""
 
     def __init__(
         self,
         settings: Settings,
         secrets: Secrets,
+        *,
         metrics: Metrics,
         tracer: Tracer | None = None,
     ) -> None:
         self._targets = open_targets(settings, secrets)
         self._candidates = settings.pool
         self._longest_s = settings.limits.deadline_s
-        self._calls = UpstreamClient(settings.fleet, settings.limits)
-        self._probes = HealthChecks(self._calls)
+        self._client = UpstreamClient(settings.fleet, settings.limits)
+        self._health_checks = HealthChecks(self._client)
         self._retries = Retries(settings.fleet, random.Random())
         self._metrics = metrics
         self._tracer = tracer
@@ -92,98 +93,98 @@ class Fleet:
             for state in STATES:
                 count = partial(self._count, name, state)
                 self._metrics.replicas.labels(name, state).set_function(count)
-        self._metrics.buffered_bytes.set_function(lambda: self._calls.buffered_bytes)
-        await self._calls.__aenter__()
+        self._metrics.buffered_bytes.set_function(lambda: self._client.buffered_bytes)
+        await self._client.__aenter__()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        await self._probes.close()
-        await self._calls.__aexit__(*error)
+        await self._health_checks.close()
+        await self._client.__aexit__(*error)
 
     async def ask(
         self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> Reply:
-        """Ask one candidate for a whole answer.
+        """Call one candidate for a whole answer.
 
         Args:
             candidate: Its name.
-            api_format: How it is asked, and how its answer is read.
-            payload: What it is sent.
-            deadline: A ``time.monotonic()``; one call has the candidate's own limit, too.
+            api_format: Encodes the request and reads the answer.
+            payload: The request.
+            deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
 
         Raises:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
         target = self._targets[candidate]
-        with self._errand(target, api_format.path, payload, deadline) as errand:
-            body = await self._whole(
-                errand,
+        with self._open_call(target, api_format.path, payload, deadline) as call:
+            body = await self._read_answer(
+                call,
                 partial(api_format.body, candidate),
-                told=lambda body: (body.get("model"), api_format.usage(body)),
+                report=lambda body: (body.get("model"), api_format.usage(body)),
             )
         return Reply.of(
             candidate,
             body,
             api_format,
             seconds=time.monotonic() - started,
-            attempts=len(errand.tried),
+            attempts=len(call.tried),
         )
 
     @asynccontextmanager
     async def stream(
         self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
     ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
-        """Ask one candidate for a stream. The context opens with the first piece.
+        """Call one candidate for a stream. The context opens with the first piece.
 
-        Until then the call is made again as :meth:`ask` does. Iterating raises UpstreamError when
-        the stream ends before the answer: a cut is not an end. Arguments and errors as above.
+        Until then failed attempts are repeated as in :meth:`ask`. Iterating raises UpstreamError
+        when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         target = self._targets[candidate]
-        with self._errand(target, api_format.path, payload, deadline) as errand:
+        with self._open_call(target, api_format.path, payload, deadline) as call:
 
             async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
-                async with AsyncExitStack() as call:
-                    answer = await call.enter_async_context(self._call(errand))
+                async with AsyncExitStack() as attempt:
+                    answer = await attempt.enter_async_context(self._attempt(call))
                     rest = pieces_of(candidate, api_format, answer)
                     pieces = _with_first(await anext(rest), rest)
-                    if errand.span is not None:
-                        pieces = _overheard(pieces, errand.span, api_format)
-                    return call.pop_all(), pieces
+                    if call.span is not None:
+                        pieces = _recording_usage(pieces, call.span, api_format)
+                    return attempt.pop_all(), pieces
 
-            call, pieces = await self._persistently(errand, once)
-            async with call, contextlib.aclosing(pieces):
+            attempt, pieces = await self._with_retries(call, once)
+            async with attempt, contextlib.aclosing(pieces):
                 yield pieces
 
     async def complete(
         self, endpoint: Endpoint, payload: Mapping[str, Any], *, deadline: float
     ) -> Completion:
-        """Have a prompt continued. Raises as :meth:`ask`."""
+        """Call an evaluator for a text completion. Raises as :meth:`ask`."""
         target = self._targets[endpoint.target]
-        with self._errand(target, "completions", payload, deadline, endpoint) as errand:
-            return await self._whole(
-                errand, partial(completion, endpoint.name), told=lambda done: (None, done.usage)
+        with self._open_call(target, "completions", payload, deadline, endpoint) as call:
+            return await self._read_answer(
+                call, partial(completion, endpoint.name), report=lambda done: (None, done.usage)
             )
 
     async def forward(
         self, candidate: str, path: str, payload: Mapping[str, Any], *, deadline: float
     ) -> dict[str, Any]:
-        """Send a document and return the object that is answered. Raises as :meth:`ask`."""
-        with self._errand(self._targets[candidate], path, payload, deadline) as errand:
-            return await self._whole(
-                errand, partial(parsing.json_object, candidate), told=_told_of_document
+        """Send a document and return the answered object. Raises as :meth:`ask`."""
+        with self._open_call(self._targets[candidate], path, payload, deadline) as call:
+            return await self._read_answer(
+                call, partial(parsing.json_object, candidate), report=_model_and_usage
             )
 
     def down(self) -> frozenset[str]:
-        """Candidates that should be routed around: all their replicas are out.
+        """Return the candidates to route around: all their replicas are ejected.
 
-        Empty when that is everybody: then it is better to try.
+        Empty when all candidates are down: a call is then better than none.
         """
         down = frozenset(name for name in self._candidates if self._targets[name].replicas.are_out)
         return down if len(down) < len(self._candidates) else frozenset()
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
-        """How every replica stands, by candidate."""
+        """Return the state of every replica, by candidate."""
         return {
             name: [
                 ReplicaHealth(place=place, state=each.circuit.state, outstanding=each.outstanding)
@@ -199,18 +200,18 @@ class Fleet:
         return sum(each.circuit.state == state for each in self._targets[name].replicas.all)
 
     @contextlib.contextmanager
-    def _errand(
+    def _open_call(
         self,
         target: Target,
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
         endpoint: Endpoint | None = None,
-    ) -> Generator[_Call]:
-        """What is to be asked, as bytes that count until it is answered."""
+    ) -> Generator[UpstreamCall]:
+        """Encode a payload, whose bytes count as buffered until the call has ended."""
         data = dump_json(payload)
-        with self._calls.holding(data):
-            yield _Call(
+        with self._client.buffering(data):
+            yield UpstreamCall(
                 name=endpoint.name if endpoint else target.name,
                 target=target,
                 path=path,
@@ -221,114 +222,116 @@ class Fleet:
                 tried=[],
             )
 
-    async def _whole(
-        self, errand: _Call, parse: Callable[[bytes], T], told: Callable[[T], ReportedUsage]
+    async def _read_answer(
+        self, call: UpstreamCall, parse: Callable[[bytes], T], report: Callable[[T], ModelAndUsage]
     ) -> T:
         async def once() -> T:
-            async with self._call(errand) as answer:
-                if answer.streams:
-                    raise parsing.invalid(errand.name)
-                parsed = await off_loop(parse, await answer.whole())
-                if errand.span is not None:
-                    errand.span.set_response(*told(parsed))
+            async with self._attempt(call) as answer:
+                if answer.is_stream:
+                    raise parsing.invalid(call.name)
+                parsed = await off_loop(parse, await answer.read_all())
+                if call.span is not None:
+                    call.span.set_response(*report(parsed))
                 return parsed
 
-        return await self._persistently(errand, once)
+        return await self._with_retries(call, once)
 
-    async def _persistently(self, errand: _Call, once: Callable[[], Awaitable[T]]) -> T:
-        """Call until it succeeds, or until another call is not worth it."""
-        self._retries.called()
+    async def _with_retries(self, call: UpstreamCall, once: Callable[[], Awaitable[T]]) -> T:
+        """Repeat attempts until one succeeds, or no retry is left."""
+        self._retries.record_call()
         while True:
             try:
                 return await once()
             except UpstreamError as exc:
-                pause = self._pause_s(errand, exc)
+                pause = self._pause_s(call, exc)
                 if pause is None:
                     raise
-            self._metrics.retries.labels(errand.name).inc()
+            self._metrics.retries.labels(call.name).inc()
             await asyncio.sleep(pause)
 
-    def _pause_s(self, errand: _Call, exc: UpstreamError) -> float | None:
-        if not errand.tried or self._is_given_up(errand.target):
+    def _pause_s(self, call: UpstreamCall, exc: UpstreamError) -> float | None:
+        if not call.tried or self._is_skipped(call.target):
             return None
         return self._retries.pause_s(
             exc,
-            attempt=len(errand.tried),
-            left_s=errand.deadline - time.monotonic(),
-            elsewhere=errand.target.replicas.have_other_than(errand.tried),
+            attempt=len(call.tried),
+            left_s=call.deadline - time.monotonic(),
+            elsewhere=call.target.replicas.have_other_than(call.tried),
         )
 
-    def _is_given_up(self, target: Target) -> bool:
-        """Whether it is down, and there is somebody else to ask."""
+    def _is_skipped(self, target: Target) -> bool:
+        """Whether a target is down and not called: an evaluator, or not the last candidate."""
         if not target.replicas.are_out:
             return False
         return target.name not in self._candidates or target.name in self.down()
 
     @asynccontextmanager
-    async def _call(self, errand: _Call) -> AsyncGenerator[UpstreamAnswer]:
-        """One call, counted: in metrics, and for or against the replica."""
-        target = errand.target
-        replica = await target.replicas.take(
-            errand.tried, deadline=errand.deadline, even_if_out=not self._is_given_up(target)
+    async def _attempt(self, call: UpstreamCall) -> AsyncGenerator[UpstreamAnswer]:
+        """Make one attempt, recorded in metrics, traces and the replica's circuit breaker."""
+        target = call.target
+        replica = await target.replicas.acquire(
+            call.tried, deadline=call.deadline, even_if_out=not self._is_skipped(target)
         )
-        errand.tried.append(replica)
-        errand.span = span = self._begun(errand, replica)
+        call.tried.append(replica)
+        call.span = span = self._begin_span(call, replica)
         started = time.monotonic()
-        limit_s = min(errand.timeout_s, errand.deadline - started)
+        limit_s = min(call.timeout_s, call.deadline - started)
         outcome = "cancelled"
         try:
             if limit_s <= 0:
-                raise UpstreamTimeout(f"{errand.name} could not be asked in time")
-            answer = await self._calls.post(
+                raise UpstreamTimeout(f"{call.name} could not be asked in time")
+            answer = await self._client.post(
                 target,
                 replica,
-                errand.path,
-                errand.data,
+                call.path,
+                call.data,
                 limit_s=limit_s,
-                may_reconnect=len(errand.tried) == 1,
+                may_reconnect=len(call.tried) == 1,
                 trace=None if span is None else span.headers,
             )
             with contextlib.closing(answer):
                 yield answer
-            if answer.is_whole:
+            if answer.is_complete:
                 outcome = "ok"
-                replica.circuit.succeeded()
+                replica.circuit.record_success()
         except UpstreamError as exc:
             outcome = exc.kind
-            self._blame(errand, replica, exc, limit_s)
+            self._record_failure(call, replica, exc, limit_s)
             raise
         finally:
-            target.replicas.give_back(replica)
-            self._metrics.call_seconds.labels(errand.name).observe(time.monotonic() - started)
-            self._metrics.calls.labels(errand.name, outcome).inc()
+            target.replicas.release(replica)
+            self._metrics.call_seconds.labels(call.name).observe(time.monotonic() - started)
+            self._metrics.calls.labels(call.name, outcome).inc()
             if span is not None:
                 span.end(outcome)
 
-    def _begun(self, errand: _Call, replica: Replica) -> CallSpan | None:
+    def _begin_span(self, call: UpstreamCall, replica: Replica) -> CallSpan | None:
         if self._tracer is None:
             return None
         return self._tracer.call(
-            candidate=errand.name,
-            model=errand.model,
-            path=errand.path,
+            candidate=call.name,
+            model=call.model,
+            path=call.path,
             base_url=replica.base_url,
-            attempt=len(errand.tried),
+            attempt=len(call.tried),
         )
 
-    def _blame(self, errand: _Call, replica: Replica, exc: UpstreamError, limit_s: float) -> None:
-        patient = limit_s >= min(errand.target.timeout_s, self._longest_s) / 2
-        if not is_fault(exc, patient=patient):
-            replica.circuit.answered()
+    def _record_failure(
+        self, call: UpstreamCall, replica: Replica, exc: UpstreamError, limit_s: float
+    ) -> None:
+        had_full_time = limit_s >= min(call.target.timeout_s, self._longest_s) / 2
+        if not is_replica_fault(exc, had_full_time=had_full_time):
+            replica.circuit.record_answer()
             return
-        if replica.circuit.failed(
-            time.monotonic(), payload=hash(errand.data), unreachable=is_unreachable(exc)
+        if replica.circuit.record_failure(
+            time.monotonic(), payload=hash(call.data), unreachable=is_unreachable(exc)
         ):
-            self._note_out(errand.target, replica, exc)
+            self._eject(call.target, replica, exc)
 
-    def _note_out(self, target: Target, replica: Replica, exc: UpstreamError) -> None:
+    def _eject(self, target: Target, replica: Replica, exc: UpstreamError) -> None:
         self._metrics.ejections.labels(target.name).inc()
-        self._probes.watch(target, replica)
-        if target.name in self._candidates:  # whoever asked an evaluator says so
+        self._health_checks.watch(target, replica)
+        if target.name in self._candidates:  # failures of evaluators are logged by their caller
             log.warning(
                 "a replica of %s is out after a failure (%s)%s",
                 target.name,
@@ -337,11 +340,11 @@ class Fleet:
             )
 
 
-def _told_of_document(body: Mapping[str, Any]) -> ReportedUsage:
+def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
 
 
-async def _overheard(
+async def _recording_usage(
     pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, api_format: ApiFormat
 ) -> AsyncGenerator[dict[str, Any]]:
     async with contextlib.aclosing(pieces):

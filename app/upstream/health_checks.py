@@ -1,4 +1,4 @@
-"""Lets replicas back in: whoever is out is looked at in the background."""
+"""Health checks of ejected replicas, in the background, until they are readmitted."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from app.upstream.replicas import Replica, Target
 
 
 class HealthChecks:
-    """One task for every replica that is out."""
+    """One task for every ejected replica."""
 
-    def __init__(self, calls: UpstreamClient) -> None:
-        self._calls = calls
+    def __init__(self, client: UpstreamClient) -> None:
+        self._client = client
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
     def watch(self, target: Target, replica: Replica) -> None:
-        """Probe a replica when its time is over, and again until it is in."""
+        """Check a replica when its pause is over, and again until a check passes."""
         if replica not in self._tasks:
-            self._tasks[replica] = asyncio.create_task(self._probe(target, replica))
+            self._tasks[replica] = asyncio.create_task(self._check(target, replica))
 
     async def close(self) -> None:
-        """Stop."""
+        """Cancel all checks."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _probe(self, target: Target, replica: Replica) -> None:
+    async def _check(self, target: Target, replica: Replica) -> None:
         try:
             while (until := replica.circuit.out_until) is not None:
                 if (left := until - time.monotonic()) > 0:
                     await asyncio.sleep(left)
-                elif await self._calls.is_alive(target, replica):
-                    replica.circuit.let_in()
+                elif await self._client.is_alive(target, replica):
+                    replica.circuit.record_passed_check()
                 else:
-                    replica.circuit.wait_on(time.monotonic())
+                    replica.circuit.record_failed_check(time.monotonic())
         finally:
             del self._tasks[replica]

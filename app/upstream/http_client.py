@@ -1,9 +1,9 @@
-"""One HTTP call to one replica.
+"""HTTP client for upstream servers: connection pool, deadlines, and limits of size and memory.
 
-aiohttp and not httpx: a call costs 57 us of CPU instead of 1,420, and httpx 0.28 wedges its pool
-for good after cancelled fan-outs. Answers are asked for uncompressed and refused otherwise: half a
-megabyte on the wire can be a gigabyte in memory. Redirects are not followed, and the environment's
-proxies are not used: candidates are exactly where the configuration says.
+It uses aiohttp. With httpx 0.28 a call costs 1,420 us of CPU instead of 57, and its connection pool
+never recovers from cancelled fan-outs. Compressed answers are rejected: half a megabyte on the wire
+can be a gigabyte in memory. Redirects are not followed and proxies from the environment are not
+used: candidates are exactly where the configuration says.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from app.concurrency.threads import SMALL_BYTES
 from app.errors import UpstreamError, UpstreamOverloaded
 from app.settings import FleetSettings, Limits
 from app.upstream.dns_cache import CachingResolver
-from app.upstream.failures import RAISED, check_head, not_http, translated
+from app.upstream.failures import RAISED, check_response_head, not_http, to_upstream_error
 from app.upstream.http_response import Response
 from app.upstream.replicas import Replica, Target
 
 HEADERS: Final = 100  # of a response
 HEADER_BYTES: Final = 8190  # of each, and of the status line
-LARGE_BYTES: Final = 2**20  # is written in parts, for aiohttp would copy it in one go
-PROBE_S: Final = 5.0
-LOOK_S: Final = 0.5  # between two looks at whether a silent connection still exists
-DRAIN_S: Final = 0.02  # for what follows the end of a stream, so that its connection can stay
+LARGE_BYTES: Final = 2**20  # payloads from here on are sent in parts; aiohttp would copy them
+HEALTH_CHECK_S: Final = 5.0
+CONNECTION_CHECK_S: Final = 0.5  # interval at which a silent connection is checked
+DRAIN_S: Final = 0.02  # for the bytes behind the end of a stream, so that its connection is kept
 
 
 @dataclass(slots=True)
-class _Wire:
-    """What tracing tells of one call."""
+class _ConnectionTrace:
+    """Facts about one call from aiohttp's tracing."""
 
-    reused: bool = False  # it went out on a connection that was open already
+    is_reused: bool = False  # the call was sent on a pooled connection
 
 
 class UpstreamClient:
-    """One pooled session for everybody."""
+    """One connection pool for all targets."""
 
     def __init__(self, rules: FleetSettings, limits: Limits) -> None:
         self._rules = rules
@@ -57,10 +57,10 @@ class UpstreamClient:
 
     async def __aenter__(self) -> Self:
         trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_reuseconn.append(_record_reuse)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=0,  # every callee has its own
+                limit=0,  # every target has its own
                 resolver=CachingResolver(aiohttp.ThreadedResolver()),
             ),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._rules.connect_timeout_s),
@@ -80,12 +80,12 @@ class UpstreamClient:
 
     @property
     def buffered_bytes(self) -> int:
-        """How much of all large payloads and answers is in memory now."""
+        """Bytes of all large payloads and answers in memory."""
         return self._buffers.used
 
     @contextlib.contextmanager
-    def holding(self, data: bytes) -> Generator[None]:
-        """Count a payload as long as it is needed; small ones are free. Raises UpstreamError."""
+    def buffering(self, data: bytes) -> Generator[None]:
+        """Count a large payload as buffered inside the context. Raises UpstreamError."""
         size = len(data) if len(data) > SMALL_BYTES else 0
         self._buffers.reserve(size)
         try:
@@ -104,17 +104,17 @@ class UpstreamClient:
         may_reconnect: bool,
         trace: Mapping[str, str] | None = None,
     ) -> UpstreamAnswer:
-        """Send a JSON document and wait for the head of a good answer. Close the answer.
+        """Send a JSON document and wait for the headers of a good answer. Close the answer.
 
         Args:
-            target: Who is asked.
-            replica: Where.
+            target: The model.
+            replica: The server.
             path: Below the base URL.
             data: The document.
-            limit_s: For the whole call.
-            may_reconnect: Send it again where an open connection turns out to be closed. A prompt
-                at which servers hang up looks the same, so this is for a request's first call only.
-            trace: Headers that say to which trace it belongs.
+            limit_s: Time limit of the whole call.
+            may_reconnect: Send it again where a pooled connection turns out to be closed. Only for
+                a request's first call: a prompt that makes servers hang up looks the same.
+            trace: Headers with the call's trace context.
 
         Raises:
             UpstreamError: No usable answer.
@@ -123,13 +123,13 @@ class UpstreamClient:
         headers = target.headers if trace is None else {**target.headers, **trace}
         try:
             async with asyncio.timeout(limit_s):
-                response = await self._sent(
+                response = await self._send(
                     target, f"{replica.base_url}/{path}", data, headers, may_reconnect
                 )
         except RAISED as exc:
-            raise translated(target.name, exc) from exc
+            raise to_upstream_error(target.name, exc) from exc
         try:
-            check_head(target.name, response)
+            check_response_head(target.name, response)
         except UpstreamError:
             response.close()
             raise
@@ -143,10 +143,10 @@ class UpstreamClient:
         )
 
     async def is_alive(self, target: Target, replica: Replica) -> bool:
-        """Whether a replica answers at all; which answer does not matter, below 500."""
+        """Health check: whether a replica answers with any status below 500."""
         try:
             async with (
-                asyncio.timeout(PROBE_S),
+                asyncio.timeout(HEALTH_CHECK_S),
                 self._session.get(
                     f"{replica.base_url}/models",
                     headers=target.headers,
@@ -158,7 +158,7 @@ class UpstreamClient:
         except (aiohttp.ClientError, OSError):  # a TimeoutError is one
             return False
 
-    async def _sent(
+    async def _send(
         self,
         target: Target,
         url: str,
@@ -166,9 +166,9 @@ class UpstreamClient:
         headers: Mapping[str, str],
         may_reconnect: bool,
     ) -> aiohttp.ClientResponse:
-        """Post, once more where the server had closed an idle connection without our notice."""
+        """Post, and post again where the server had closed the pooled connection."""
         while True:
-            wire = _Wire()
+            trace = _ConnectionTrace()
             try:
                 return await self._session.post(
                     url,
@@ -176,19 +176,19 @@ class UpstreamClient:
                     headers=headers,
                     allow_redirects=False,
                     ssl=target.verify_tls,
-                    trace_request_ctx=wire,
+                    trace_request_ctx=trace,
                 )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as exc:
-                if not may_reconnect or not wire.reused or _has_begun(exc):
+                if not may_reconnect or not trace.is_reused or _is_partly_answered(exc):
                     raise
                 may_reconnect = False
 
 
 class UpstreamAnswer:
-    """A response of which the head was read.
+    """A response whose headers were read, and whose body is read within its limits.
 
     Attributes:
-        is_whole: The answer was read to its end.
+        is_complete: The answer was read to its end.
     """
 
     def __init__(
@@ -209,32 +209,32 @@ class UpstreamAnswer:
         self._buffers = buffers
         self._size = 0
         self._buffered = 0
-        self.is_whole = False
+        self.is_complete = False
 
     def close(self) -> None:
-        """Give the connection back if the answer was read to its end, and close it otherwise."""
+        """Return the connection to the pool if the answer was read to its end; else close it."""
         self._response.close()
         self._buffers.release(self._buffered)
         self._buffered = 0
 
     @property
-    def streams(self) -> bool:
-        """Whether it is a stream of events."""
+    def is_stream(self) -> bool:
+        """Whether the body is a stream of server-sent events."""
         return self._response.headers.get("content-type", "").startswith("text/event-stream")
 
-    async def whole(self) -> bytes:
-        """The whole document; it counts as buffered until the answer is closed."""
+    async def read_all(self) -> bytes:
+        """Read the whole document; it counts as buffered until the answer is closed."""
         parts: list[bytes] = []
-        while part := await self.part():
+        while part := await self.read_part():
             self._buffers.reserve(len(part))
             self._buffered += len(part)
             parts.append(part)
-        self.is_whole = True
+        self.is_complete = True
         return b"".join(parts)
 
-    async def part(self) -> bytes:
-        """What arrived next; nothing at the end. Raises UpstreamError at every limit."""
-        part = await self._next(min(self._idle_s, self._until - time.monotonic()))
+    async def read_part(self) -> bytes:
+        """Read what arrived next; empty at the end. Raises UpstreamError at every limit."""
+        part = await self._read_next(min(self._idle_s, self._until - time.monotonic()))
         self._size += len(part)
         if self._size > self._max_bytes:
             raise UpstreamError(
@@ -242,31 +242,31 @@ class UpstreamAnswer:
             )
         return part
 
-    async def ended(self) -> None:
-        """Its meaning is whole; wait a moment for the end of its bytes."""
-        self.is_whole = True
+    async def finish(self) -> None:
+        """Note that the answer is complete, and wait briefly for the end of its bytes."""
+        self.is_complete = True
         if not self._response.content.at_eof():
             with contextlib.suppress(UpstreamError):
-                await self._next(DRAIN_S)
+                await self._read_next(DRAIN_S)
 
-    async def _next(self, patience_s: float) -> bytes:
+    async def _read_next(self, limit_s: float) -> bytes:
         content = self._response.content
         try:
-            if patience_s <= 0:  # however much is there already
+            if limit_s <= 0:  # even if bytes have arrived
                 raise TimeoutError
             if content.at_eof():
                 return b""
             if part := content.read_nowait():
                 return part
-            return await self._awaited(content, patience_s)
+            return await self._wait_and_read(content, limit_s)
         except RAISED as exc:
-            raise translated(self._name, exc) from exc
+            raise to_upstream_error(self._name, exc) from exc
 
-    async def _awaited(self, content: aiohttp.StreamReader, patience_s: float) -> bytes:
-        until = time.monotonic() + patience_s
+    async def _wait_and_read(self, content: aiohttp.StreamReader, limit_s: float) -> bytes:
+        until = time.monotonic() + limit_s
         while (left := until - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, LOOK_S)):
+                async with asyncio.timeout(min(left, CONNECTION_CHECK_S)):
                     return await content.readany()
             if self._is_lost:
                 raise not_http(self._name)
@@ -274,20 +274,20 @@ class UpstreamAnswer:
 
     @property
     def _is_lost(self) -> bool:
-        """Whether aiohttp closed the connection over a malformed chunk, which no reader is told."""
+        """Whether aiohttp closed the connection over a malformed chunk, without telling readers."""
         connection = self._response.connection
         return connection is not None and connection.transport is None
 
 
-async def _note_reuse(
+async def _record_reuse(
     _session: aiohttp.ClientSession,
     context: SimpleNamespace,
     _params: aiohttp.TraceConnectionReuseconnParams,
 ) -> None:
-    if isinstance(context.trace_request_ctx, _Wire):
-        context.trace_request_ctx.reused = True
+    if isinstance(context.trace_request_ctx, _ConnectionTrace):
+        context.trace_request_ctx.is_reused = True
 
 
-def _has_begun(exc: Exception) -> bool:
-    """Whether part of an answer had come when the connection broke."""
+def _is_partly_answered(exc: Exception) -> bool:
+    """Whether part of an answer had arrived when the connection broke."""
     return isinstance(exc, aiohttp.ServerDisconnectedError) and not isinstance(exc.message, str)

@@ -1,4 +1,4 @@
-"""Asks a server which models it serves: one ``GET /models``, which costs nothing."""
+"""Model list of a server: one ``GET /models``, which costs no tokens."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from app.errors import ModelListError, ModelListUnreachable, UpstreamUnauthorize
 from racer_core import strict_json
 from racer_core.errors import InputError
 
-ASKING_S: Final = 5.0
-_NOBODY: Final = (502, 503, 504)  # says a proxy, of whoever stands behind it
+TIMEOUT_S: Final = 5.0
+_UNREACHABLE: Final = (502, 503, 504)  # a proxy's answer for a server behind it
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a server said."""
+    """A server's answer."""
 
     base_url: str
     models: tuple[str, ...]
-    ahead_s: float | None  # its clock before ours; None where it tells no time
+    ahead_s: float | None  # its clock ahead of ours; None where it sends no date
 
 
 def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool = True) -> Listing:
-    """Ask one server.
+    """Fetch the list of one server.
 
     Args:
         base_url: As candidates have it, with ``/v1``.
@@ -37,37 +37,37 @@ def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool =
         verify_tls: Whether its certificate must be good.
 
     Raises:
-        KeyRefused: It wants a key, or another one.
-        Unreachable: Nobody answers.
-        Unlisted: The answer is no list of models.
+        UpstreamUnauthorized: The server wants a key, or another one.
+        ModelListUnreachable: The server does not answer.
+        ModelListError: The answer is no list of models.
     """
-    began = time.time()
+    sent_at = time.time()
     try:
-        # As the gateway calls candidates: no redirect, no proxy of the environment's.
-        answer = httpx2.get(
+        # As the gateway calls candidates: no redirects, no proxy from the environment.
+        response = httpx2.get(
             f"{base_url}/models",
             headers={"accept-encoding": "identity", **headers},
-            timeout=ASKING_S,
+            timeout=TIMEOUT_S,
             verify=verify_tls,
             trust_env=False,
         )
     except httpx2.TimeoutException as exc:
-        raise ModelListUnreachable(f"{base_url} does not answer within {ASKING_S:.0f} s") from exc
+        raise ModelListUnreachable(f"{base_url} does not answer within {TIMEOUT_S:.0f} s") from exc
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as exc:
         raise ModelListUnreachable(
             f"{base_url} cannot be reached ({' '.join(str(exc).split())})"
         ) from exc
-    if answer.status_code in (401, 403):
-        raise UpstreamUnauthorized(f"{base_url} refuses the key ({answer.status_code})")
-    if answer.status_code != 200:
-        kind = ModelListUnreachable if answer.status_code in _NOBODY else ModelListError
-        raise kind(f"{base_url} answers {answer.status_code} to GET /models")
+    if response.status_code in (401, 403):
+        raise UpstreamUnauthorized(f"{base_url} refuses the key ({response.status_code})")
+    if response.status_code != 200:
+        kind = ModelListUnreachable if response.status_code in _UNREACHABLE else ModelListError
+        raise kind(f"{base_url} answers {response.status_code} to GET /models")
     try:
-        models = _ids(strict_json.load_object(answer.content))
+        models = _ids(strict_json.load_object(response.content))
     except (InputError, KeyError, TypeError) as exc:
         raise ModelListError(f"{base_url} gives no list of models") from exc
-    now = (began + time.time()) / 2
-    return Listing(base_url, models, _ahead_s(answer.headers.get("date"), now))
+    now = (sent_at + time.time()) / 2
+    return Listing(base_url, models, _ahead_s(response.headers.get("date"), now))
 
 
 def _ids(document: Mapping[str, Any]) -> tuple[str, ...]:
@@ -77,10 +77,10 @@ def _ids(document: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _ahead_s(told: str | None, now: float) -> float | None:
-    """The header has whole seconds: half of one is what it leaves out on average."""
+def _ahead_s(date_header: str | None, now: float) -> float | None:
+    """How far the header is ahead. It has whole seconds: on average half a second is cut off."""
     try:
-        date = parsedate_to_datetime(told or "")
+        date = parsedate_to_datetime(date_header or "")
     except ValueError:
         return None
     return date.replace(tzinfo=date.tzinfo or UTC).timestamp() + 0.5 - now

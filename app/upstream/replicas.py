@@ -1,4 +1,4 @@
-"""The servers of one model: which of them is called next, and how many calls it has at once."""
+"""Replicas of one model: load balancing between them, and the limit of concurrent calls."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Replica:
     def __init__(self, base_url: str, rules: FleetSettings) -> None:
         self.base_url = base_url
         self.circuit = CircuitBreaker(rules)
-        self.outstanding = 0  # calls under way
+        self.outstanding = 0  # calls in flight
 
     @property
     def is_out(self) -> bool:
-        """Whether it gets no calls for now."""
+        """Whether it is ejected and gets no calls for now."""
         return self.circuit.out_until is not None
 
 
@@ -31,81 +31,81 @@ class Replicas:
 
     Args:
         name: The model's, in messages.
-        base_urls: Where they are, at least one.
-        rules: When one of them is taken out.
-        concurrency: Calls at once, over all of them.
+        base_urls: At least one.
+        rules: When a replica is ejected.
+        concurrency: Limit of calls in flight, over all replicas.
     """
 
     def __init__(
-        self, name: str, base_urls: Collection[str], rules: FleetSettings, concurrency: int
+        self, name: str, base_urls: Collection[str], *, rules: FleetSettings, concurrency: int
     ) -> None:
         self._name = name
         self.all = tuple(Replica(base_url, rules) for base_url in base_urls)
-        self._free = asyncio.Semaphore(concurrency)
-        self._turn = 0
+        self._slots = asyncio.Semaphore(concurrency)
+        self._next_idle = 0
 
     @property
     def are_out(self) -> bool:
-        """Whether none of them gets calls."""
+        """Whether all of them are ejected."""
         return all(replica.is_out for replica in self.all)
 
     def have_other_than(self, tried: Collection[Replica]) -> bool:
-        """Whether one that was not tried yet is in."""
+        """Whether a replica that was not tried yet gets calls."""
         return any(not each.is_out and each not in tried for each in self.all)
 
-    async def take(
+    async def acquire(
         self, tried: Collection[Replica], *, deadline: float, even_if_out: bool
     ) -> Replica:
-        """Take one of the places, and choose the replica that is called. Give it back.
+        """Wait for a free slot and choose the replica to call. Call :meth:`release` afterwards.
 
         Args:
-            tried: Others are preferred to these.
-            deadline: Until when a place is waited for, a ``time.monotonic()``.
-            even_if_out: Call one that is out rather than nobody.
+            tried: Other replicas are preferred to these.
+            deadline: Limit of the wait for a slot, a ``time.monotonic()``.
+            even_if_out: Where all replicas are ejected, choose one of them.
 
         Raises:
-            UpstreamTimeout: No place became free in time.
-            UpstreamUnavailable: Everyone is out.
+            UpstreamTimeout: No slot became free in time.
+            UpstreamUnavailable: All replicas are ejected.
         """
-        await self._place(deadline)
+        await self._acquire_slot(deadline)
         try:
-            replica = self._next(tried, even_if_out=even_if_out)
+            replica = self._choose(tried, even_if_out=even_if_out)
         except UpstreamUnavailable:
-            self._free.release()
+            self._slots.release()
             raise
         replica.outstanding += 1
         return replica
 
-    def give_back(self, replica: Replica) -> None:
-        """The call is over."""
+    def release(self, replica: Replica) -> None:
+        """Free the slot of a call that has ended."""
         replica.outstanding -= 1
-        self._free.release()
+        self._slots.release()
 
-    async def _place(self, deadline: float) -> None:
-        if not self._free.locked():
-            await self._free.acquire()
+    async def _acquire_slot(self, deadline: float) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
             return
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                await self._free.acquire()
+                await self._slots.acquire()
         except TimeoutError as exc:
             raise UpstreamTimeout(f"{self._name} has too many calls to take one more") from exc
 
-    def _next(self, tried: Collection[Replica], *, even_if_out: bool) -> Replica:
-        """The untried one with the fewest calls; of equals, each in turn."""
+    def _choose(self, tried: Collection[Replica], *, even_if_out: bool) -> Replica:
+        """The untried replica with the fewest calls in flight; ties are broken in rotation."""
         usable = [each for each in self.all if not each.is_out] or (
             list(self.all) if even_if_out else []
         )
         if not usable:
-            back = min(each.circuit.out_until or 0.0 for each in self.all)
+            next_check = min(each.circuit.out_until or 0.0 for each in self.all)
             raise UpstreamUnavailable(
-                f"{self._name} is down", retry_after_s=max(0.0, back - time.monotonic())
+                f"{self._name} is down", retry_after_s=max(0.0, next_check - time.monotonic())
             )
-        fresh = [each for each in usable if each not in tried] or usable
-        least = min(each.outstanding for each in fresh)
-        idle = [each for each in fresh if each.outstanding == least]
-        self._turn += 1
-        return idle[self._turn % len(idle)]
+        untried = [each for each in usable if each not in tried] or usable
+        least = min(each.outstanding for each in untried)
+        idle = [each for each in untried if each.outstanding == least]
+        self._next_idle += 1
+        return idle[self._next_idle % len(idle)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A candidate's answer, and what it says."""
+"""A candidate's answer, parsed: choices, token usage and timing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from app.wire.format import ApiFormat, Choice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one candidate answered, read once.
+    """The answer of one candidate, parsed once.
 
     Attributes:
-        candidate: Who.
-        body: As it was sent; empty where it passed through as a stream.
+        candidate: The candidate's name.
+        body: The document as it was sent; empty where it passed through as a stream.
         choices: Its choices; none where it passed through.
         usage: Tokens as the candidate counted them; empty where it did not.
-        seconds: How long it took.
-        attempts: How many calls were made for it.
+        seconds: Duration of the call, with retries.
+        attempts: Number of calls made for it.
     """
 
     candidate: str
@@ -39,7 +39,7 @@ class Reply:
         seconds: float = 0.0,
         attempts: int = 1,
     ) -> Self:
-        """Read a whole answer."""
+        """Parse a whole answer."""
         return cls(
             candidate=candidate,
             body=body,
@@ -51,10 +51,10 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The first choice's; empty where it holds none (a tool call, say)."""
+        """The first choice's text; empty where it has none (a tool call, for example)."""
         return self.choices[0].text or "" if self.choices else ""
 
-    def shown(self) -> Any:
-        """Its first choice, for those who want every answer: a text or tool calls."""
+    def first_choice(self) -> Any:
+        """The first choice as a text or tool calls, for requests that want every answer."""
         first = self.choices[0] if self.choices else Choice()
         return [dict(call) for call in first.tool_calls] or first.text

@@ -1,7 +1,7 @@
-"""Which failed calls are made again, after how long, and how many of them at all.
+"""Retries: which failed calls are repeated, after which pause, and how many in total.
 
-Retries are paid from one budget of the process: when everybody fails, calls grow by the share that
-the configuration allows, and not by the number of attempts.
+All retries of the process share one budget. When every candidate fails, the number of calls grows
+by the configured share and not by the number of attempts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from app.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout, Upst
 from app.settings import FleetSettings
 
 WINDOW_S: Final = 10.0
-FLOOR: Final = 3  # retries in a window, however few calls there are
-BASE_S: Final = 0.05  # the longest first pause, doubling with each further one
+FLOOR: Final = 3  # retries allowed in a window, however few calls it has
+BASE_S: Final = 0.05  # upper limit of the first pause; it doubles with each further retry
 CAP_S: Final = 1.0
 
-_PASSING = frozenset({408, 500, 502, 503, 504, 529})  # statuses that another try may cure
+_TRANSIENT = frozenset({408, 500, 502, 503, 504, 529})  # statuses that another attempt may cure
 _BROKEN_OFF = "upstream_disconnected"
 _INVALID = "upstream_invalid_response"
 
 
 class RetryBudget:
-    """At most a share of the calls of the last ten seconds is made again."""
+    """Allows retries up to a share of the calls of the last ten seconds."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share
@@ -34,65 +34,65 @@ class RetryBudget:
         self._calls: deque[float] = deque()
         self._retries: deque[float] = deque()
 
-    def called(self) -> None:
+    def record_call(self) -> None:
         """Count a call that is no retry."""
-        self._forget(self._calls)
+        self._drop_old(self._calls)
         self._calls.append(self._clock())
 
     def take(self) -> bool:
-        """Whether one more retry may be made; counts it if so."""
-        self._forget(self._calls)
-        self._forget(self._retries)
+        """Return whether one more retry is allowed, and count it if so."""
+        self._drop_old(self._calls)
+        self._drop_old(self._retries)
         allowed = max(FLOOR, self._share * len(self._calls)) if self._share else 0
         if len(self._retries) + 1 > allowed:
             return False
         self._retries.append(self._clock())
         return True
 
-    def _forget(self, times: deque[float]) -> None:
+    def _drop_old(self, times: deque[float]) -> None:
         oldest = self._clock() - WINDOW_S
         while times and times[0] <= oldest:
             times.popleft()
 
 
 class Retries:
-    """Decides after each failed call."""
+    """Decides after each failed call whether to repeat it: exponential backoff with full jitter."""
 
     def __init__(self, rules: FleetSettings, rng: random.Random) -> None:
         self._attempts = rules.attempts
         self._rng = rng
         self._budget = RetryBudget(rules.retry_share)
 
-    def called(self) -> None:
+    def record_call(self) -> None:
         """Count a call that is no retry."""
-        self._budget.called()
+        self._budget.record_call()
 
     def pause_s(
         self, exc: UpstreamError, *, attempt: int, left_s: float, elsewhere: bool
     ) -> float | None:
-        """How long to wait before the call is made again.
+        """Return the pause before the call is repeated.
 
         Args:
-            exc: Why it failed.
-            attempt: How many calls were made, from 1.
+            exc: The failure.
+            attempt: Number of calls so far, from 1.
             left_s: Time until the deadline.
-            elsewhere: Another replica can be asked.
+            elsewhere: Another replica can be called.
 
         Returns:
-            Seconds; None when it is not made again.
+            Seconds; None when the call is not repeated.
         """
-        if attempt >= self._attempts or not _is_passing(exc, attempt, elsewhere):
+        if attempt >= self._attempts or not _is_transient(exc, attempt, elsewhere):
             return None
         longest = min(CAP_S, BASE_S * 2 ** (attempt - 1), max(0.0, left_s))
         pause = self._rng.uniform(0.0, longest)
-        # What one replica asks for does not bind the others.
+        # The Retry-After of one replica does not bind the others.
         if exc.retry_after_s is not None and not elsewhere:
             pause = max(pause, exc.retry_after_s)
         return pause if pause < left_s and self._budget.take() else None
 
 
-def _is_passing(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:
-    if exc.status in _PASSING:
+def _is_transient(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:
+    if exc.status in _TRANSIENT:
         return True
     match exc:
         case UpstreamTimeout():

@@ -1,4 +1,4 @@
-"""A candidate's answer as pieces, whether it streams or not."""
+"""Streaming answers of candidates: server-sent events, parsed into pieces."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ from app.wire.sse import EventReader
 from racer_core.errors import InputError
 
 _DONE: Final = "[DONE]"
-_UNLIKE: Final = 8  # events in a row after which no more are supposed to be alike
+_TEMPLATE_MISSES: Final = 8  # events in a row that fit no template, before it is given up
 _BROKEN_OFF: Final = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_error")
 
 
 async def pieces_of(
     name: str, api_format: ApiFormat, answer: UpstreamAnswer
 ) -> AsyncGenerator[dict[str, Any]]:
-    """The pieces of an answer. Some servers do not stream: their document is cut into pieces.
+    """Yield the pieces of an answer. The document of a server that does not stream is split.
 
     Raises:
-        UpstreamError: It ended before the answer did.
+        UpstreamError: The stream ended before the answer did.
     """
-    if not answer.streams:
-        body = await off_loop(partial(api_format.body, name), await answer.whole())
+    if not answer.is_stream:
+        body = await off_loop(partial(api_format.body, name), await answer.read_all())
         for piece in api_format.pieces(body):
             yield piece
         return
     seen, finished = set[int](), set[int]()
-    said_so = False
+    has_end_mark = False
     event_template: EventTemplate | None = None
-    unlike = 0
+    misses = 0
     events = _events(name, answer)
     try:
         async with contextlib.aclosing(events):
             async for data in events:
-                if said_so := data.strip() == _DONE:
+                if has_end_mark := data.strip() == _DONE:
                     break
                 piece = None if event_template is None else event_template.piece(data)
                 if piece is not None:
-                    unlike = 0
+                    misses = 0
                 else:
                     piece = api_format.piece(name, data)
-                    unlike += 1
+                    misses += 1
                     event_template = (
-                        api_format.event_template(data, piece) if unlike < _UNLIKE else None
+                        api_format.event_template(data, piece)
+                        if misses < _TEMPLATE_MISSES
+                        else None
                     )
                 for choice, ends in api_format.ends(piece).items():
                     seen.add(choice)
@@ -61,17 +63,17 @@ async def pieces_of(
     except UpstreamError as exc:
         if len(finished) < api_format.n or exc.kind not in _BROKEN_OFF:
             raise
-    # Some servers know no `n`, and some send no [DONE]. Without it a choice of which nothing came
-    # may have been cut off, so all that were asked for must have finished.
-    if not finished or finished != seen or not (said_so or len(finished) == api_format.n):
+    # Some servers ignore `n`, and some send no [DONE]. Without [DONE], a choice that never began
+    # may have been cut off, so all requested choices must have finished.
+    if not finished or finished != seen or not (has_end_mark or len(finished) == api_format.n):
         raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
-    await answer.ended()
+    await answer.finish()
 
 
 async def _events(name: str, answer: UpstreamAnswer) -> AsyncGenerator[str]:
-    """The data of events."""
+    """Yield the data of each event."""
     reader = EventReader()
-    while part := await answer.part():
+    while part := await answer.read_part():
         try:
             for data in reader.feed(part):
                 yield data

@@ -46,26 +46,26 @@ class Instant:
 
     def __init__(self, asked: dict[str, Any]) -> None:
         letters = SHORT if "short" in asked["messages"][0]["content"] else LONG
-        self.streams = bool(asked.get("stream"))
-        self.is_whole = False
+        self.is_stream = bool(asked.get("stream"))
+        self.is_complete = False
         self._letters = iter([*[LETTER] * letters, FINISH, b"data: [DONE]"])
 
-    async def whole(self) -> bytes:
+    async def read_all(self) -> bytes:
         """A chat completion."""
-        self.is_whole = True
+        self.is_complete = True
         message = {"role": "assistant", "content": "7"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
         return json.dumps({"id": "a", "model": "m", "choices": [choice], "usage": usage}).encode()
 
-    async def part(self) -> bytes:
+    async def read_part(self) -> bytes:
         """The next letter."""
         await asyncio.sleep(0)
         return next(self._letters, b"") + b"\n\n"
 
-    async def ended(self) -> None:
+    async def finish(self) -> None:
         """Nothing follows."""
-        self.is_whole = True
+        self.is_complete = True
 
     def close(self) -> None:
         """There is no connection."""

@@ -58,7 +58,7 @@ def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> 
         told: list[int] = []
         async with replicas(play) as [one]:
             settings = configured({"m": [one]})
-            async with Fleet(settings, Secrets(), Metrics()) as fleet:
+            async with Fleet(settings, Secrets(), metrics=Metrics()) as fleet:
                 task = asyncio.create_task(
                     work(NamedCandidateService(settings, fleet), told.append)
                 )

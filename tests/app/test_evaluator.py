@@ -475,7 +475,7 @@ def evaluated(tmp_path: Path, artifact: Path, pool: FakePool) -> Evaluated:
         configured, secrets = settings.load(path, {})
 
         async def inside() -> Any:
-            async with Fleet(configured, secrets, Metrics()) as fleet:
+            async with Fleet(configured, secrets, metrics=Metrics()) as fleet:
                 return await action(Evaluator(configured, fleet))
 
         return asyncio.run(inside())

@@ -64,7 +64,7 @@ def test_a_call_carries_key_headers_and_payload() -> None:
             extra = {"key_header": "x-api-key", "headers": {"x-team": "blue"}}
             settings = configured({"m": [one]}, candidate=extra)
             secrets = Secrets(candidate_keys={"m": SecretStr("the-key")})
-            async with Fleet(settings, secrets, Metrics()) as fleet:
+            async with Fleet(settings, secrets, metrics=Metrics()) as fleet:
                 reply = await fleet.ask("m", CHAT, asking("grün"), deadline=soon())
         sent = one.asked[0]
         assert reply.body["choices"][0]["message"]["content"] == "42"

@@ -17,7 +17,7 @@ def fail(
 ) -> bool:
     """Fail once for each payload; whether it is out in the end."""
     for payload in payloads:
-        circuit.failed(now, payload=payload, unreachable=unreachable)
+        circuit.record_failure(now, payload=payload, unreachable=unreachable)
     return circuit.out_until is not None
 
 
@@ -25,7 +25,7 @@ def test_so_many_failures_in_a_row_take_a_replica_out() -> None:
     """Not one less, and a success in between starts the count anew."""
     circuit = CircuitBreaker(RULES)
     assert not fail(circuit, 1, 2, 3, 4)
-    circuit.succeeded()
+    circuit.record_success()
     assert not fail(circuit, 1, 2, 3, 4)  # the same ones count again
     assert fail(circuit, 5)
     assert circuit.out_until == 30
@@ -35,13 +35,13 @@ def test_failing_more_often_than_not_takes_a_replica_out() -> None:
     """More than half of the last twenty, though never five in a row."""
     circuit = CircuitBreaker(RULES)
     for number in range(10):
-        circuit.succeeded()
+        circuit.record_success()
         assert not fail(circuit, number)
     assert circuit.state == "in"  # ten of twenty
     circuit = CircuitBreaker(RULES)
     for number in range(3):
         assert not fail(circuit, 4 * number, 4 * number + 1, 4 * number + 2)
-        circuit.succeeded()
+        circuit.record_success()
     assert fail(circuit, 100, 101)  # eleven of fourteen
 
 
@@ -58,14 +58,14 @@ def test_answers_between_them_do_not_let_a_poison_payload_count_for_more() -> No
     circuit = CircuitBreaker(RULES)
     for _ in range(100):
         assert not fail(circuit, 7, 7, 7)
-        circuit.succeeded()
+        circuit.record_success()
 
 
 def test_two_refused_connections_in_a_row_are_enough() -> None:
     """Whatever was going to be sent: nobody is there."""
     circuit = CircuitBreaker(RULES)
     assert not fail(circuit, 7, unreachable=True)
-    circuit.answered()
+    circuit.record_answer()
     assert not fail(circuit, 7, unreachable=True)
     assert fail(circuit, 7, unreachable=True)
 
@@ -74,7 +74,7 @@ def test_what_is_nobodys_fault_is_neither_a_failure_nor_a_success() -> None:
     """A rejected request in between breaks no row."""
     circuit = CircuitBreaker(RULES)
     for payload in range(5):
-        circuit.answered()
+        circuit.record_answer()
         out = fail(circuit, payload)
     assert out
 
@@ -84,7 +84,7 @@ def test_on_probation_the_next_failure_puts_it_out_for_longer() -> None:
     circuit = CircuitBreaker(RULES)
     assert fail(circuit, *range(5), now=0)
     for now, until in ((30.0, 90.0), (90.0, 180.0), (180.0, 280.0), (280.0, 380.0)):
-        circuit.let_in()
+        circuit.record_passed_check()
         assert circuit.state == "probation"
         assert fail(circuit, 7, now=now)
         assert circuit.out_until == until
@@ -94,14 +94,14 @@ def test_a_success_ends_the_probation_and_several_forget_the_past() -> None:
     """As many successes in a row as failures would have been needed."""
     circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
-    circuit.let_in()
-    circuit.succeeded()
+    circuit.record_passed_check()
+    circuit.record_success()
     assert not fail(circuit, 1, 2, 3, 4)
     assert fail(circuit, 5, now=100)
     assert circuit.out_until == 160
-    circuit.let_in()
+    circuit.record_passed_check()
     for _ in range(5):
-        circuit.succeeded()
+        circuit.record_success()
     fail(circuit, *range(5), now=200)
     assert circuit.out_until == 230
 
@@ -111,7 +111,7 @@ def test_a_failed_probe_does_not_lengthen_the_wait() -> None:
     circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
     for now in (30.0, 60.0, 90.0):
-        circuit.wait_on(now)
+        circuit.record_failed_check(now)
         assert circuit.out_until == now + 30
 
 
@@ -137,18 +137,18 @@ def test_it_is_out_only_after_failures_and_never_for_longer_than_the_limit(
     for now, event in enumerate(events):
         match event:
             case "ok":
-                circuit.succeeded()
+                circuit.record_success()
                 assert circuit.state == "in"
             case "answered":
                 was = circuit.state
-                circuit.answered()
+                circuit.record_answer()
                 assert circuit.state == was
             case "probe":
                 if circuit.out_until is not None:
-                    circuit.let_in()
+                    circuit.record_passed_check()
             case _:
                 was = circuit.out_until
-                took_out = circuit.failed(float(now), payload=int(event))
+                took_out = circuit.record_failure(float(now), payload=int(event))
                 assert took_out == (was is None and circuit.out_until is not None)
         if circuit.out_until is not None:
             assert circuit.out_until <= now + RULES.eject_max_s

@@ -14,7 +14,7 @@ import uvloop
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.errors import UpstreamError
-from app.upstream.dns_cache import KEPT_S, PATIENCE_S, CachingResolver
+from app.upstream.dns_cache import CACHE_S, LOOKUP_S, CachingResolver
 from tests.upstreams.replicas import CHAT, Replica, answers, asking, opened, replicas, soon
 
 
@@ -129,16 +129,16 @@ def test_the_last_good_address_outlives_its_name_server() -> None:
         assert await address() == "10.0.0.1"
         assert await address() == "10.0.0.2"  # it is asked each time
         names.broken = True
-        now = KEPT_S - 1
+        now = CACHE_S - 1
         assert await address() == "10.0.0.2"
         with pytest.raises(OSError, match="gpu-2"):
             await address("gpu-2")
-        now = KEPT_S
+        now = CACHE_S
         with pytest.raises(OSError, match="gpu-1"):
             await address()
         names.broken = False
         assert await address() == f"10.0.0.{names.asked}"
-        names.slow_s = 10 * PATIENCE_S
+        names.slow_s = 10 * LOOKUP_S
         assert await address() == f"10.0.0.{names.asked - 1}"
 
     uvloop.run(test())

@@ -42,7 +42,7 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
     calls, retries = deque[float](), deque[float]()
     for number in range(4_000):
         now = number / 100
-        budget.called()
+        budget.record_call()
         calls.append(now)
         if budget.take():
             retries.append(now)
@@ -56,7 +56,7 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
 def test_a_few_retries_are_always_allowed_unless_none_are() -> None:
     """A share of nothing would leave a quiet gateway without any."""
     budget = RetryBudget(0.2, lambda: 0.0)
-    budget.called()
+    budget.record_call()
     assert [budget.take() for _ in range(5)] == [True] * FLOOR + [False] * 2
     assert not RetryBudget(0.0, lambda: 0.0).take()
 
@@ -65,7 +65,7 @@ def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
     retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))
     for _ in range(10_000):
-        retries.called()
+        retries.record_call()
     for attempt, longest in ((1, 0.05), (2, 0.1), (3, 0.2), (4, 0.4)):
         drawn = [
             pause

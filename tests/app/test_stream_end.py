@@ -26,14 +26,14 @@ BROKEN_OFF = ("upstream_disconnected", "upstream_timeout", "upstream_protocol_er
 class Sent:
     """An answer that arrives an event at a time, and then breaks off or ends."""
 
-    streams = True
+    is_stream = True
 
     def __init__(self, events: Sequence[str], failure: str | None) -> None:
         self._events = [f"data: {each}\n\n".encode() for each in events]
         self._failure = failure
-        self.is_whole = False
+        self.is_complete = False
 
-    async def part(self) -> bytes:
+    async def read_part(self) -> bytes:
         """The next event; in the end a failure, or nothing."""
         if self._events:
             return self._events.pop(0)
@@ -41,9 +41,9 @@ class Sent:
             raise UpstreamError("adder broke off", kind=self._failure)
         return b""
 
-    async def ended(self) -> None:
+    async def finish(self) -> None:
         """The answer was whole."""
-        self.is_whole = True
+        self.is_complete = True
 
 
 def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None = None) -> bool:
@@ -58,11 +58,11 @@ def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None =
     try:
         asyncio.run(read())
     except UpstreamError:
-        assert not sent.is_whole
+        assert not sent.is_complete
         return False
     finally:
         assert len(pieces) == len([each for each in events if each != "[DONE]"])
-    assert sent.is_whole
+    assert sent.is_complete
     return True
 
 

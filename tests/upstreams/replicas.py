@@ -223,7 +223,7 @@ def opened(
     candidates: dict[str, list[Replica]], metrics: Metrics | None = None, **changes: Any
 ) -> Fleet:
     """A fleet in front of these replicas."""
-    return Fleet(configured(candidates, **changes), Secrets(), metrics or Metrics())
+    return Fleet(configured(candidates, **changes), Secrets(), metrics=metrics or Metrics())
 
 
 def asking(text: str = "?", **fields: Any) -> dict[str, Any]:

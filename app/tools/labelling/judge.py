@@ -41,7 +41,7 @@ class Judge:
         self._attempts = settings.fleet.attempts
         # A fleet of its own, so that its failures do not count against a candidate.
         own_pool = {"candidates": (model,), "aggregation": Aggregation()}
-        self._fleet = Fleet(settings.model_copy(update=own_pool), secrets, Metrics())
+        self._fleet = Fleet(settings.model_copy(update=own_pool), secrets, metrics=Metrics())
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:

@@ -86,7 +86,7 @@ class Labeller:
     def __init__(self, settings: Settings, secrets: Secrets, grader: Grader) -> None:
         self._candidates = settings.candidates
         self._attempts = settings.fleet.attempts
-        self._fleet = Fleet(settings, secrets, Metrics())
+        self._fleet = Fleet(settings, secrets, metrics=Metrics())
         self._api_format = Chat()
         self._grader = grader
         self._failures_in_a_row: Counter[str] = Counter()
