@@ -25,6 +25,7 @@ from racer_core.records.questions import Question
 from racer_core.records.reader import read_rows
 from racer_core.types import Turn
 from tests.support.gateway import POOL, Command, candidates, configure
+from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool, Script
 
 QUESTIONS = [
@@ -42,11 +43,6 @@ def save(path: Path, questions: Sequence[Any] = QUESTIONS) -> Path:
 def lines(path: Path) -> list[dict[str, Any]]:
     """What a file of JSON lines holds."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def asked(pool: FakePool) -> Counter[tuple[str, str]]:
-    """How often each candidate was asked each question."""
-    return Counter((body["model"], body["messages"][0]["content"]) for body in pool.requests)
 
 
 def once(questions: Sequence[Any] = QUESTIONS, names: Sequence[str] = POOL) -> dict[Any, int]:
@@ -232,7 +228,7 @@ def test_rows_end_in_the_order_of_the_questions(
     assert [each["query"] for each in lines(out)] == wanted
     assert link.is_symlink()
     assert out.stat().st_mode & 0o777 == 0o600
-    assert asked(pool) == once([*other, *QUESTIONS])
+    assert pool.calls() == once([*other, *QUESTIONS])
     assert sorted(each.name for each in tmp_path.iterdir() if each.suffix == ".new") == []
 
 
@@ -253,10 +249,10 @@ def test_a_candidates_failure_is_never_a_wrong_answer(
     assert "run the same command again" in said
     assert lines(tmp_path / "rows.jsonl") == []
     pool.say("poet", "42")
-    before = asked(pool)
+    before = pool.calls()
     code, printed, _ = label(questions)
     assert (code, json.loads(printed)["calls"]) == (0, 6)
-    assert asked(pool) - before == once(names=["poet"])
+    assert pool.calls() - before == once(names=["poet"])
     assert len(read_rows(tmp_path / "rows.jsonl", POOL)) == 6
 
 
@@ -316,7 +312,7 @@ def test_a_question_that_stands_twice_is_asked_once(
 ) -> None:
     """Copies would fake a larger n."""
     assert label(save(tmp_path / "q.jsonl", QUESTIONS * 2))[0] == 0
-    assert asked(pool) == once()
+    assert pool.calls() == once()
 
 
 # Going on ---------------------------------------------------------------------------------------
@@ -328,7 +324,7 @@ def test_what_is_labelled_is_not_asked_again(label: Label, pool: FakePool, tmp_p
     rows = lines(tmp_path / "rows.jsonl")
     code, printed, _ = label(save(tmp_path / "q.jsonl", QUESTIONS))
     assert (code, json.loads(printed)["calls"]) == (0, 6)
-    assert asked(pool) == once()
+    assert pool.calls() == once()
     assert lines(tmp_path / "rows.jsonl")[:4] == rows
     assert json.loads(label(tmp_path / "q.jsonl")[1])["calls"] == 0
 
@@ -366,15 +362,6 @@ def started(
         process.communicate()
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Until something is so, half a minute at most."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_two_interruptions_ask_nothing_twice(
     label: Label, config: Path, pool: FakePool, tmp_path: Path
 ) -> None:
@@ -386,7 +373,7 @@ def test_two_interruptions_ask_nothing_twice(
     pool.say("poet", "42", delay_s=0.5)
     for interrupted in (1, 2):
         with started(config, questions, out) as process:
-            wait_for(lambda: len(pool.running) == 2, process)
+            wait_while_running(lambda: len(pool.running) == 2, process)
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=30)
         assert process.returncode == 130, said
@@ -394,7 +381,7 @@ def test_two_interruptions_ask_nothing_twice(
         assert b"Traceback" not in said
         assert len(lines(out)) == 2 * interrupted
     assert label(questions)[0] == 0
-    assert asked(pool) == once()
+    assert pool.calls() == once()
     assert len(read_rows(out, POOL)) == 6
 
 
@@ -404,7 +391,7 @@ def test_a_second_ctrl_c_waits_for_nothing(config: Path, pool: FakePool, tmp_pat
     pool.fail("poet", "hang")
     partial = tmp_path / "rows.jsonl.partial"
     with started(config, questions, out) as process:
-        wait_for(lambda: partial.exists() and len(lines(partial)) == 5, process)
+        wait_while_running(lambda: partial.exists() and len(lines(partial)) == 5, process)
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert process.poll() is None
@@ -425,17 +412,17 @@ def test_kill_and_resume(label: Label, config: Path, pool: FakePool, tmp_path: P
     partial = tmp_path / "rows.jsonl.partial"
     pool.fail("poet", "hang")
     with started(config, questions, out) as process:  # two questions are stuck at the poet
-        wait_for(lambda: partial.exists() and len(lines(partial)) == 5, process)
+        wait_while_running(lambda: partial.exists() and len(lines(partial)) == 5, process)
         process.kill()
     pool.scripts["poet"].fault = None
     pool.fail("speller", "hang")
     with started(config, questions, out) as process:  # they finish; two more are stuck
-        wait_for(lambda: len(lines(partial)) == 5 + 2 + 4, process)
+        wait_while_running(lambda: len(lines(partial)) == 5 + 2 + 4, process)
         process.kill()
     assert len(lines(out)) == 2
     pool.say("speller", "42")
     assert label(questions)[0] == 0
-    counts = asked(pool)
+    counts = pool.calls()
     assert {key: n for key, n in counts.items() if key[0] == "adder"} == once(names=["adder"])
     again = {key[0]: n - 1 for key, n in counts.items() if n > 1}
     assert again == {"poet": 1, "speller": 1}
@@ -457,7 +444,7 @@ def test_a_torn_last_line_is_mended(
     partial.write_text(partial.read_text() + torn)
     pool.requests.clear()
     assert label(questions)[0] == 0
-    assert asked(pool) == once([json.loads(whole[-1])])
+    assert pool.calls() == once([json.loads(whole[-1])])
     assert sorted(out.read_text().splitlines(keepends=True)) == sorted(whole)
 
 
@@ -528,7 +515,7 @@ def test_two_runs_at_once_are_refused(
     questions, out = save(tmp_path / "q.jsonl"), tmp_path / "rows.jsonl"
     pool.fail("poet", "hang")
     with started(config, questions, out) as process:
-        wait_for(lambda: "poet" in pool.running, process)
+        wait_while_running(lambda: "poet" in pool.running, process)
         code, _, said = label(questions)
     assert (code, "another `racer label`" in said) == (1, True)
 
@@ -548,10 +535,10 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
     assert b"rows.jsonl.partial: cannot be written" in said
     assert b"Traceback" not in said
     kept = (tmp_path / "rows.jsonl.partial").read_text().count("\n") - 1 + 3 * len(lines(out))
-    before = asked(pool)
+    before = pool.calls()
     assert 0 < before.total() < 18
     assert label(questions)[0] == 0
-    assert (asked(pool) - before).total() == 18 - kept
+    assert (pool.calls() - before).total() == 18 - kept
     assert len(read_rows(out, POOL)) == 6
     assert label(questions, out=Path("/dev/null/rows.jsonl"))[0] == 1
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.gateway import ENVIRONMENT, POOL, candidates, configure
-from tests.support.waiting import until
+from tests.support.waiting import wait_while_running
 from tests.upstreams.scripted import FakePool, Script
 
 from .conftest import RUNNING_S, Cluster, two_nodes
@@ -133,17 +133,6 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Until something is so, while the process runs."""
-    assert until(lambda: condition() or process.poll() is not None, RUNNING_S)
-    assert process.poll() is None, process.communicate()
-
-
-def asked(pool: FakePool) -> Counter[tuple[str, str]]:
-    """How often each candidate was asked each question."""
-    return Counter((body["model"], body["messages"][0]["content"]) for body in pool.requests)
-
-
 def everything(names: Sequence[str] = POOL) -> set[tuple[str, str]]:
     """Every question to each of these candidates."""
     return {(name, each["query"]) for name in names for each in QUESTIONS}
@@ -162,7 +151,7 @@ def test_rows_are_those_of_one_process_byte_for_byte(
         "labelled": len(QUESTIONS),
         "calls": 3 * len(QUESTIONS),
     }
-    assert asked(pool) == Counter(everything())
+    assert pool.calls() == Counter(everything())
     assert pool.peak <= 3 * TOGETHER
     assert out.read_bytes() == alone
     pool.reset()
@@ -185,7 +174,7 @@ def test_a_failure_over_the_cluster_is_never_a_wrong_answer(
     pool.say("poet", "a rose")
     code, printed, said = label(config, out, "--ray", nodes.address)
     assert (code, json.loads(printed)["calls"]) == (0, len(QUESTIONS)), said
-    assert asked(pool) == Counter(everything(["poet"]))
+    assert pool.calls() == Counter(everything(["poet"]))
     assert out.read_bytes() == alone
 
 
@@ -316,7 +305,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
     out = tmp_path / "rows.jsonl"
     pool.say("adder", "4", delay_s=1.0)  # it must not be done before it is stopped
     with labelling(config, out, "--ray", nodes.address) as process:
-        wait_for(lambda: len(lines(out)) >= 4, process)
+        wait_while_running(lambda: len(lines(out)) >= 4, process, RUNNING_S)
         process.send_signal(how)
         _, said = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGKILL), said
@@ -327,7 +316,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
     pool.say("adder", "4")
     code, _, said = label(config, out, "--ray", nodes.address)
     assert code == 0, said
-    counts = asked(pool)
+    counts = pool.calls()
     assert counts.keys() == everything()
     assert {n for (_, query), n in counts.items() if query in written} == {1}
     assert max(counts.values()) <= 2
@@ -341,15 +330,15 @@ def test_a_node_that_goes_costs_what_it_had_under_way(
     out = tmp_path / "rows.jsonl"
     pool.say("adder", "4", delay_s=1.5)
     with labelling(config, out, "--ray", nodes.address) as process:
-        wait_for(lambda: len(lines(out)) >= 3, process)
+        wait_while_running(lambda: len(lines(out)) >= 3, process, RUNNING_S)
         # Each node has its share of the questions under way, and time to lose it.
-        wait_for(lambda: pool.running.count("adder") == TOGETHER, process)
+        wait_while_running(lambda: pool.running.count("adder") == TOGETHER, process, RUNNING_S)
         assert nodes.titled_on_second(WORKER)
         nodes.lose_second()
         printed, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert json.loads(printed)["labelled"] == len(QUESTIONS)
-    counts = asked(pool)
+    counts = pool.calls()
     assert counts.keys() == everything()
     again = [pair for pair, n in counts.items() if n > 1]
     assert 0 < len({query for _, query in again}) <= TOGETHER

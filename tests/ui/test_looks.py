@@ -30,16 +30,10 @@ def many(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iter
             candidates.say(name, [LONG, "The Vils", "the Vils"][number % 3])
         for number in range(20):
             for question in (SUM, RIVER, POEM):
-                decision = asked(fleet, f"{question} {number}", execute=number % 4 == 0)
+                answer = fleet.route(f"{question} {number}", execute=number % 4 == 0)
+                decision = answer["decision_id"]
                 judge(fleet, decision, right=number % 10 > 0)
         yield fleet
-
-
-def asked(fleet: Fleet, question: str, *, execute: bool = True) -> str:
-    """A question; the id of its decision."""
-    body = {"query": question, "execute": execute}
-    told = fleet.gateway.post("/route", fleet.admin_key, json=body).json()
-    return told["decision_id"]
 
 
 def judge(fleet: Fleet, decision: str, *, right: bool) -> None:
@@ -103,7 +97,7 @@ def test_every_tab_is_accessible_and_pictured(
     seen("calibrate")
     tab.page.click("#tab-watch")
     for number in range(3):
-        asked(many, f"{SUM} {number}")
+        many.route(f"{SUM} {number}")
         tab.until(f"(document.querySelector('#watch .chart')?.data?.[0]?.y.length ?? 0) > {number}")
     tab.page.wait_for_selector("#watch .interval")
     seen("watch")

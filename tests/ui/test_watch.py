@@ -14,12 +14,6 @@ from .conftest import Open, Tab
 from .fleet import FEW, RIVER, SUM, Fleet, served
 
 
-def asked(fleet: Fleet, question: str) -> dict:
-    """A question with an answer, as a client asks it."""
-    body = {"query": question, "execute": True}
-    return fleet.gateway.post("/route", fleet.admin_key, json=body).json()
-
-
 def at_watch(opened: Open, fleet: Fleet, **keys: str) -> Tab:
     """The tab, with keys given."""
     tab = opened(fleet, "#watch")
@@ -41,7 +35,7 @@ def test_what_is_shown_is_what_was_counted(fleet: Fleet, opened: Open) -> None:
     fleet.pool.fail("qwen3-8b", "400")
     tab = at_watch(opened, fleet)
     for number in range(4):
-        asked(fleet, f"{SUM} {number}")
+        fleet.route(f"{SUM} {number}")
     lines = fleet.gateway.get("/metrics", fleet.admin_key).text.splitlines()
     counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     routed = int(float(counted["racer_set_size_count"]))
@@ -68,7 +62,7 @@ def test_a_rate_is_never_negative_and_gateways_are_told_apart(
 ) -> None:
     """Polls meet two gateways in turn, one of which has counted far more than the other."""
     for number in range(30):
-        asked(fleet, f"{RIVER} {number}")
+        fleet.route(f"{RIVER} {number}")
     with served(tmp_path, FEW, candidates, artifact=router) as other:
         gateways = [fleet.gateway, other.gateway]
         polls = 0
@@ -76,7 +70,7 @@ def test_a_rate_is_never_negative_and_gateways_are_told_apart(
         def either(route: Route) -> None:
             nonlocal polls
             polls += 1
-            asked(other, SUM)
+            other.route(SUM)
             route.fulfill(body=gateways[polls % 2].get("/metrics", fleet.admin_key).text)
 
         tab = opened(fleet)
@@ -110,7 +104,7 @@ def test_a_counter_that_begins_again_is_no_rate(
 
 def test_feedback_narrows_the_realised_risk(fleet: Fleet, opened: Open) -> None:
     """From nothing known to an interval, with alpha beside it."""
-    answer = asked(fleet, RIVER)
+    answer = fleet.route(RIVER)
     tab = at_watch(opened, fleet)
     tab.page.wait_for_selector("#watch .interval")
     assert "Asked for: at most 10 %" in tab.page.inner_text("#watch")

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +103,10 @@ class FakePool:
     def asked(self) -> list[str]:
         """The names of the candidates that were asked, sorted."""
         return sorted(body["model"] for body in self.requests)
+
+    def calls(self) -> Counter[tuple[str, str]]:
+        """How often each candidate was called with each question."""
+        return Counter((body["model"], body["messages"][0]["content"]) for body in self.requests)
 
     def start(self) -> None:
         """Serve on a free port of the loopback interface."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any, Final
@@ -13,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.gateway import DATA_KEY, Gateway, user
+from tests.support.waiting import until
 
 from .conftest import ENDLESS, EVERYONE, POOL, Serve, Servers, rows_of
 
@@ -20,16 +19,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 WITHIN_S: Final = 60.0  # on a machine that others share; an abort takes a fraction of a second
 LONELY: Final = "What is 17 plus 25?"  # for which one candidate is selected
-
-
-def eventually(true: Callable[[], bool]) -> bool:
-    """Whether it becomes true in time."""
-    deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline:
-        if true():
-            return True
-        time.sleep(0.05)
-    return true()
 
 
 class Work:
@@ -77,7 +66,7 @@ def test_leaving_in_mid_stream_aborts_the_answer(
         chunks = iter(stream)
         assert [next(chunks).model for _ in range(5)] == ["abacus"] * 5
         assert work.is_under_way
-    assert eventually(lambda: work.is_aborted)
+    assert until(lambda: work.is_aborted, WITHIN_S, every_s=0.05)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -92,8 +81,8 @@ def test_leaving_while_several_candidates_answer_aborts_them_all(
     with closing(client):
         body = json.dumps({"model": "auto", **fields})
         client.request("POST", "/v1/chat/completions", body, headers)
-        assert eventually(lambda: work.is_under_way)
-    assert eventually(lambda: work.is_aborted)
+        assert until(lambda: work.is_under_way, WITHIN_S, every_s=0.05)
+    assert until(lambda: work.is_aborted, WITHIN_S, every_s=0.05)
 
 
 def test_a_decided_vote_aborts_who_still_writes(serve: Serve, servers: Servers) -> None:
@@ -111,4 +100,4 @@ def test_a_decided_vote_aborts_who_still_writes(serve: Serve, servers: Servers) 
     assert {"candidate": "mirror", "cancelled": "vote_decided"} in racer["calls"]
     assert racer["usage_incomplete"] is True
     assert racer["certificate"]["holds"] is True
-    assert eventually(lambda: work.is_aborted)
+    assert until(lambda: work.is_aborted, WITHIN_S, every_s=0.05)
