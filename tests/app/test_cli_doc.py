@@ -16,8 +16,8 @@ from app.cli import main
 from app.cli.doctor import EXIT_UNHEALTHY
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
+from tests.upstreams.single_server import served
 
-from .fake_server import served
 from .test_every_command import COMMANDS, WITHOUT_JSON
 
 ROOT = Path(__file__).parents[2]

@@ -44,8 +44,8 @@ from tests.support.gateway import (
     labelled,
     running,
 )
+from tests.upstreams.single_server import FakeServer, served
 
-from .fake_server import FakeServer, served
 from .test_store import record
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED

@@ -12,8 +12,7 @@ from app.settings import load
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
 from tests.support.first_gateway_page import DEMO, ask_these, blocks, section, walk
-
-from .fake_server import served
+from tests.upstreams.single_server import served
 
 NAMES = ("abacus", "mirror", "tribune")
 TOOLS = ("bash", "openssl", "shuf")

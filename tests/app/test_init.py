@@ -14,8 +14,7 @@ from app import settings
 from app.settings import schema
 from app.tools import first_configuration
 from tests.support.gateway import Command
-
-from .fake_server import served
+from tests.upstreams.single_server import served
 
 NOBODY = "http://127.0.0.1:1"
 SECRET = "sk-of-the-servers-0a1b2c3d4e5f"

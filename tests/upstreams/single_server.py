@@ -1,4 +1,4 @@
-"""One OpenAI-compatible server as somebody finds it: a list of models, a key, a clock, answers."""
+"""One OpenAI-compatible server: a list of models, a key, a clock, answers."""
 
 from __future__ import annotations
 
