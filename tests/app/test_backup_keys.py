@@ -15,7 +15,7 @@ from app.store import Store
 from app.store.backup import calibrations
 from tests.support.gateway import ENVIRONMENT, Command, Serve
 
-from .test_front_gate import configured_key
+from .test_access_control import configured_key
 from .test_store import record
 
 

@@ -42,7 +42,7 @@ from tests.support.gateway import (
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-from .test_front_gate import configured_key
+from .test_access_control import configured_key
 from .watched import draw, notes, record
 
 pytestmark = pytest.mark.scale

@@ -20,7 +20,7 @@ from app.settings import key_format
 from tests.support.gateway import DATA_KEY, ENVIRONMENT, Gateway, Serve
 from tests.support.waiting import wait_until
 
-from .test_front_receipt import (
+from .test_connection import (
     NO_SLOT_S,
     Bare,
     one,

@@ -332,7 +332,7 @@ def test_failures_of_many_addresses_never_pile_up() -> None:
 @pytest.mark.parametrize(
     ("keys", "what"),
     [
-        ([{"name": "data"}], "taken"),
+        ([{"name": "data"}], "reserved"),
         ([{"name": "a"}, {"name": "a"}], "same name"),
         ([{"name": "a", "hash": "sha256:00:11"}], "hash"),
     ],
