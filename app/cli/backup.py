@@ -61,10 +61,10 @@ def restore(file: Path, config: Path, activate: bool, with_keys: bool, as_json: 
     from app.store.backup.file import Backup
 
     configured, secrets = settings.load(config)
-    known = configured.access.keys
+    configured_keys = configured.access.keys
     with Backup(file) as opened:
-        lacking = keys.lacking(opened.manifest.keys, known)
-        change = keys.adding(config, lacking, known) if with_keys and lacking else None
+        lacking = keys.lacking(opened.manifest.keys, configured_keys)
+        change = keys.adding(config, lacking, configured_keys) if with_keys and lacking else None
         with Store(secrets.store(configured)) as store:
             restored = calibrations.restore(store, opened, activate=activate)
     if change is not None:

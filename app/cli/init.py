@@ -49,10 +49,12 @@ def init(
     """
     from app.tools import first_configuration
 
-    plan = first_configuration.InitOptions.of(urls, path, port, key_env, os.environ)
-    plan.check(force=force)
+    options = first_configuration.InitOptions.of(
+        urls, path=path, port=port, key_env=key_env, environment=os.environ
+    )
+    options.check(force=force)
     with busy("reading model lists", as_json):
-        result = first_configuration.write(plan, os.environ, keep_unreachable=keep_unreachable)
+        result = first_configuration.write(options, os.environ, keep_unreachable=keep_unreachable)
     if as_json:
         print_json(result.as_json())
         return

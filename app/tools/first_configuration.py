@@ -33,6 +33,7 @@ class InitOptions:
     def of(
         cls,
         urls: Sequence[str],
+        *,
         path: Path,
         port: int,
         key_env: str | None,
@@ -81,21 +82,21 @@ class InitOptions:
 class InitResult:
     """The files that were written, and their candidates."""
 
-    plan: InitOptions
+    options: InitOptions
     candidates: tuple[configuration_template.CandidateEntry, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The fields that are printed."""
         return {
-            "config": str(self.plan.path),
-            "schema": str(self.plan.schema_path),
+            "config": str(self.options.path),
+            "schema": str(self.options.schema_path),
             "candidates": [each.name for each in self.candidates],
             "unreachable": [each.base_urls[0] for each in self.candidates if each.error],
         }
 
 
 def write(
-    plan: InitOptions, environment: Mapping[str, str], *, keep_unreachable: bool
+    options: InitOptions, environment: Mapping[str, str], *, keep_unreachable: bool
 ) -> InitResult:
     """Read the model lists, validate the configuration as the gateway does, and write it.
 
@@ -105,13 +106,15 @@ def write(
         UpstreamUnavailable: A server does not answer, and ``keep_unreachable`` is false.
     """
     headers: dict[str, str] = {}
-    if plan.key_env is not None:
-        if not (key := environment.get(plan.key_env)):
-            raise SettingsError(f"${plan.key_env} is not set: set it to the API key of the servers")
+    if options.key_env is not None:
+        if not (key := environment.get(options.key_env)):
+            raise SettingsError(
+                f"${options.key_env} is not set: set it to the API key of the servers"
+            )
         headers["authorization"] = f"Bearer {key}"
     listings: list[Listing] = []
     missing: list[tuple[str, str]] = []
-    for url, answer in _list_all(plan.urls, headers):
+    for url, answer in _list_all(options.urls, headers):
         if isinstance(answer, Listing):
             listings.append(answer)
         elif isinstance(answer, UpstreamUnauthorized):
@@ -125,16 +128,16 @@ def write(
         )
     candidates = configuration_template.candidate_entries(listings, missing)
     if not candidates:
-        raise SettingsError(f"no model is served at {', '.join(plan.urls)}: load one first")
-    text = configuration_template.render(candidates, key_env=plan.key_env, port=plan.port)
-    settings.parse(text, plan.path, environment)
+        raise SettingsError(f"no model is served at {', '.join(options.urls)}: load one first")
+    text = configuration_template.render(candidates, key_env=options.key_env, port=options.port)
+    settings.parse(text, options.path, environment)
     try:
-        plan.path.parent.mkdir(parents=True, exist_ok=True)
-        plan.schema_path.write_text(schema.text(), encoding="utf-8")
-        plan.path.write_text(text, encoding="utf-8")
+        options.path.parent.mkdir(parents=True, exist_ok=True)
+        options.schema_path.write_text(schema.text(), encoding="utf-8")
+        options.path.write_text(text, encoding="utf-8")
     except OSError as exc:
-        raise SettingsError(f"{plan.path}: cannot be written ({exc.strerror})") from exc
-    return InitResult(plan=plan, candidates=tuple(candidates))
+        raise SettingsError(f"{options.path}: cannot be written ({exc.strerror})") from exc
+    return InitResult(options=options, candidates=tuple(candidates))
 
 
 def _list_all(

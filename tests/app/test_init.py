@@ -146,7 +146,9 @@ def test_a_key_alone_is_openai_s(
     environment: dict[str, str], url: str, key_env: str | None
 ) -> None:
     """As the client itself has it; a server may want none."""
-    plan = first_configuration.InitOptions.of([], Path("racer.yaml"), 0, None, environment)
+    plan = first_configuration.InitOptions.of(
+        [], path=Path("racer.yaml"), port=0, key_env=None, environment=environment
+    )
     assert (plan.urls, plan.key_env) == ((url,), key_env)
 
 
@@ -154,7 +156,7 @@ def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
     """A URL that is given is asked without the variables' key. Red when OpenAI's key goes there."""
     environment = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://b"}
     plan = first_configuration.InitOptions.of(
-        ["http://a"], Path("racer.yaml"), 0, None, environment
+        ["http://a"], path=Path("racer.yaml"), port=0, key_env=None, environment=environment
     )
     assert (plan.urls, plan.key_env) == (("http://a/v1",), None)
 

@@ -37,7 +37,7 @@ CALIBRATION = FOLDER / "data" / "calibration.jsonl"
 START_LIMIT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunningDemo:
     """A running demo."""
 
@@ -123,7 +123,12 @@ def start_demo(port: int, console: Console) -> Generator[RunningDemo]:
         calibrating = console.status("calibrating on 2,000 labelled queries ...")
         with calibrating, GatewayClient(url, admin_key) as client:
             client.calibrate(CALIBRATION, {})
-        yield RunningDemo(url, admin_key, time.monotonic() - begun, (serve_pool, gateway))
+        yield RunningDemo(
+            url=url,
+            admin_key=admin_key,
+            seconds=time.monotonic() - begun,
+            processes=(serve_pool, gateway),
+        )
 
 
 def _exit(*_: object) -> None:

@@ -38,6 +38,7 @@ class LabelFiles:
     def __init__(
         self,
         out: Path,
+        *,
         pool: tuple[str, ...],
         conditions: Mapping[str, Any],
         max_query_chars: int,

@@ -12,7 +12,7 @@ from racer_core.records.questions import Question
 
 @dataclass(slots=True)
 class PartialLabels:
-    """What is known of one unfinished question, in memory: its ``AnswerStore``."""
+    """Answers and verdicts of one unfinished question: an ``AnswerStore`` in memory."""
 
     texts: dict[str, str | None] = field(default_factory=dict[str, str | None])
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])

@@ -83,7 +83,12 @@ def run(
     checker, judge = make_grader(grading, settings, secrets)
     conditions = conditions_of(settings, grading, judge)
     asyncio.run(_check(checker, questions, source))
-    with LabelFiles(out, settings.pool, conditions, settings.limits.query_chars) as files:
+    with LabelFiles(
+        out,
+        pool=settings.pool,
+        conditions=conditions,
+        max_query_chars=settings.limits.query_chars,
+    ) as files:
         labelling = _LabellingRun(questions, files, progress)
         if remote is None:
             grader, _ = make_grader(
