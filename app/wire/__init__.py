@@ -1,1 +1,4 @@
-"""The ways of asking that OpenAI clients know, one file each: how each is read and written."""
+"""Wire formats: the OpenAI-compatible APIs, request schemas, bodies, server-sent events.
+
+Knows settings; knows no routing, no candidate and no store.
+"""

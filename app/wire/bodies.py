@@ -16,16 +16,16 @@ from app.json_output import dump_json
 from app.settings.validation import problems
 from racer_core import strict_json
 
-# The parser holds the interpreter while it runs: bound its work, not only its bytes. A key costs
-# ten times what other values do.
+# The parser holds the GIL, so its work is bounded, not only the bytes. A key costs ten times as
+# much as another value.
 MAX_COMMAS = 250_000
 MAX_KEYS = 50_000
-MAX_FIELDS = 1_000  # of the body itself, which are looked at one by one
+MAX_FIELDS = 1_000  # of the body itself, which are checked one by one
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
-    """The body's bytes, refused once they are over the limit.
+    """The bytes of the body, up to the limit.
 
     Raises:
         UnsupportedBody: The body is compressed.
@@ -45,9 +45,9 @@ async def body_stream(request: Request, limit: int) -> AsyncGenerator[bytes]:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; where it is large, it counts until the request ends.
+    """The whole body; a large one counts against the memory budget until the request ends.
 
-    Counted as it arrives: a client that announces much and sends nothing takes no room.
+    Bytes count as they arrive: a client that announces many and sends none takes no memory.
 
     Raises:
         Overloaded: All bodies together are too large.
@@ -57,14 +57,14 @@ async def read_body(request: Request, limit: int) -> bytes:
     size = 0
     async for part in body_stream(request, limit):
         size += len(part)
-        if size > SMALL_BYTES:  # what is small is free, and never refused for what is large
+        if size > SMALL_BYTES:  # small bodies are free, and never refused because of large ones
             request.state.quota_ticket.hold(min(len(part), size - SMALL_BYTES))
         parts.append(part)
     return b"".join(parts)
 
 
 async def read(request: Request, model: type[ModelT], limit: int) -> tuple[ModelT, dict[str, Any]]:
-    """Read a JSON body: checked as a wire model, and as it was sent, to be passed on untouched.
+    """Read a JSON body: the checked model, and the raw object, to be passed on unchanged.
 
     Raises:
         UnsupportedBody: The content type is not JSON.
@@ -78,7 +78,7 @@ async def read(request: Request, model: type[ModelT], limit: int) -> tuple[Model
 
 
 def _parse(model: type[ModelT], data: bytes) -> tuple[ModelT, dict[str, Any]]:
-    if data.count(b",") > MAX_KEYS:  # seldom, so that others do not pay for the look
+    if data.count(b",") > MAX_KEYS:  # rare, so that other bodies do not pay for the check
         _check_size(_outside_of_strings(data))
     raw = strict_json.load_object(data)
     if len(raw) > MAX_FIELDS:
@@ -96,8 +96,8 @@ def _check_size(structure: bytes) -> None:
 
 
 def _outside_of_strings(data: bytes) -> bytes:
-    """A JSON document without the inside of its strings: a prompt may hold any table."""
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped, they end no string
+    """A JSON document without the contents of its strings: a prompt may hold any table."""
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")  # escaped quotes end no string
     if bare.count(b'"') > 4 * MAX_COMMAS:
         raise TooLarge(f"the body has more than {2 * MAX_COMMAS:,} texts")
     return b"".join(bare.split(b'"')[::2])
@@ -115,7 +115,7 @@ def checked(model: type[ModelT], value: Mapping[str, Any]) -> ModelT:
 def json_response(
     value: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Render JSON; NaN can never go out."""
+    """Render JSON; NaN is never sent."""
     return Response(
         dump_json(value), status_code=status, headers=headers, media_type="application/json"
     )

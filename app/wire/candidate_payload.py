@@ -1,4 +1,4 @@
-"""What candidates are sent, and whether it is what they were labelled with. Pure functions."""
+"""The payload for a candidate, and whether it decodes as it did for the labels. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 from app.settings import Candidate
 from racer_core.errors import InputError
 
-# Fields that reach into the candidate's server rather than describe the completion: that name
-# other hosts to it (what engines hand a prompt's cache over with, too), or jump its queue.
+# Fields that control the candidate's server instead of the completion: they name other hosts (those
+# that move a prompt's cache between engines, too), or jump its queue.
 _DENIED = frozenset(
     {"prompt_embeds", "api_base", "headers", "extra_headers", "api_version", "structured_outputs",
      "kv_transfer_params", "ec_transfer_params", "priority"}
 )  # fmt: skip
 _DENIED_PREFIXES = ("chat_template", "guided_", "bootstrap_")
 _DENIED_SUFFIXES = ("url", "uri", "api_key")
-# Fields that change nothing of the first answer. Any other must be as it was for the labels.
+# Fields that do not change the first answer. Any other must be as it was for the labels.
 _HARMLESS = frozenset(
     {"messages", "prompt", "input", "n", "seed", "logprobs", "top_logprobs", "user", "metadata",
      "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
@@ -29,11 +29,11 @@ _OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"
 
 
 def passed_through(raw: Mapping[str, Any], ours: Set[str] = frozenset()) -> dict[str, Any]:
-    """The fields of a body that candidates get, as the client sent them.
+    """The fields of a body that are passed on to candidates, unchanged.
 
     Args:
         raw: The body.
-        ours: Further fields that are the gateway's.
+        ours: Further fields that only the gateway reads.
 
     Raises:
         InputError: A field is on the deny list.
@@ -52,7 +52,7 @@ def passed_through(raw: Mapping[str, Any], ours: Set[str] = frozenset()) -> dict
 def candidate_payload(
     fields: Mapping[str, Any], candidate: Candidate, path: str = "chat/completions"
 ) -> dict[str, Any]:
-    """What one candidate is sent: the client's fields, else the candidate's own parameters."""
+    """The payload for one candidate: the client's fields, else the candidate's own parameters."""
     defaults = dict(candidate.parameters)
     if any(fields.get(name) is not None for name in TOKEN_LIMITS):
         defaults = {name: value for name, value in defaults.items() if name not in TOKEN_LIMITS}
@@ -60,23 +60,23 @@ def candidate_payload(
         defaults = {
             limit if name in TOKEN_LIMITS else name: value for name, value in defaults.items()
         }
-    said = {name: value for name, value in fields.items() if value is not None}
-    sent = {candidate.renames.get(name, name): value for name, value in (defaults | said).items()}
-    return {**sent, "model": candidate.served_as, "stream": False}
+    given = {name: value for name, value in fields.items() if value is not None}
+    renamed = {candidate.renames.get(name, name): v for name, v in (defaults | given).items()}
+    return {**renamed, "model": candidate.served_as, "stream": False}
 
 
 def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]) -> bool:
-    """Whether the client asks some candidate to decode otherwise than it was labelled with."""
-    said = {name: value for name, value in fields.items() if value is not None}
+    """Whether some candidate would decode otherwise than it did for its labels."""
+    given = {name: value for name, value in fields.items() if value is not None}
     return any(
         _matters(_alias(name, candidate), value, candidate.parameters)
         for candidate in candidates
-        for name, value in said.items()
+        for name, value in given.items()
     )
 
 
 def _matters(name: str, value: object, parameters: Mapping[str, Any]) -> bool:
-    """A harmless field matters only where rows were labelled with a value of it."""
+    """Whether a field may change the answer; a harmless one only where the labels fixed it."""
     if name in parameters:
         return parameters[name] != value
     plain_text = value == {"type": "text"} if name == "response_format" else False

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``."""
+"""The chat completions API, ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from app.wire import parsing
 from app.wire.chunked import ChunkedFormat
 from app.wire.format import Choice
 
-# What a message may hold instead of a text.
-_OTHERS: Final = ("tool_calls", "function_call", "refusal", "audio")
+# Members of a message that may stand instead of a text.
+_OTHER_CONTENT: Final = ("tool_calls", "function_call", "refusal", "audio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class Chat(ChunkedFormat):
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         message = _readable(name, choice.get("message"))
-        # "" is an answer, though no vote: rows label it as one. No text at all is none.
-        if message.get("content") is None and not any(message.get(other) for other in _OTHERS):
+        # "" is an answer that does not vote, as in labelled rows. A message without text is none.
+        if message.get("content") is None and not any(
+            message.get(other) for other in _OTHER_CONTENT
+        ):
             raise parsing.empty(name)
         return {**choice, "message": message}
 
@@ -41,10 +43,10 @@ class Chat(ChunkedFormat):
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages, then the finish."""
-        kept = ("id", "created", "model", "system_fingerprint", "service_tier")
-        head = {name: body[name] for name in kept if name in body}
+        head_names = ("id", "created", "model", "system_fingerprint", "service_tier")
+        head = {name: body[name] for name in head_names if name in body}
         head["object"] = "chat.completion.chunk"
-        said: list[dict[str, Any]] = [
+        content: list[dict[str, Any]] = [
             {"index": i, "delta": _delta(choice["message"]), "finish_reason": None}
             | ({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})
             for i, choice in enumerate(body["choices"])
@@ -53,11 +55,11 @@ class Chat(ChunkedFormat):
             {"index": i, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
             for i, choice in enumerate(body["choices"])
         ]
-        return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
+        return self._with_usage(body, {**head, "choices": content}, {**head, "choices": finish})
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """See :class:`app.wire.format.ApiFormat`."""
-        return [_said(choice) for choice in body["choices"]]
+        return [_choice(choice) for choice in body["choices"]]
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -74,7 +76,7 @@ class Chat(ChunkedFormat):
 
 
 def _readable(name: str, message: object) -> dict[str, Any]:
-    """A message whose content is a text: parts of one, as some servers send, are put together."""
+    """A message whose content is one text; the text parts that some servers send are joined."""
     given = parsing.as_object(name, message)
     content: object = given.get("content")
     if isinstance(content, list):
@@ -88,7 +90,7 @@ def _readable(name: str, message: object) -> dict[str, Any]:
     return given
 
 
-def _said(choice: Mapping[str, Any]) -> Choice:
+def _choice(choice: Mapping[str, Any]) -> Choice:
     message = choice["message"]
     content: object = message.get("content")
     calls: list[Mapping[str, Any]] = list(message.get("tool_calls") or [])
@@ -103,7 +105,7 @@ def _said(choice: Mapping[str, Any]) -> Choice:
 
 
 def text_parts(content: object) -> str | None:
-    """The texts among content parts; None without any."""
+    """The joined texts of content parts; None without any."""
     parts = cast("list[object]", content) if isinstance(content, list) else []
     texts = [
         text
@@ -116,7 +118,7 @@ def text_parts(content: object) -> str | None:
 
 
 def _delta(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as a delta: tool calls need their index there."""
+    """A message as a delta, in which tool calls need an index."""
     delta = {name: value for name, value in message.items() if value is not None}
     if calls := delta.get("tool_calls"):
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]

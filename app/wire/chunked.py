@@ -1,4 +1,4 @@
-"""What chat and text completions share: choices, chunks, and a usage chunk on demand."""
+"""Chunked formats, the base of chat and text completions: choices, chunks, usage on demand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ChunkedFormat(ABC):
     """Answers of several choices, streamed as chunks; see :class:`app.wire.format.ApiFormat`.
 
     Attributes:
-        n: How many choices were asked for; more are dropped.
-        include_usage: The client wants the usage as a last chunk of its own.
+        n: Number of requested choices; more are dropped.
+        include_usage: The client wants the usage in a last chunk.
     """
 
     n: int = 1
     include_usage: bool = False
     end: ClassVar[bytes] = sse.DONE
-    text_key: ClassVar[str]  # under which a chunk has its text
+    text_key: ClassVar[str]  # member of a chunk that holds its text
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -42,11 +42,11 @@ class ChunkedFormat(ABC):
         if piece.get("error"):  # some servers say null in every chunk
             raise UpstreamError(f"{name} failed in mid-stream")
         choices = parsing.as_objects(name, piece.get("choices"))
-        known = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
-        asked = parsing.first_of_each(known, self.n)
+        requested = [choice for choice in choices if choice.get("index", 0) in range(self.n)]
+        first = parsing.first_of_each(requested, self.n)
         return {
             **piece,
-            "choices": [self._checked_part(name, parsing.sound(choice)) for choice in asked],
+            "choices": [self._checked_part(name, parsing.sound(choice)) for choice in first],
         }
 
     def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
@@ -65,15 +65,15 @@ class ChunkedFormat(ABC):
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
-        """The choice, as clients can read it. Raises UpstreamError unless it says something."""
+        """The choice, as clients can read it. Raises UpstreamError if it is empty."""
 
     @abstractmethod
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
-        """A choice of a chunk, likewise; it need not say anything."""
+        """A choice of a chunk, as clients can read it; it may be empty."""
 
     @abstractmethod
     def _text_of(self, choice: Mapping[str, Any]) -> object:
-        """What a checked choice of a chunk has under ``text_key``."""
+        """The value of ``text_key`` in a checked choice of a chunk."""
 
     @abstractmethod
     def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class ChunkedFormat(ABC):
 
     @abstractmethod
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A whole answer as chunks: what was said, then the finish."""
+        """A whole answer as chunks: the content, then the finish."""
 
     def _with_usage(
-        self, body: Mapping[str, Any], said: dict[str, Any], finish: dict[str, Any]
+        self, body: Mapping[str, Any], content: dict[str, Any], finish: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """The chunks, and a last one with the usage where the answer has one."""
         if not isinstance(body.get("usage"), dict):
-            return [said, finish]
-        return [said, finish, {**finish, "choices": [], "usage": body["usage"]}]
+            return [content, finish]
+        return [content, finish, {**finish, "choices": [], "usage": body["usage"]}]
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -115,8 +115,8 @@ class ChunkedFormat(ABC):
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
-        asked = cast("dict[str, Any]", payload.get("stream_options") or {})
-        options = {**asked, "include_usage": True}
+        given = cast("dict[str, Any]", payload.get("stream_options") or {})
+        options = {**given, "include_usage": True}
         return {**payload, "stream": True, "stream_options": options}
 
     def is_wanted(self, piece: Mapping[str, Any]) -> bool:
@@ -163,7 +163,7 @@ class ChunkedFormat(ABC):
 
 
 class LiveChunks:
-    """Chunks under our id and the candidate's name; the ``racer`` object rides on the last one.
+    """Chunks with our id and the candidate's name; the last one carries the ``racer`` object.
 
     The finishing chunk waits for the token counts that servers send after it.
     """
@@ -181,7 +181,7 @@ class LiveChunks:
         self._usage: dict[str, Any] | None = None
         self._finished = False
         self._last: dict[str, Any] | None = None  # held back, once a choice has finished
-        self._spoke = False
+        self._has_content = False
 
     @property
     def usage(self) -> dict[str, int]:
@@ -195,8 +195,8 @@ class LiveChunks:
         if isinstance(usage, dict):
             self._usage = cast("dict[str, Any]", usage)
         if not chunk["choices"]:
-            return []  # the usage chunk: ours comes last, and only if it was asked for
-        self._spoke = self._spoke or any(map(_speaks, chunk["choices"]))
+            return []  # the usage chunk: ours comes last, and only on demand
+        self._has_content = self._has_content or any(map(_is_content, chunk["choices"]))
         self._finished = self._finished or any(self._ends(chunk).values())
         if not self._finished:
             return [sse.event(chunk)]
@@ -206,15 +206,15 @@ class LiveChunks:
     def close(self, racer: Mapping[str, Any]) -> list[bytes]:
         """The last events."""
         assert self._last is not None  # an unfinished stream is an error before this
-        if not self._spoke:
+        if not self._has_content:
             raise parsing.empty(str(self._stamp["model"]))
         return last_with_racer(
             [self._last], racer, self._usage or {} if self._include_usage else None
         )
 
 
-def _speaks(choice: Mapping[str, Any]) -> bool:
-    """Whether a part of a choice is a part of an answer; "" is one, as in a whole answer."""
+def _is_content(choice: Mapping[str, Any]) -> bool:
+    """Whether a chunk's choice has a part of an answer; "" is one, as in a whole answer."""
     given: object = choice.get("delta")
     delta = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     others = {name for name, value in delta.items() if value is not None} - {"role"}

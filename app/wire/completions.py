@@ -1,4 +1,4 @@
-"""``/v1/completions``: a prompt continued."""
+"""The text completions API, ``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Completions(ChunkedFormat):
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The texts, then the finish."""
-        kept = ("id", "object", "created", "model", "system_fingerprint")
-        head = {name: body[name] for name in kept if name in body}
-        said = [{**choice, "finish_reason": None} for choice in body["choices"]]
+        head_names = ("id", "object", "created", "model", "system_fingerprint")
+        head = {name: body[name] for name in head_names if name in body}
+        content = [{**choice, "finish_reason": None} for choice in body["choices"]]
         finish: list[dict[str, Any]] = [
             {"index": i, "text": "", "logprobs": None}
             | {"finish_reason": choice.get("finish_reason") or "stop"}
             for i, choice in enumerate(body["choices"])
         ]
-        return self._with_usage(body, {**head, "choices": said}, {**head, "choices": finish})
+        return self._with_usage(body, {**head, "choices": content}, {**head, "choices": finish})
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """See :class:`app.wire.format.ApiFormat`."""

@@ -17,7 +17,7 @@ def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
     """The OpenAI error envelope and its status, found along the exception's MRO."""
     kind = next(each for each in type(exc).__mro__ if each in STATUS)
     status, error_type, code = STATUS[kind]
-    if isinstance(exc, UpstreamRejected):  # a fault of the request, by the candidates' own word
+    if isinstance(exc, UpstreamRejected):  # the candidates blame the request
         status = exc.status or status
     return status, error_body(
         str(exc),
@@ -28,7 +28,7 @@ def envelope(exc: RacerError) -> tuple[int, dict[str, Any]]:
 
 
 def error_of(exc: Exception) -> dict[str, Any]:
-    """The envelope of any error; of an unknown one nothing is said: it may hold a prompt."""
+    """The envelope of any error; the text of an unknown one is hidden: it may hold a prompt."""
     if isinstance(exc, RacerError):
         return envelope(exc)[1]
     return error_body("internal error; see the gateway's log", "api_error", code="internal_error")
@@ -48,7 +48,7 @@ def error_response(
     lasting: bool = False,
     retry_after_s: float | None = None,
 ) -> Response:
-    """Render an error, with what the client's own retries should know."""
+    """Render an error, with the headers that control the client's retries."""
     if status in RETRY_AFTER_S and not lasting:
         wait_s = RETRY_AFTER_S[status] if retry_after_s is None else retry_after_s
         headers = {"retry-after": str(max(1, math.ceil(min(wait_s, MAX_RETRY_AFTER_S))))}

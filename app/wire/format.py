@@ -1,4 +1,4 @@
-"""What the request path needs to know of a way of asking.
+"""The interface of API formats: reading and writing the answers of one OpenAI-compatible API.
 
 A *body* is a whole answer, a *piece* one event of a stream, both as the candidate sent them.
 """
@@ -16,14 +16,14 @@ from app.wire.event_template import EventTemplate
 class Choice:
     """One choice of a candidate's answer."""
 
-    text: str | None = None  # None: no text at all, a tool call, say
+    text: str | None = None  # None: no text, but a tool call, for example
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     refused: bool = False  # the candidate declined to answer
     cut: bool = False  # the answer ended at the token limit
 
 
 class StreamWriter(Protocol):
-    """Rewrites one candidate's stream while it passes through."""
+    """Rewrites one candidate's stream as it passes through."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -35,24 +35,24 @@ class StreamWriter(Protocol):
         ...
 
     def close(self, racer: Mapping[str, Any]) -> list[bytes]:
-        """The last events; the ``racer`` object rides on the last of them."""
+        """The last events, of which the last carries the ``racer`` object."""
         ...
 
 
 class ApiFormat(Protocol):
-    """One way of asking, with what this request asks of it."""
+    """An API format, with the options of one request."""
 
     path: ClassVar[str]  # below a base URL, such as ``chat/completions``
-    id_prefix: ClassVar[str]  # how the ids of its answers begin
-    end: ClassVar[bytes]  # what ends a stream, after its last event
+    id_prefix: ClassVar[str]  # of the ids of its answers
+    end: ClassVar[bytes]  # ends a stream, after its last event
 
     @property
     def n(self) -> int:
-        """How many choices were asked for."""
+        """Number of requested choices."""
         ...
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
-        """Parse a whole answer of candidate ``name``. Raises UpstreamError unless it is one."""
+        """Parse a whole answer of candidate ``name``. Raises UpstreamError if it is malformed."""
         ...
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
@@ -60,15 +60,15 @@ class ApiFormat(Protocol):
         ...
 
     def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
-        """What events that say as little as this one look like; None where that is not known."""
+        """The template of events that differ from this one in their text; None without one."""
         ...
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
-        """The choices that this piece is about, and whether each is whole with it."""
+        """The choices in this piece, and whether it completes each of them."""
         ...
 
     def chars(self, piece: Mapping[str, Any]) -> int:
-        """How many characters the candidate wrote with this piece."""
+        """Number of characters of text in this piece."""
         ...
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -76,22 +76,22 @@ class ApiFormat(Protocol):
         ...
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
-        """What was said, at least one choice."""
+        """The choices of an answer, at least one."""
         ...
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
-        """Counts of tokens by their chat names (prompt, completion, total); empty if not given.
+        """Token counts by their chat names (prompt, completion, total); empty if not given.
 
         Takes a body or a piece.
         """
         ...
 
     def streamed(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The payload that asks for the same as a stream, with its usage at the end."""
+        """The payload that requests a stream, with the usage at its end."""
         ...
 
     def is_wanted(self, piece: Mapping[str, Any]) -> bool:
-        """Whether the client asked for this piece; the usage at the end is for us."""
+        """Whether the client requested this piece; the usage at the end may be ours alone."""
         ...
 
     def stamped(
@@ -102,19 +102,19 @@ class ApiFormat(Protocol):
         model: str,
         usage: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """The answer as it goes to the client: our id, the candidate's name, the usage given."""
+        """The answer for the client: with our id, the candidate's name and this usage."""
         ...
 
     def named(self, piece: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """A body or piece under the candidate's own name."""
+        """A body or piece with the candidate's own name."""
         ...
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
-        """An answer in which nobody was called."""
+        """The answer to a request for which no candidate was called."""
         ...
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
-        """A piece as it goes out."""
+        """The event of a piece."""
         ...
 
     def live(self, *, decision_id: str, model: str) -> StreamWriter:
@@ -126,5 +126,5 @@ class ApiFormat(Protocol):
         ...
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """The event with which a stream ends that cannot go on: our envelope."""
+        """The event that ends a failed stream: our error envelope."""
         ...

@@ -1,4 +1,4 @@
-"""Reading what candidates send: strict about shape, silent about content."""
+"""Parsing of candidates' answers: strict about their shape, indifferent to their content."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ESCAPES: Final = re.compile(
 
 
 def json_object(name: str, data: bytes | str) -> dict[str, Any]:
-    """One strict JSON object; halves of surrogate pairs become U+FFFD, as models do cut them."""
+    """One strict JSON object; halves of surrogate pairs, which models cut, become U+FFFD."""
     try:
         text = data.decode("utf-8") if isinstance(data, bytes) else data
         if "\\ud" in text or "\\uD" in text:
@@ -29,26 +29,26 @@ def json_object(name: str, data: bytes | str) -> dict[str, Any]:
 
 
 def as_object(name: str, value: object) -> dict[str, Any]:
-    """A JSON object, or the candidate's answer is none."""
+    """The value as a JSON object. Raises UpstreamError if it is none."""
     if not isinstance(value, dict):
         raise invalid(name)
     return cast("dict[str, Any]", value)
 
 
 def as_objects(name: str, value: object) -> list[dict[str, Any]]:
-    """A list of JSON objects, likewise."""
+    """The value as a list of JSON objects. Raises UpstreamError if it is none."""
     if not isinstance(value, list):
         raise invalid(name)
     return [as_object(name, each) for each in cast("list[object]", value)]
 
 
 def first_of_each(choices: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """The first choice of every index, no more than were asked for."""
-    kept: dict[object, dict[str, Any]] = {}
+    """The first choice of every index, at most ``most``."""
+    first: dict[object, dict[str, Any]] = {}
     for position, choice in enumerate(choices):
         index = choice.get("index", position)
-        kept.setdefault(index if isinstance(index, int) else position, choice)
-    return list(kept.values())[:most]
+        first.setdefault(index if isinstance(index, int) else position, choice)
+    return list(first.values())[:most]
 
 
 _FINISHES: Final = frozenset(
@@ -57,21 +57,21 @@ _FINISHES: Final = frozenset(
 
 
 def sound(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice whose reason to end clients know, and whose log-probabilities are some.
+    """A choice with a standard finish reason and with valid log-probabilities.
 
-    Clients read both by a schema: a word of the server's own would be a failed request there.
+    Clients validate both by a schema, in which a server's own word would fail the request.
     """
     finish = choice.get("finish_reason")
-    kept = dict(choice)
+    checked = dict(choice)
     if not isinstance(finish, str | None) or finish not in _FINISHES:
-        kept["finish_reason"] = "stop"
-    if "logprobs" in kept and not _are_logprobs(kept["logprobs"]):
-        kept["logprobs"] = None
-    return kept
+        checked["finish_reason"] = "stop"
+    if "logprobs" in checked and not _are_logprobs(checked["logprobs"]):
+        checked["logprobs"] = None
+    return checked
 
 
 def _are_logprobs(value: object) -> bool:
-    """None, those of chat (a list of tokens), or those of text completions (lists of numbers)."""
+    """Whether it is None, chat's list of tokens, or the lists of numbers of text completions."""
     if not isinstance(value, dict):
         return value is None
     given = cast("dict[str, object]", value)
@@ -89,7 +89,7 @@ def _is_logprob(value: object) -> bool:
 
 
 def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
-    """Token counts that are counts, under the names that chat gives them."""
+    """The valid token counts, under the names of chat."""
     given = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
     return {
         ours: value
@@ -106,7 +106,7 @@ _MEDIA: Final = ("image", "audio", "video", "file")
 
 
 def text_length(value: object) -> int:
-    """How many characters of text a JSON value holds; pictures, sound and files are none."""
+    """Number of characters of text in a JSON value, without images, sound and files."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list):
@@ -121,7 +121,7 @@ def text_length(value: object) -> int:
 
 
 def with_usage(usage: object, counted: Mapping[str, int] | None) -> dict[str, Any]:
-    """A usage object with its counts replaced; details that only one call knows stay as they are.
+    """A usage object with its counts replaced; details of one call stay as they are.
 
     None keeps what the candidate sent.
     """
@@ -130,12 +130,12 @@ def with_usage(usage: object, counted: Mapping[str, int] | None) -> dict[str, An
 
 
 def invalid(name: str) -> UpstreamError:
-    """The answer is not what its path promises."""
+    """The error for a malformed answer."""
     return UpstreamError(
         f"{name}'s answer is not an OpenAI completion", kind="upstream_invalid_response"
     )
 
 
 def empty(name: str) -> UpstreamError:
-    """The answer is well-formed and says nothing."""
+    """The error for a well-formed answer without content."""
     return UpstreamError(f"{name} answered without a text", kind="upstream_empty")

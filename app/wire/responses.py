@@ -1,4 +1,4 @@
-"""``/v1/responses``, stateless: nothing is kept between requests."""
+"""The Responses API, ``/v1/responses``, stateless: nothing is stored between requests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAILED: Final = ("response.failed", "error")
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """The Responses interface; see :class:`app.wire.format.ApiFormat`."""
+    """The Responses API; see :class:`app.wire.format.ApiFormat`."""
 
     path: ClassVar[str] = "responses"
     id_prefix: ClassVar[str] = "resp_"
@@ -52,7 +52,7 @@ class Responses:
         return piece
 
     def event_template(self, data: str, piece: Mapping[str, Any]) -> EventTemplate | None:
-        """None: every event has a number of its own."""
+        """None: every event has its own number."""
         return None
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
@@ -60,21 +60,21 @@ class Responses:
         return {0: piece["type"] in _WHOLE}
 
     def chars(self, piece: Mapping[str, Any]) -> int:
-        """See :class:`app.wire.format.ApiFormat`; what is `done` was a delta before."""
+        """See :class:`app.wire.format.ApiFormat`; a `done` event repeats its deltas."""
         return parsing.text_length(piece.get("delta"))
 
     def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Every output item added, its text in one delta, done; then the whole response."""
         begun = {**body, "status": "in_progress", "output": list[Any](), "usage": None}
-        said: list[dict[str, Any]] = [
+        events: list[dict[str, Any]] = [
             {"type": "response.created", "response": begun},
             {"type": "response.in_progress", "response": begun},
         ]
         for index, item in enumerate(body["output"]):
-            said += _item_events(index, item)
+            events += _item_events(index, item)
         ended = "completed" if body.get("status") != "incomplete" else "incomplete"
-        said.append({"type": f"response.{ended}", "response": dict(body)})
-        return [{**piece, "sequence_number": i} for i, piece in enumerate(said)]
+        events.append({"type": f"response.{ended}", "response": dict(body)})
+        return [{**piece, "sequence_number": i} for i, piece in enumerate(events)]
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """All output together is one choice."""
@@ -153,8 +153,8 @@ class Responses:
         }
 
     def event(self, piece: Mapping[str, Any]) -> bytes:
-        """Named events, as this interface has them."""
-        kind = json.dumps(piece["type"])[1:-1]  # one line, whatever the candidate called it
+        """A named event."""
+        kind = json.dumps(piece["type"])[1:-1]  # escaped: one line, whatever the candidate sent
         return b"event: " + kind.encode() + b"\n" + sse.event(piece)
 
     def live(self, *, decision_id: str, model: str) -> StreamWriter:
@@ -167,14 +167,14 @@ class Responses:
         return [*map(self.event, first), self.event(_with_racer(last, racer))]
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """Our envelope, readable as this interface's own error event too."""
-        told: dict[str, Any] = error["error"]
-        kept = {name: told.get(name) for name in ("code", "message", "param")}
-        return self.event({"type": "error", "sequence_number": 0, **kept, **error})
+        """Our error envelope, which is also a valid error event of this API."""
+        fields: dict[str, Any] = error["error"]
+        own = {name: fields.get(name) for name in ("code", "message", "param")}
+        return self.event({"type": "error", "sequence_number": 0, **own, **error})
 
 
 class _LiveEvents:
-    """Events under our id and the candidate's name; the last one waits for the ``racer`` object."""
+    """Events with our id and the candidate's name; the last one waits for the ``racer`` object."""
 
     def __init__(self, api_format: Responses, decision_id: str, model: str) -> None:
         self._api_format = api_format
@@ -222,7 +222,7 @@ def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The content of a message; of reasoning and calls nothing is an answer's text."""
+    """The content of a message; other items have no text of the answer."""
     return list(item.get("content") or []) if item.get("type") == "message" else []
 
 

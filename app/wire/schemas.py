@@ -1,4 +1,4 @@
-"""Wire models: what strangers may send. Pydantic checks them after the strict JSON reader."""
+"""Request schemas: Pydantic models of request bodies, checked after the strict JSON parser."""
 
 from __future__ import annotations
 

@@ -30,21 +30,21 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._begun = bytearray()  # a line of which the end has not come
+        self._begun = bytearray()  # an incomplete line
         self._data: list[bytes] = []
         self._size = 0
         self._after_cr = False
         self._first = True
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """Give the events that this chunk completes; those before a wrong one, too.
+        """Yield the events that this chunk completes, up to an invalid one.
 
         Raises:
             InputError: An event is over 1 MiB as it is written, or not UTF-8.
         """
         if not chunk:
             return
-        if self._after_cr:  # an LF here is the other half of a line end that was already seen
+        if self._after_cr:  # an LF here is the second half of a CRLF
             chunk = chunk.removeprefix(b"\n")
         self._after_cr = chunk.endswith(b"\r")
         first, *others = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -77,6 +77,6 @@ class EventReader:
             raise InputError("an event is not UTF-8") from exc
 
     def _check(self, more: int) -> None:
-        """Alike for a line that is whole and for its beginning, however the stream is cut."""
+        """Check the size: the same for a line and its beginning, however the stream is cut."""
         if self._size + more > MAX_EVENT_BYTES:
             raise InputError("an event is over 1 MiB")
