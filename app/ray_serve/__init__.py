@@ -1,4 +1,4 @@
-"""The gateway on a Ray cluster; only this and ``app.tools.ray_batch`` import ray."""
+"""The gateway on Ray Serve; only this package and ``app.tools.ray_batch`` import ray."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""The deployments of ``deploy/ray/serve.yaml``: gateways, and the router that they share."""
+"""Ray Serve deployments of ``deploy/ray/serve.yaml``: gateways, and the router that they share."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
 from racer_core.racer import Scored
 
-# Serve hands over what comes in one pass of the event loop, as many batches as there are: it is the
-# worker behind it that scores together what waits when its thread is free, and refuses what is too
-# much. Serve settles who is in a batch too early for that: when many wait, batches must be large.
+# Serve forms a batch from the requests of one pass of the event loop. The encoder worker behind it
+# forms the batches that are scored, when its thread is free, and rejects requests beyond its queue.
+# Serve would form them too early: when many requests wait, batches must be large.
 _TOGETHER: Final = 16
 _BATCHES: Final = 1024
 
@@ -58,7 +58,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
         router = router.bind(config)
     gateway = _deployment(
         serve.ingress()(Gateway),
-        # The gate refuses, with an error that says so; a request that is refused has come in, too.
+        # The gateway's own limit rejects requests with a clear error; they count here, too.
         max_ongoing_requests=2 * limits.in_flight,
         graceful_shutdown_timeout_s=limits.drain_delay_s + limits.drain_s,
     )
@@ -149,7 +149,7 @@ class _Opening:
 
 
 def _without_id(send: Send) -> Send:
-    """Leave the request's id to Serve, which puts the same into every answer once more."""
+    """Remove the request id header: Serve adds the same header to every answer."""
 
     async def sent(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -160,7 +160,7 @@ def _without_id(send: Send) -> Send:
 
 
 def _load(config: Path) -> tuple[Settings, Secrets]:
-    """The configuration, as it must be behind proxies that others can reach."""
+    """Load and check the configuration of a gateway behind Serve's public proxies."""
     configured, secrets = settings.load(config, host="0.0.0.0", port=0)  # hence keys are required
     if configured.access.admin is not None:
         raise SettingsError(f"{config}: access.admin: Serve has one listener; leave it out")

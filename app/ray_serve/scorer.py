@@ -1,4 +1,4 @@
-"""Scores by the router's replicas, wherever in the cluster they are."""
+"""Router backend on Ray Serve: scores come from the replicas of the router deployment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.routing.scorer import ScoredQuery, put, room_for
 from racer_core.racer import Scored
 
 _PIECE: Final = 64  # rows of a calibration that go to a replica together
-_AHEAD: Final = 4  # pieces under way at once, so that several replicas share them
+_AHEAD: Final = 4  # pieces in flight, so that several replicas share them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class _Piece:
 
 
 class RayRouterBackend:
-    """Asks the router's deployment; a replica that died is asked for once more elsewhere.
+    """Calls the router deployment; after the death of a replica, the call is repeated once.
 
     Args:
         router: The handle of :class:`app.ray_serve.deployments.Router`.
@@ -69,7 +69,7 @@ class RayRouterBackend:
             while under_way:
                 whole = _finish(whole, under_way.popleft(), self._again, count)
         finally:
-            for piece in under_way:  # nobody waits for them any more
+            for piece in under_way:  # their results are no longer needed
                 piece.response.cancel()
         if whole is None:
             raise ValueError("there are no rows to score")
@@ -79,12 +79,12 @@ class RayRouterBackend:
         """Embeddings of texts, (B, D), each of length 1."""
         return await self._answer("embed", list(texts))
 
-    async def _answer(self, method: str, asked: object) -> Any:
+    async def _answer(self, method: str, argument: object) -> Any:
         ask = getattr(self._router, method).remote
         try:
-            return await ask(asked, self._artifact)
+            return await ask(argument, self._artifact)
         except RayActorError:
-            return await ask(asked, self._artifact)
+            return await ask(argument, self._artifact)
 
     def _begin(self, rows: range, texts: list[str]) -> _Piece:
         response = self._router.score_rows.remote(texts, self._artifact)

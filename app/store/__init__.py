@@ -1,9 +1,10 @@
-"""What is kept: SQLite by default, PostgreSQL by URL when several gateways share it.
+"""The store, a SQLite or PostgreSQL database; knows no routing and no HTTP.
 
-``tables.py`` says what, ``schema.py`` in which version, ``engine.py`` how it is opened and what can
-go wrong; ``calibrations.py`` reads and writes calibrations, ``notifications.py`` rings when
-something changed. Decisions and alarms are read and written in ``app/monitoring``, shares of
-keys' limits in ``app/access/quota_leases.py``.
+SQLite is the default; several gateways share one PostgreSQL. ``tables.py`` holds the tables,
+``schema.py`` their version and migrations, ``engine.py`` connections, transactions and errors,
+``calibrations.py`` reads and writes of calibrations, ``notifications.py`` LISTEN/NOTIFY, and
+``backup`` backups. ``app/monitoring`` reads and writes decisions and alarms,
+``app/access/quota_leases.py`` the leases of keys' limits.
 """
 
 from app.store.calibrations import Pulse, Store, Summary

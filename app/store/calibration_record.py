@@ -1,4 +1,4 @@
-"""A calibration as it is kept, and the form in which it is: a JSON document and arrays."""
+"""Record of a stored calibration, and its encoding: a JSON document and arrays."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LATER: Final = "later_"  # before the names of the arrays of later turns
 class LaterTurns:
     """Rows of turns after the first of a conversation: another population, with its own threshold.
 
-    They differ from the record's other rows in nothing but themselves.
+    Pool, options and patterns are those of the record.
     """
 
     calibration: Calibration
@@ -33,7 +33,7 @@ class LaterTurns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """A calibration as it is kept: everything needed to recompute any threshold."""
+    """A stored calibration: everything needed to recompute any threshold."""
 
     id: str
     created_at: str  # UTC, ISO 8601
@@ -84,23 +84,23 @@ class CalibrationRecord:
     def decoded(
         cls, record_id: str, created_at: str, artifact: str, document: str, arrays: bytes
     ) -> Self:
-        """What was :meth:`encoded`; raises many kinds of errors where it was not."""
-        said = json.loads(document)
-        found: Mapping[str, NDArray[Any]] = np.load(io.BytesIO(arrays), allow_pickle=False)
-        calibration = _calibration(said, found)
-        later = said.get("later")
+        """Decode the result of :meth:`encoded`; invalid input raises many kinds of errors."""
+        fields = json.loads(document)
+        stored: Mapping[str, NDArray[Any]] = np.load(io.BytesIO(arrays), allow_pickle=False)
+        calibration = _calibration(fields, stored)
+        later = fields.get("later")
         return cls(
             id=record_id,
             created_at=created_at,
             artifact=artifact,
             calibration=calibration,
-            evidence=said["evidence"],
-            void_reasons=tuple(said["void_reasons"]),
+            evidence=fields["evidence"],
+            void_reasons=tuple(fields["void_reasons"]),
             later=later
             and LaterTurns(
                 calibration=replace(
                     calibration,
-                    **_rows_from(found, _LATER),
+                    **_rows_from(stored, _LATER),
                     groups=later["groups"] and tuple(later["groups"]),
                 ),
                 text=later["text"],
@@ -139,18 +139,18 @@ def _pattern_settings(patterns: PatternModel | None) -> dict[str, float] | None:
     }
 
 
-def _calibration(said: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibration:
-    options: dict[str, Any] = said["options"]
+def _calibration(fields: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Calibration:
+    options: dict[str, Any] = fields["options"]
     salt = options["smoothing_salt"]
     options["score"] = Score(options["score"])
     options["risk_target"] = RiskTarget(options["risk_target"])
     options["smoothing_salt"] = bytes.fromhex(salt) if salt else None
-    settings, prices, groups = said["patterns"], said["prices"], said["groups"]
+    settings, prices, groups = fields["patterns"], fields["prices"], fields["groups"]
     patterns = settings and PatternModel(
         patterns=arrays["patterns"], frequencies=arrays["pattern_frequencies"], **settings
     )
     return Calibration(
-        pool=tuple(said["pool"]),
+        pool=tuple(fields["pool"]),
         options=CalibrationOptions(**options),
         patterns=patterns,
         prices=prices and tuple(prices),

@@ -1,6 +1,6 @@
-"""Calibrations, as they are kept. One transaction per change.
+"""Stored calibrations: reads and writes, one transaction per change.
 
-So whatever moment the process dies at, the store opens with the old state or the new one.
+Whenever the process dies, the store opens with the old state or the new one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
 from app.store.calibration_record import CalibrationRecord
-from app.store.engine import Lines, Transaction
+from app.store.engine import ServerConnections, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """What every gateway must agree on, in one look."""
+    """The state that all gateways share: the active calibration and its alarms."""
 
     active_id: str | None
     watched_since: str | None  # when the alarms of that calibration began
-    raised: tuple[str, ...]  # and which of them were raised
+    raised: tuple[str, ...]  # the alarms that were raised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +66,10 @@ class Store:
             reason = str(exc).splitlines()[0]
             raise SettingsError(f"store {engine.shown(url)}: {reason}") from exc
         finally:
-            self._engine.dispose()  # refused or not, it begins with no connection
-        self._lines = Lines(self._engine)
+            self._engine.dispose()  # the store begins without a connection
+        self._connections = ServerConnections(self._engine)
         self._threads = ThreadPoolExecutor(engine.THREADS, thread_name_prefix="racer-store")
-        # Of their own, so that nobody's work delays what gateways must agree on.
+        # Threads of their own, so that long work does not delay the shared state.
         self._pulses = ThreadPoolExecutor(engine.PULSES, thread_name_prefix="racer-store-pulse")
         self.url = url
         self.is_shared = self._engine.dialect.name != "sqlite"  # other gateways may use it, too
@@ -81,8 +81,8 @@ class Store:
         self._engine.dispose()
 
     def cut(self) -> None:
-        """The server does not answer: let whoever waits for it hear that."""
-        self._lines.cut()
+        """Cut all connections to a server that does not answer; waiting threads get an error."""
+        self._connections.cut()
 
     def __enter__(self) -> Self:
         return self
@@ -91,19 +91,19 @@ class Store:
         self.close()
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do what uses the store on a thread of its own: a locked one holds up no other work."""
+        """Run a function that uses the store on a thread: a locked store blocks no event loop."""
         call = partial(contextvars.copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def pulsing(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same for what every gateway does all the time, and is done in a moment."""
+        """Run a short, frequent function on the threads for the shared state."""
         call = partial(work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._pulses, call)
 
     def add(
         self, record: CalibrationRecord, *, activate: bool, expected_active_id: str | None = None
     ) -> None:
-        """Keep a record, and make it the active one in the same transaction if asked.
+        """Store a record, and activate it in the same transaction if requested.
 
         Raises:
             Conflict: ``expected_active_id`` is given and another one is active; an empty one
@@ -119,7 +119,7 @@ class Store:
     def activate(
         self, calibration_id: str, expected_active_id: str | None, artifact: str
     ) -> CalibrationRecord:
-        """Make a kept record the active one, and return it.
+        """Activate a stored record, and return it.
 
         Raises:
             NotFound: No such record.
@@ -137,14 +137,14 @@ class Store:
         return record
 
     def pulse(self, artifact: str) -> Pulse:
-        """What decides for an artifact and fleet with this digest, and what its alarms say."""
-        told = (
+        """Return what is active for the artifact and fleet with this digest, and its alarms."""
+        statement = (
             select(ActiveRow.calibration_id, WatchRow.since, WatchRow.raised)
             .join(WatchRow, WatchRow.calibration_id == ActiveRow.calibration_id, isouter=True)
             .where(ActiveRow.artifact == artifact)
         )
         with self.transaction() as session:
-            found = session.execute(told).one_or_none()
+            found = session.execute(statement).one_or_none()
         if found is None:
             return Pulse(active_id=None, watched_since=None, raised=())
         active_id, since, raised = found
@@ -217,7 +217,7 @@ def _activate(session: Session, calibration_id: str, artifact: str, expected: st
     session.add(ActiveRow(artifact=artifact, calibration_id=calibration_id))
     try:
         session.flush()
-    except IntegrityError as exc:  # another first one, at the same moment
+    except IntegrityError as exc:  # another process activated the first one
         raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
 
 
@@ -255,8 +255,8 @@ def _to_row(record: CalibrationRecord) -> CalibrationRow:
 
 def is_whole(row: CalibrationRow) -> bool:
     """Whether a row is what was written: its digest matches."""
-    told = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-    return told == row.digest
+    digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    return digest == row.digest
 
 
 def _to_record(row: CalibrationRow) -> CalibrationRecord:

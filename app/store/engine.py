@@ -1,9 +1,9 @@
-"""How the database is opened, used in transactions, and what can go wrong with it.
+"""Database engine: connection pool, transactions and the translation of their errors.
 
 SQLite runs with ``journal_mode=DELETE, synchronous=FULL``: its WAL mode has a corruption race in
-the versions that Python links today, and calibrations are rare. PostgreSQL is asked to give up by
-itself on what takes too long, and a connection is tried before it is used: the server may have been
-restarted since.
+the versions that Python links today, and calibrations are rare. PostgreSQL ends statements
+that take too long by itself, and a pooled connection is tested before it is used: the server may
+have been restarted since.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from app.errors import SettingsError, StoreBusy, StoreError, StoreFull, StoreUna
 from app.store.tables import Base
 from racer_core.errors import InputError, RacerError
 
-THREADS: Final = 4  # that use the store at once
-PULSES: Final = 2  # that look after what is shared, beside them
+THREADS: Final = 4  # that use the store at the same time
+PULSES: Final = 2  # more of them, for the state that gateways share
 CONNECT_S: Final = 5
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
@@ -40,7 +40,7 @@ def open_engine(url: str) -> Engine:
     """An engine; nothing is connected yet.
 
     Raises:
-        SettingsError: No URL of a database that is known here, or its driver is not installed.
+        SettingsError: The URL names no supported database, or its driver is not installed.
     """
     try:
         parsed = make_url(url)
@@ -72,11 +72,11 @@ def open_engine(url: str) -> Engine:
         ) from exc
 
 
-class Lines:
-    """The connections to a server, so that they can be cut.
+class ServerConnections:
+    """The open connections to a database server, so that they can be cut.
 
-    A server that takes a question and never answers holds whoever asked for ever: no time limit of
-    its own or of the network's applies.
+    A server that accepts a query and never answers blocks the calling thread for ever: no time
+    limit of the server or of the network applies.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -84,31 +84,31 @@ class Lines:
         self._open: set[Any] = set()
         self._error: Any = engine.dialect.loaded_dbapi.Error
         if engine.dialect.name != "sqlite":
-            # Those that nobody uses, too: one is first tried, and then used.
+            # Idle connections, too: each is tested before it is used.
             event.listen(engine, "connect", self._opened)
             event.listen(engine, "close", self._closed)
 
     def cut(self) -> None:
-        """Whoever waits on one is told that it broke."""
+        """Shut all of them down; threads that wait for an answer get an error."""
         with self._lock:
-            for line in self._open:
+            for connection in self._open:
                 with (
                     contextlib.suppress(OSError, self._error),  # it is closed already
-                    socket.socket(fileno=os.dup(line.fileno())) as wire,
+                    socket.socket(fileno=os.dup(connection.fileno())) as duplicate,
                 ):
-                    wire.shutdown(socket.SHUT_RDWR)
+                    duplicate.shutdown(socket.SHUT_RDWR)
 
-    def _opened(self, line: Any, _: Any) -> None:
+    def _opened(self, connection: Any, _: Any) -> None:
         with self._lock:
-            self._open.add(line)
+            self._open.add(connection)
 
-    def _closed(self, line: Any, _: Any) -> None:
+    def _closed(self, connection: Any, _: Any) -> None:
         with self._lock:
-            self._open.discard(line)
+            self._open.discard(connection)
 
 
 def begin_writing(session: Session) -> None:
-    """Let no other process of SQLite's write from here on: what is read now is what is changed.
+    """Lock a SQLite database for writing, so that what is read now is what is changed.
 
     PostgreSQL locks the rows that are read ``FOR UPDATE`` instead.
     """
@@ -118,13 +118,13 @@ def begin_writing(session: Session) -> None:
 
 
 def insert_into(session: Session, table: type[Base]) -> Any:
-    """An INSERT that knows what to do on a conflict."""
+    """Return an INSERT that supports ON CONFLICT."""
     postgres = session.connection().dialect.name == "postgresql"
     return (postgresql if postgres else sqlite).insert(table)
 
 
 def notify(session: Session) -> None:
-    """Tell every gateway that something changed, once this transaction is committed."""
+    """NOTIFY every gateway of a change, once this transaction is committed."""
     if session.connection().dialect.name == "postgresql":
         session.execute(text(f"NOTIFY {CHANNEL}"))
 
@@ -154,7 +154,7 @@ class Transaction:
 
 
 def _fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
-    """What went wrong, told apart where somebody would do something else about it."""
+    """Translate an error into the kind that decides what the operator does about it."""
     if isinstance(exc, DataError | UnicodeEncodeError):
         return InputError("a name has characters that the store cannot hold")
     driver = getattr(exc, "orig", None)
@@ -163,7 +163,7 @@ def _fault(exc: SQLAlchemyError | UnicodeEncodeError, what: str) -> RacerError:
         case sqlite3.SQLITE_FULL | "53100":
             return StoreFull("the disk of the store is full; make room and try again")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | "55P03" | "57014" | "40001" | "40P01":
-            return StoreBusy("the store is locked by somebody else; try again soon")
+            return StoreBusy("the store is locked by another process; try again soon")
         case _ if isinstance(exc, OperationalError) and hasattr(driver, "sqlstate"):
             return StoreUnavailable("the store's database cannot be reached; try again soon")
         case _:
@@ -184,7 +184,7 @@ def _sqlite_pragmas(connection: Any, _: Any) -> None:
 
 
 def shown(url: str) -> str:
-    """A URL without what may be a secret: whom it names, and its options."""
+    """Return a URL without user, password and options, which may be secret."""
     try:
         plain = make_url(url).set(username=None, password=None, query={})
     except (ArgumentError, ValueError):

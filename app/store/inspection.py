@@ -1,4 +1,4 @@
-"""Looks into a store without touching it: no table is made, no file, no pragma."""
+"""Read-only inspection of a store: it creates no table and no file, and sets no pragma."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CUT_SHORT: Final = "SQLITE_READONLY_ROLLBACK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInspection:
-    """What is there."""
+    """The content of a store, as far as commands report it."""
 
-    version: str | None = None  # of its tables; None: there are none
-    active: Summary | None = None  # what decides for the artifact and fleet that were asked for
-    other: Summary | None = None  # else the newest that decides for another
+    version: str | None = None  # of its tables; None without tables
+    active: Summary | None = None  # the active calibration of the requested artifact and fleet
+    other: Summary | None = None  # otherwise the newest active one of another
 
 
 def look(url: str, setup: str | None) -> StoreInspection:
@@ -39,7 +39,7 @@ def look(url: str, setup: str | None) -> StoreInspection:
     Raises:
         SettingsError: No URL of a store, or its driver is not installed.
         CutShort: What a program was writing when it died is to be undone first.
-        StoreUnavailable: It cannot be reached, or is none.
+        StoreUnavailable: The store cannot be reached, or the URL names no store.
     """
     opened = read_only(url)
     if opened is None:
@@ -65,7 +65,7 @@ def look(url: str, setup: str | None) -> StoreInspection:
 
 
 def read_only(url: str) -> Engine | None:
-    """An engine with which nothing can be written; None where there is no file yet."""
+    """Return an engine that cannot write; None where there is no file yet."""
     usual = engine.open_engine(url)  # refuses what is no store; connects to nothing
     if usual.dialect.name != "sqlite":
         return usual.execution_options(postgresql_readonly=True)
@@ -79,7 +79,7 @@ def read_only(url: str) -> Engine | None:
 
 
 def _newest(session: Session, setup: str | None) -> Summary | None:
-    """The newest that decides: for this artifact and fleet, or for any."""
+    """Return the newest active calibration of this artifact and fleet, or of any."""
     columns = (
         select(
             CalibrationRow.id,

@@ -1,4 +1,4 @@
-"""Rings when a gateway changed something that the others must know."""
+"""LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another one changed the shared state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from app.store.engine import CHANNEL, CONNECT_S
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 0.5  # it rings so often in any case
+POLL_S: Final = 0.5  # a wait ends after this time even without a notification
 
 
 class NotificationListener:
-    """PostgreSQL's notifications, and a clock behind them; with SQLite the clock alone.
+    """Waits for PostgreSQL's notifications, or for the poll interval; with SQLite only for that.
 
     Args:
         url: The store's.
@@ -26,12 +26,12 @@ class NotificationListener:
 
     def __init__(self, url: str) -> None:
         self._url = make_url(url)
-        self._rung = asyncio.Event()
-        self._listening: asyncio.Task[None] | None = None
+        self._notified = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._url.get_backend_name() == "postgresql":
-            self._listening = asyncio.create_task(self._listen(), name="notifications of the store")
+            self._listener = asyncio.create_task(self._listen(), name="notifications of the store")
         return self
 
     async def __aexit__(
@@ -40,17 +40,17 @@ class NotificationListener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
+        if self._listener is not None:
+            self._listener.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._listening
+                await self._listener
 
     async def wait(self) -> None:
-        """Return when it rings."""
+        """Return after a notification or the poll interval."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL_S):
-                await self._rung.wait()
-        self._rung.clear()
+                await self._notified.wait()
+        self._notified.clear()
 
     async def _listen(self) -> None:
         import psycopg
@@ -62,9 +62,9 @@ class NotificationListener:
                     url, autocommit=True, connect_timeout=CONNECT_S, application_name="racer bell"
                 ) as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
-                    self._rung.set()  # for what was said before
+                    self._notified.set()  # for changes before the LISTEN
                     async for _ in connection.notifies():
-                        self._rung.set()
+                        self._notified.set()
             except psycopg.Error as exc:
                 log.info("the store notifies nobody now: %s", type(exc).__name__)
             await asyncio.sleep(POLL_S)

@@ -1,8 +1,9 @@
-"""The version of the tables: created where there are none, upgraded by hand, else refused.
+"""Schema version and migrations: tables are created once, and upgraded only on command.
 
-Versions are Alembic's, in ``migrations/versions``; a database says which one it has. A gateway
-starts with exactly its own: an older program must not write what it does not understand, and to
-upgrade is an operator's decision, with a backup beside it. Alembic itself is imported only then.
+Versions are Alembic's, in ``migrations/versions``; the database stores its own. A gateway starts
+only with the version that it was written for: an older program must not write into newer tables,
+and an upgrade is an operator's decision, with a backup beside it. Alembic is imported only for an
+upgrade.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 HEAD: Final = "0002"  # the newest version, as `tables.py` has it
-_FIRST: Final = "0001"  # what was made before databases said their version
-_LOCK: Final = 0x7261636572  # of those that create and upgrade; "racer"
+_FIRST: Final = "0001"  # of databases that store no version yet
+_LOCK: Final = 0x7261636572  # advisory lock of creation and upgrade; "racer"
 _VERSION: Final = "alembic_version"
 
 
@@ -28,11 +29,11 @@ def prepare(engine: Engine) -> None:
     """Create the tables of an empty database.
 
     Raises:
-        SettingsError: It has tables of another version.
-        SQLAlchemyError: It cannot be used.
+        SettingsError: The database has tables of another version.
+        SQLAlchemyError: The database cannot be used.
     """
     with engine.begin() as connection:
-        _alone(connection)
+        _lock(connection)
         found = version(connection)
         if found is None:
             Base.metadata.create_all(connection)
@@ -60,11 +61,11 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
     from alembic import command
 
     with engine.begin() as connection:
-        _alone(connection)
+        _lock(connection)
         if connection.dialect.name == "postgresql":
-            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index takes its time
+            connection.execute(text("SET LOCAL statement_timeout = 0"))  # an index may take longer
         found = version(connection)
-        if found is not None and found not in known():
+        if found is not None and found not in known_versions():
             raise SettingsError(_refusal(found))
         config = migration_config()
         config.attributes["connection"] = connection
@@ -75,7 +76,7 @@ def upgrade(engine: Engine) -> tuple[str | None, str]:
 
 
 def _refusal(found: str) -> str:
-    if found in known():
+    if found in known_versions():
         return (
             f"store: its tables have version {found}, this program needs {HEAD}: make a backup "
             "with the program that wrote it, then run `racer db upgrade`"
@@ -86,8 +87,8 @@ def _refusal(found: str) -> str:
     )
 
 
-def known() -> set[str]:
-    """Every version that this program can upgrade from."""
+def known_versions() -> set[str]:
+    """Return every version that this program can upgrade from."""
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(migration_config())
@@ -103,8 +104,8 @@ def migration_config() -> Config:
     return config
 
 
-def _alone(connection: Connection) -> None:
-    """Of several that start at once, one creates or upgrades, and the others find it done."""
+def _lock(connection: Connection) -> None:
+    """Let only one of several processes create or upgrade the tables at a time."""
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
     else:

@@ -1,4 +1,4 @@
-"""Every table. A change here is a new version: see ``schema.py``."""
+"""Database tables. A change here needs a migration and a new version: see ``schema.py``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CALIBRATION_ID: Final = String(64)
 
 
 class Base(DeclarativeBase):
-    """What all tables stand in."""
+    """The metadata of all tables."""
 
 
 class CalibrationRow(Base):
@@ -52,19 +52,19 @@ class DecisionRow(Base):
         ),
         Index("decisions_by_kind", "calibration_id", "ordinary").ddl_if(dialect="postgresql"),
         Index("decisions_by_sample", "calibration_id", "shadow", "judged", "loss"),
-        # A query that came to another gateway before; a single one remembers by itself.
+        # Queries that another gateway has seen; a single gateway keeps them in memory.
         Index("decisions_by_query", "fingerprint").ddl_if(dialect="postgresql"),
     )
 
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     created_at: Mapped[str] = mapped_column(String(32), index=True)
     calibration_id: Mapped[str] = mapped_column(CALIBRATION_ID)
-    key: Mapped[str] = mapped_column(String(128))  # whose decision it is
+    key: Mapped[str] = mapped_column(String(128))  # name of the API key
     selected: Mapped[str]  # the set in the order of the pool: JSON
     null_selected: Mapped[bool]
     ordinary: Mapped[bool]  # at the calibration's own alpha, score and pool: it counts for the risk
-    shadow: Mapped[bool]  # everyone was called
-    judged: Mapped[bool]  # a shadow decision with a verdict on everyone
+    shadow: Mapped[bool]  # all candidates were called
+    judged: Mapped[bool]  # a shadow decision with a verdict on every candidate
     loss: Mapped[float | None]  # of a judged one; None where it does not count
     document: Mapped[str]
     neighbours: Mapped[bytes | None] = mapped_column(LargeBinary)  # pattern ids, 4 bytes each
@@ -100,18 +100,18 @@ class WatchRow(Base):
 
 
 class BudgetRow(Base):
-    """What is left of one limit of one key, and not lent to any gateway."""
+    """The rest of one limit of one key that no gateway has leased."""
 
     __tablename__ = "budgets"
 
     key: Mapped[str] = mapped_column(String(128), primary_key=True)
     unit: Mapped[str] = mapped_column(String(16), primary_key=True)  # requests or tokens
     level: Mapped[float]
-    at: Mapped[float]  # when it was so, seconds of the database's clock
+    at: Mapped[float]  # time of that level, seconds of the database's clock
 
 
 class LeaseRow(Base):
-    """What a gateway holds of a limit and may spend without asking."""
+    """A gateway's lease of a limit, which it spends without another query."""
 
     __tablename__ = "leases"
 
@@ -119,4 +119,4 @@ class LeaseRow(Base):
     unit: Mapped[str] = mapped_column(String(16), primary_key=True)
     gateway: Mapped[str] = mapped_column(String(64), primary_key=True)
     held: Mapped[float]
-    until: Mapped[float]  # a gateway that says nothing for so long holds nothing
+    until: Mapped[float]  # the lease ends then, unless the gateway renews it

@@ -83,7 +83,7 @@ def saved(store: Store, file: Path) -> Path:
     return file
 
 
-def restored(store: Store, file: Path, *, activate: bool = False) -> calibrations.Restored:
+def restored(store: Store, file: Path, *, activate: bool = False) -> calibrations.RestoreResult:
     """Restore a backup."""
     with Backup(file) as opened:
         return calibrations.restore(store, opened, activate=activate)
@@ -332,7 +332,7 @@ def test_what_fails_in_the_middle_leaves_the_one_before(
     before, beside = saved.read_bytes(), set(saved.parent.iterdir())
     add = backup_file.Writer.add
 
-    def fail(self: backup_file.Writer, kept: backup_file.Kept) -> None:
+    def fail(self: backup_file.Writer, kept: backup_file.StoredCalibration) -> None:
         if kept.row.id == "cal-3":
             raise StoreError("the power failed")
         add(self, kept)

@@ -1,4 +1,4 @@
-"""What can be carried from one store to another: calibrations, their alarms, hashes of keys.
+"""Backups of a store: calibrations, their alarms and hashes of keys; knows no decisions.
 
 ``file.py`` is the file, ``calibrations.py`` reads and writes the store, ``keys.py`` the
 configuration.

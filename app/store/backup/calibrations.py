@@ -1,4 +1,4 @@
-"""Between the store and a backup: every calibration, which are active, and their alarms.
+"""Backup and restore of calibrations, with their alarms and which of them are active.
 
 Decisions and feedback are not in a backup. A record never changes once it is stored, so gateways
 may run: which calibrations are active is that of one moment, each calibration comes with the
@@ -16,23 +16,23 @@ from sqlalchemy.orm import Session
 from app.errors import Conflict
 from app.settings.access import Key
 from app.store import Store
-from app.store.backup.file import Backup, Kept, Manifest, writing
+from app.store.backup.file import Backup, Manifest, StoredCalibration, writing
 from app.store.calibrations import is_whole
 from app.store.engine import begin_writing, notify
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What went into a backup."""
+class BackupResult:
+    """The result of a backup."""
 
     manifest: Manifest
     damaged: tuple[str, ...]  # calibrations whose digests did not match: they are left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What a backup did to a store, by calibrations."""
+class RestoreResult:
+    """The result of a restore, by calibrations."""
 
     added: list[str] = field(default_factory=list[str])
     there: list[str] = field(default_factory=list[str])
@@ -40,7 +40,7 @@ class Restored:
     left: list[str] = field(default_factory=list[str])  # active then; another one is now
 
 
-def save(store: Store, keys: tuple[Key, ...], path: Path) -> Saved:
+def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
     """Write a backup.
 
     Raises:
@@ -58,14 +58,14 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> Saved:
                 row = session.get_one(CalibrationRow, calibration_id)
                 watch = session.get(WatchRow, calibration_id)
             if is_whole(row):
-                backup.add(Kept(row=row, active=calibration_id in active, watch=watch))
+                backup.add(StoredCalibration(row=row, active=calibration_id in active, watch=watch))
             else:
                 damaged.append(calibration_id)
         manifest = backup.finish(keys)
-    return Saved(manifest=manifest, damaged=tuple(damaged))
+    return BackupResult(manifest=manifest, damaged=tuple(damaged))
 
 
-def restore(store: Store, backup: Backup, *, activate: bool) -> Restored:
+def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
     """Add what the store lacks, all or nothing; what is there stays as it is.
 
     Args:
@@ -80,20 +80,20 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> Restored:
     """
     for _ in backup.calibrations():  # verified, all of them, before anything is written
         pass
-    restored = Restored()
+    restored = RestoreResult()
     with store.transaction() as session:
         begin_writing(session)
-        for kept in backup.calibrations():
-            if _is_there(session, kept.row):
-                restored.there.append(kept.row.id)
+        for stored in backup.calibrations():
+            if _is_there(session, stored.row):
+                restored.there.append(stored.row.id)
             else:
-                session.add(kept.row)
+                session.add(stored.row)
                 session.flush()
-                restored.added.append(kept.row.id)
-            if kept.watch is not None and session.get(WatchRow, kept.row.id) is None:
-                session.add(kept.watch)
-            if kept.active:
-                _decide(session, kept.row, restored, activate=activate)
+                restored.added.append(stored.row.id)
+            if stored.watch is not None and session.get(WatchRow, stored.row.id) is None:
+                session.add(stored.watch)
+            if stored.active:
+                _decide(session, stored.row, restored, activate=activate)
         notify(session)
     return restored
 
@@ -107,7 +107,9 @@ def _is_there(session: Session, row: CalibrationRow) -> bool:
     return True
 
 
-def _decide(session: Session, row: CalibrationRow, restored: Restored, *, activate: bool) -> None:
+def _decide(
+    session: Session, row: CalibrationRow, restored: RestoreResult, *, activate: bool
+) -> None:
     """Make a calibration the active one where none is, or where it is asked for."""
     active = session.get(ActiveRow, row.artifact, with_for_update=True)
     if active is None:

@@ -1,8 +1,8 @@
-"""The file of a backup: a zip of one member for each calibration, and a manifest behind them.
+"""Backup file format: a zip with one member for each calibration, and a manifest at the end.
 
-A member is a line of JSON, the record but for its arrays, and then these as they are stored. The
-manifest has the SHA-256 of each. Records are written and read one at a time: one of a million rows
-has tens of megabytes.
+A member is a line of JSON with the record, and then its arrays as they are stored. The manifest has
+the SHA-256 of each. Records are written and read one at a time: one of a million rows has tens of
+megabytes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class WatchMember(Frozen):
     raised: str
 
 
-class Head(Frozen):
-    """A calibration as it is stored, but for its arrays."""
+class RecordHeader(Frozen):
+    """A stored calibration without its arrays."""
 
     id: str
     created_at: str
@@ -69,7 +69,7 @@ class Member(Frozen):
 
 
 class MemberCounts(Frozen):
-    """What is in the file, for people."""
+    """The content of the file in numbers, for people."""
 
     calibrations: int
     active: int
@@ -78,7 +78,7 @@ class MemberCounts(Frozen):
 
 
 class Manifest(Frozen):
-    """What the file says of itself."""
+    """The manifest of the file."""
 
     format: Literal[1]
     program: str
@@ -89,8 +89,8 @@ class Manifest(Frozen):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """One calibration with all that stands in a store of it."""
+class StoredCalibration:
+    """One calibration with everything that the store holds of it."""
 
     row: CalibrationRow
     active: bool  # it decides for its artifact
@@ -109,25 +109,25 @@ class Writer:
         self._members: list[Member] = []
         self._active = self._watches = 0
 
-    def add(self, kept: Kept) -> None:
+    def add(self, stored: StoredCalibration) -> None:
         """Write one calibration."""
-        row, watch = kept.row, kept.watch
-        head = Head(
+        row, watch = stored.row, stored.watch
+        header = RecordHeader(
             id=row.id,
             created_at=row.created_at,
             artifact=row.artifact,
             document=row.document,
             digest=row.digest,
-            active=kept.active,
+            active=stored.active,
             watch=watch and WatchMember(since=watch.since, state=watch.state, raised=watch.raised),
         )
-        line = head.model_dump_json().encode() + b"\n"
+        line = header.model_dump_json().encode() + b"\n"
         member = Member(id=row.id, sha256=_sha256(line, row.arrays))
         with self._file.open(member.path, "w", force_zip64=True) as written:
             written.write(line)
             written.write(row.arrays)
         self._members.append(member)
-        self._active += kept.active
+        self._active += stored.active
         self._watches += watch is not None
 
     def finish(self, keys: tuple[Key, ...]) -> Manifest:
@@ -204,7 +204,7 @@ class Backup:
     ) -> None:
         self._file.close()
 
-    def calibrations(self) -> Iterator[Kept]:
+    def calibrations(self) -> Iterator[StoredCalibration]:
         """The calibrations, one at a time, each with its digests verified.
 
         Raises:
@@ -215,29 +215,29 @@ class Backup:
             if _sha256(line, arrays) != member.sha256:
                 raise self._damaged(f"calibration {member.id} is not what the manifest says")
             try:
-                kept = _kept(Head.model_validate_json(line), arrays)
+                stored = _decode(RecordHeader.model_validate_json(line), arrays)
             except ValidationError as exc:
                 raise self._damaged(f"calibration {member.id} cannot be read") from exc
-            if not is_whole(kept.row):
+            if not is_whole(stored.row):
                 raise self._damaged(f"the digest of calibration {member.id} does not match")
-            yield kept
+            yield stored
 
     def _read_manifest(self) -> Manifest:
         text = b"".join(self._read(_MANIFEST))
         try:
-            said = strict_json.load_object(text)
+            fields = strict_json.load_object(text)
         except InputError as exc:
             raise self._damaged(f"its manifest: {exc}") from exc
-        if said.get("format") != FORMAT:
+        if fields.get("format") != FORMAT:
             raise InputError(
-                f"{self._path}: its format is {said.get('format')!r}, this program reads {FORMAT}: "
-                f"restore it with racer {said.get('program')}, which wrote it"
+                f"{self._path}: its format is {fields.get('format')!r}, this program reads "
+                f"{FORMAT}: restore it with racer {fields.get('program')}, which wrote it"
             )
         try:
-            return Manifest.model_validate(said)
+            return Manifest.model_validate(fields)
         except ValidationError as exc:
-            told = "; ".join(sentence for _, sentence in problems(exc, Manifest))
-            raise self._damaged(f"its manifest: {told}") from exc
+            problem = "; ".join(sentence for _, sentence in problems(exc, Manifest))
+            raise self._damaged(f"its manifest: {problem}") from exc
 
     def _read(self, name: str) -> tuple[bytes, bytes]:
         """The first line, and the rest."""
@@ -257,14 +257,14 @@ def _sha256(line: bytes, arrays: bytes) -> str:
     return sha256.hexdigest()
 
 
-def _kept(head: Head, arrays: bytes) -> Kept:
+def _decode(header: RecordHeader, arrays: bytes) -> StoredCalibration:
     row = CalibrationRow(
-        id=head.id,
-        created_at=head.created_at,
-        artifact=head.artifact,
-        document=head.document,
+        id=header.id,
+        created_at=header.created_at,
+        artifact=header.artifact,
+        document=header.document,
         arrays=arrays,
-        digest=head.digest,
+        digest=header.digest,
     )
-    watch = head.watch and WatchRow(calibration_id=head.id, **head.watch.model_dump())
-    return Kept(row=row, active=head.active, watch=watch)
+    watch = header.watch and WatchRow(calibration_id=header.id, **header.watch.model_dump())
+    return StoredCalibration(row=row, active=header.active, watch=watch)

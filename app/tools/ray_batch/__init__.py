@@ -1,4 +1,4 @@
-"""Batches over a Ray cluster: labelling and embedding."""
+"""Ray Data batch jobs, labelling and embedding; knows no Ray Serve and no HTTP server."""
 
 from importlib.util import find_spec
 

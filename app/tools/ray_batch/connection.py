@@ -1,4 +1,4 @@
-"""Joins a cluster from the command line."""
+"""Connection of a command to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CONNECT_S: Final = 5.0
 def joined(address: str) -> Generator[None]:
     """Connect this process to a cluster.
 
-    What Ray tells of its own accord is for stderr, or for nobody: stdout is the result, and what
-    ends a run is raised.
+    Ray's own output goes to stderr: stdout holds only the command's result. Errors that end a run
+    are raised.
 
     Raises:
-        SettingsError: Nobody is there, or it does not take this process.
+        SettingsError: No cluster answers, or it rejects this process.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -49,10 +49,10 @@ def joined(address: str) -> Generator[None]:
 
 
 def rows_of(found: ray.data.Dataset) -> Generator[dict[str, Any]]:
-    """What a cluster found, row by row, as it comes; closed, it asks for no more.
+    """Yield the rows of a dataset as they arrive; closing the generator stops the reading.
 
-    ``Dataset.iter_rows`` reads ahead in threads that nobody can wait for. One that still reads
-    when its process leaves the cluster ends that process, whatever it had left to say.
+    ``Dataset.iter_rows`` reads ahead in threads that cannot be joined. A thread that still reads
+    when its process leaves the cluster ends that process at once, with its output unwritten.
     """
     for bundle in found.iter_internal_ref_bundles():
         for entry in bundle.blocks:

@@ -1,4 +1,4 @@
-"""Embeds many texts over a cluster, with Ray Data."""
+"""Embedding of many texts over a Ray cluster, with Ray Data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks candidates many questions from all over a cluster, with Ray Data."""
+"""Labelling of many questions over a Ray cluster, with Ray Data."""
 
 from __future__ import annotations
 
