@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# A release as a stranger gets it: wheel and sdist, the wheel in an empty environment with the
-# hashes of requirements.lock, the demo of the repository run with it, a bill of materials, and an
-# audit. `make release` calls it with the folder of an environment with the tools, and a Python;
-# what comes of it lies in dist/.
+# Release check: wheel and sdist, the wheel in an empty environment with the hashes of
+# requirements.lock, the repository's demo run with it, a bill of materials, and an audit.
+# `make release` calls it with the folder of a tool environment and a Python; results are in dist/.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tools=$1/bin python=$2

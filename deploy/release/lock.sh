@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Writes requirements.lock: what the image installs, each with the hashes of its files; versions are
-# those of constraints.txt. `make lock` calls it with the folder of an environment with uv.
+# Writes requirements.lock: the image's packages with the hashes of their files; versions are those of
+# constraints.txt. `make lock` calls it with the folder of an environment with uv.
 #
-# torch is not in it, nor what only its CUDA builds need: they come from the index that the build
-# argument TORCH_INDEX names, and each index has files of its own.
+# Without torch and the packages of its CUDA builds: they come from the index in the build argument
+# TORCH_INDEX, and each index has different files.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
