@@ -1,4 +1,4 @@
-"""Generator of the result tables in docs/performance.md and docs/scaling.md, and of their figures.
+"""Generator of the result tables in docs/ and results/parts.md.
 
     python benchmarks/document.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
-PAGES = [DOCS / f"{name}.md" for name in ("performance", "scaling")]
+PAGES = [DOCS / "performance.md", DOCS / "operating.md", RESULTS / "parts.md"]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -2,9 +2,9 @@
 
     python docs/figures/draw.py
 
-`guarantee.png` is the table "Realised risk" of docs/results.md: recorded answers of real models.
-The other pictures explain the method on a simulated pool of five candidates, each right on 50 to
-74 % of the queries, with a router that knows a part of what decides it.
+`guarantee.png` is the table "Realised risk" of benchmarks/results/recorded_answers.md: recorded
+answers of real models. The other pictures explain the method on a simulated pool of five models,
+each right on 50 to 74 % of the queries, with a router that knows a part of what decides it.
 """
 
 import re
@@ -168,8 +168,10 @@ def a_guarantee() -> Canvas:
 
 
 def measured() -> dict[str, FloatArray]:
-    """Columns of the table "Realised risk" of docs/results.md, by name."""
-    text = (FOLDER.parent / "results.md").read_text(encoding="utf-8")
+    """Columns of the table "Realised risk" of benchmarks/results/recorded_answers.md, by name."""
+    text = (FOLDER.parents[1] / "benchmarks" / "results" / "recorded_answers.md").read_text(
+        encoding="utf-8"
+    )
     row = r"^\| (0\.\d+ \|(?: 0\.\d+ ± 0\.\d+ \|){4}(?: \d\.\d+ \|){4})$"
     rows = re.findall(row, text, re.MULTILINE)
     numbers = np.array([[float(n) for n in re.findall(r"\d+\.\d+", row)] for row in rows])
