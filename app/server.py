@@ -65,7 +65,7 @@ class Server:
             async with open_services(settings, self._secrets) as services:
                 config = _config(services)
                 delay_s = settings.limits.drain_delay_s
-                self._uvicorn = _Uvicorn(config, services.drain, delay_s, ready)
+                self._uvicorn = _Uvicorn(config, drain=services.drain, delay_s=delay_s, ready=ready)
                 if not self._stopping:  # stopped while the encoder was loading
                     await self._uvicorn.serve(sockets=listeners)
                     await self._uvicorn.cancel_requests()
@@ -96,7 +96,12 @@ class _Uvicorn(uvicorn.Server):
     """uvicorn's server without its signal handling, which would end the process before closing."""
 
     def __init__(
-        self, config: uvicorn.Config, drain: Drain, delay_s: float, ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        *,
+        drain: Drain,
+        delay_s: float,
+        ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._drain = drain

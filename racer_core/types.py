@@ -124,9 +124,9 @@ class RoutingDecision:
     null_selected: bool  # the null model is in the prediction set too
     alpha: float
     score: Score
-    lambda_hat: float  # +inf: n was too small for alpha, everyone is called
+    lambda_hat: float  # +inf: n was too small for alpha, all candidates are called
     truncated: bool  # the encoder saw only the beginning of the query
-    abstain_reason: str | None = None  # null_only, empty or p_null; None when someone is called
+    abstain_reason: str | None = None  # null_only, empty or p_null; None when a candidate is called
 
     @property
     def abstained(self) -> bool:

@@ -74,8 +74,13 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
     served_by = {"x-racer-served-by": parsed.model}
     note_prompt(http, services, parsed.query)
     if parsed.stream:
-        pump = await unless_disconnected(http, services.direct.stream(named))
-        return _EventStream(pump, parsed.api_format, served_by, services.metrics)
+        events = await unless_disconnected(http, services.direct.stream(named))
+        return _EventStream(
+            events=events,
+            api_format=parsed.api_format,
+            headers=served_by,
+            metrics=services.metrics,
+        )
     answer = await unless_disconnected(http, services.direct.answer(named))
     note_answer(http, services, parsed.api_format, answer)
     return bodies.json_response(answer, headers=served_by)
@@ -104,8 +109,13 @@ async def _routed(
     )
     note_prompt(http, services, lambda: request.query)
     if parsed.stream:
-        pump, headers = await unless_disconnected(http, services.chat.stream(request))
-        return _EventStream(pump, parsed.api_format, headers, services.metrics)
+        events, headers = await unless_disconnected(http, services.chat.stream(request))
+        return _EventStream(
+            events=events,
+            api_format=parsed.api_format,
+            headers=headers,
+            metrics=services.metrics,
+        )
     outcome = await unless_disconnected(http, services.chat.answer(request))
     note_answer(http, services, parsed.api_format, outcome.body)
     body = {**outcome.body, "racer": outcome.as_json()}
@@ -170,15 +180,16 @@ class _EventStream(StreamingResponse):
 
     def __init__(
         self,
-        pump: BackgroundStream,
+        *,
+        events: BackgroundStream,
         api_format: ApiFormat,
         headers: Mapping[str, str],
         metrics: Metrics,
     ) -> None:
-        self._pump = pump
+        self._events = events
         self._metrics = metrics
         super().__init__(
-            pump.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
+            events.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
             media_type="text/event-stream",
             headers={**headers, "cache-control": "no-cache"},
         )
@@ -197,4 +208,4 @@ class _EventStream(StreamingResponse):
             for each in (sending, disconnected):
                 each.cancel()
             await asyncio.gather(sending, disconnected, return_exceptions=True)
-            await self._pump.stop()
+            await self._events.stop()

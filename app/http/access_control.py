@@ -90,7 +90,7 @@ class AccessControl:
         if role in (None, "public"):
             return nullcontext()
         if scope["method"] not in _READ_ONLY and _is_cross_site(scope):
-            raise CrossSite("a page of another site may not do this")
+            raise CrossSite("cross-site requests are not allowed")
         caller = self._admin_caller(scope) if role == "admin" else self._data_caller(scope)
         scope["state"]["caller"] = caller  # before the quota: the request log names the caller
         is_work = scope["method"] != "GET"  # an overloaded gateway still answers GET

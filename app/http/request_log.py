@@ -52,7 +52,10 @@ class RequestLog:
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         response = _ResponseObserver(
-            send, _request_id(scope) or self._ids.new_id().encode(), state, self._metrics
+            send=send,
+            request_id=_request_id(scope) or self._ids.new_id().encode(),
+            state=state,
+            metrics=self._metrics,
         )
         state["request_id"] = response.request_id
         begun = time.monotonic()
@@ -105,7 +108,7 @@ class _ResponseObserver:
     """Counts a response, adds the request id and replaces unsafe characters in header values."""
 
     def __init__(
-        self, send: Send, request_id: bytes, state: dict[str, Any], metrics: Metrics
+        self, *, send: Send, request_id: bytes, state: dict[str, Any], metrics: Metrics
     ) -> None:
         self._send = send
         self._id = request_id

@@ -1,4 +1,4 @@
-"""The active calibration: one reference, swapped atomically, and a cache of its parts."""
+"""The active calibration, swapped atomically, with thresholds for smaller pools and for groups."""
 
 from __future__ import annotations
 

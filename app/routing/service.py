@@ -340,7 +340,7 @@ class RoutingService:
         if decision.trivial and self._settings.routing.on_infeasible == "reject":
             raise InfeasibleAlphaError(
                 f"no finite threshold keeps alpha {decision.alpha:g}: there are {calibration.n} "
-                "calibration rows, and abstaining costs some of the risk too; use a larger alpha "
+                "calibration rows, and abstentions use part of alpha; use a larger alpha "
                 "or calibrate on more rows"
             )
         return decision

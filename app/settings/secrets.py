@@ -18,7 +18,7 @@ MIN_DIFFERENT_CHARS = 8  # hexadecimal keys of 16 characters have about 10
 _PUBLISHED = ("sk-1234", "changeme", "change-me", "your-api-key", "my-secret-key", "0123456789")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Secrets:
     """Secrets of one configuration; never printed."""
 
@@ -69,7 +69,12 @@ def read_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
             raise SettingsError(f"${variable} is not set: the api_key_env of {name} names it")
     keys = {name: SecretStr(environment[variable]) for name, variable in variables.items()}
     store_url = environment.get(settings.store_env)
-    return Secrets(data_key, admin_key, keys, SecretStr(store_url) if store_url else None)
+    return Secrets(
+        data_key=data_key,
+        admin_key=admin_key,
+        candidate_keys=keys,
+        store_url=SecretStr(store_url) if store_url else None,
+    )
 
 
 def _key(environment: Mapping[str, str], variable: str) -> SecretStr | None:

@@ -66,5 +66,5 @@ class NotificationListener:
                     async for _ in connection.notifies():
                         self._notified.set()
             except psycopg.Error as exc:
-                log.info("the store notifies nobody now: %s", type(exc).__name__)
+                log.info("the store sends no notifications, it is polled: %s", type(exc).__name__)
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""Retries: which failed calls are repeated, after which pause, and how many in total.
+"""Retry policy: which failed calls are repeated, after which pause, and how many in total.
 
 All retries of the process share one budget. When every candidate fails, the number of calls grows
 by the configured share and not by the number of attempts.

@@ -66,7 +66,7 @@ def candidate_payload(
 
 
 def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]) -> bool:
-    """Whether some candidate would decode otherwise than it did for its labels."""
+    """Whether some candidate would decode differently from how it did for its labels."""
     given = {name: value for name, value in fields.items() if value is not None}
     return any(
         _matters(_alias(name, candidate), value, candidate.parameters)

@@ -46,7 +46,7 @@ def calibrated(rng: np.random.Generator, rows: int = ROWS) -> Calibration:
 
 
 def missed(calibration: Calibration, scores: FloatArray, labels: BoolArray, alpha: float) -> float:
-    """Of the queries that somebody can answer, the share whose set holds none of those."""
+    """Share of the answerable queries whose set contains no right candidate."""
     sets = selected(calibration, scores, alpha)
     answerable = labels.any(axis=1)
     return float(1.0 - (sets & labels).any(axis=1)[answerable].mean())

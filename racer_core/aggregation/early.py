@@ -85,7 +85,7 @@ def first_wave(
     Args:
         arrived: Answers received so far; none before the first wave.
         waiting: Router score of every candidate not called yet, in the order of calling.
-        method: How votes are counted, as for :func:`decided`; likewise the other arguments.
+        method: How votes are counted, as for :func:`decided`, as are the other arguments.
         temperature: Of ``weighted``.
         options: Of ``log_odds``.
         stacked: Of ``stacked``.

@@ -113,7 +113,7 @@ class NonconformityScorer:
 
     def _cover(self, weights: FloatArray, priced: bool) -> FloatArray:
         members, order, prices = self._columns
-        if not self.with_null:  # what nobody can answer is nobody's to cover
+        if not self.with_null:  # unanswerable patterns are left out
             assert self.patterns is not None
             weights = weights[:, self.patterns.answerable]
             total = weights.sum(axis=1, keepdims=True)

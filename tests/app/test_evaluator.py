@@ -618,7 +618,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"method": "weighted", "weight": "p_true", "evaluators": {"math": {"candidate": "poet"}}},
         "needs an `evaluator`",
     ),
-    "asked_for_nothing": (judged(URL, "router"), "`weight: verbal` or `weight: p_true` only"),
+    "asked_for_nothing": (
+        judged(URL, "router"),
+        "an evaluator needs `weight: verbal` or `weight: p_true`",
+    ),
     "no_such_weight": (judged(URL, "p_false"), "aggregation.weight"),
     "no_such_candidate": (judged(URL, evaluator={"candidate": "x"}), "'x' is no candidate"),
     "no_such_candidate_of_a_group": (

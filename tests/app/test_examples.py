@@ -35,6 +35,7 @@ from tests.support.gateway import (
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
+pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
 MINE = [block for block in blocks() if block.run_by is None and block.needs is None]
 ANYWHERE = {
     "SCHEMA": "",

@@ -42,6 +42,8 @@ BEFORE: list[dict[str, Any]] = [
 ASKED: dict[str, Any] = {"role": "user", "content": TWO}
 ALPHA = 0.2
 
+pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
+
 
 def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same rows, but each asked as a second question."""

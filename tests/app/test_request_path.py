@@ -53,6 +53,6 @@ def test_a_chat_request_passes_through_at_most_ten_modules(
     uvloop.run(request())
     assert "answering/service.py" in passed
     assert len(passed) <= 10, passed
-    section = DOCUMENT.read_text(encoding="utf-8").partition("## The way of a chat request")[2]
+    section = DOCUMENT.read_text(encoding="utf-8").partition("## Call path of a chat request")[2]
     rows = re.findall(r"^\| \d+ \| `app/(\S+)`", section.partition("\n## ")[0], re.MULTILINE)
     assert rows == [*passed, "upstream/http_client.py"]

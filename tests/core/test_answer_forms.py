@@ -194,7 +194,7 @@ def test_a_text_is_read_as_tool_calls_only_if_it_is_a_list_of_them():
 @pytest.mark.parametrize("kind", OTHERS)
 def test_what_a_text_alone_cannot_tell_is_refused(kind):
     """Not counted by the letter in silence."""
-    with pytest.raises(InputError, match="cannot be told from the text") as refused:
+    with pytest.raises(InputError, match="cannot be computed from the text") as refused:
         normalise(kind, "42")
     assert refused.value.param == "equality"
     with pytest.raises(InputError, match="choice, number, exact, json, tool_call"):

@@ -128,7 +128,7 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
             "to fit it on"
         )
     if evaluation.answered:
-        yield "votes weighted by an evaluator model, as nobody asked one"
+        yield "votes weighted by an evaluator model, as no evaluator was asked"
     if protocol.prices is None:
         yield "money, as no prices were given"
     if Score.STATIC not in protocol.scores:
