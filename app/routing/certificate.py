@@ -66,7 +66,7 @@ class Certificate:
     @property
     def holds(self) -> bool:
         """Every premise held."""
-        return not self.void_reasons
+        return not self.reasons or not self.void_reasons
 
     @property
     def header(self) -> str:

@@ -42,9 +42,9 @@ class Query:
     def _suits(self, candidate: Candidate) -> bool:
         able = candidate.capabilities
         longest = able.context_chars
-        return all(getattr(able, need) for need in self.needs) and (
-            longest is None or self.chars <= longest
-        )
+        if longest is not None and self.chars > longest:
+            return False
+        return not self.needs or all(getattr(able, need) for need in self.needs)
 
 
 def of_messages(
@@ -150,9 +150,8 @@ def _parts(message: Message) -> list[dict[str, Any]]:
 
 def _text_of(message: Message) -> tuple[str, bool]:
     """The text of a turn, and whether it is plain text, as in the labelled rows."""
-    plain = not any(
-        (message.model_extra or {}).values()
-    )  # clients return `refusal: null` as they got it
+    extra = message.model_extra
+    plain = not extra or not any(extra.values())  # clients send `refusal: null` back
     if isinstance(message.content, str):
         return message.content, plain
     texts = [
