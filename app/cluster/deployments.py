@@ -13,6 +13,6 @@ __all__ = ["Arguments", "Gateway", "Router", "build"]
 warnings.warn(
     "app.cluster.deployments is deprecated and will be removed: in the Ray Serve file, write "
     "`import_path: app.ray_serve.deployments:build`",
-    DeprecationWarning,
+    FutureWarning,  # Python shows it by default: it is for operators
     stacklevel=2,
 )

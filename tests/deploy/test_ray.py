@@ -86,7 +86,7 @@ def test_the_import_path_of_version_0_1_builds_the_same_application(
 ) -> None:
     """Red when a Serve file with the former path breaks, or is not told the new one."""
     monkeypatch.delitem(sys.modules, "app.cluster.deployments", raising=False)
-    with pytest.warns(DeprecationWarning, match=r"app\.ray_serve\.deployments:build"):
+    with pytest.warns(FutureWarning, match=r"app\.ray_serve\.deployments:build"):
         build = import_attr("app.cluster.deployments:build")
     assert build is deployments.build
 
