@@ -39,10 +39,9 @@ from tests.support.gateway import (
     configure,
     running,
 )
+from tests.support.monitored import Watched, draw, noted, notes, record
 from tests.support.statements import before_statements
 from tests.upstreams.scripted import FakePool
-
-from .watched import Watched, draw, noted, notes, record
 
 RECORD = record()
 SCORES = [0.9, 0.5, 0.1]

@@ -29,9 +29,8 @@ from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
 from tests.support.gateway import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
+from tests.support.monitored import POOL, Watched, draw, everyone, noted, notes, record
 from tests.upstreams.scripted import FakePool
-
-from .watched import POOL, Watched, draw, everyone, noted, notes, record
 
 ADMIN = Caller(name="admin", role="admin")
 RARE = 1e-6

@@ -34,9 +34,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.monitored import record
 from tests.upstreams.scripted import FakePool
-
-from .watched import record
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
 GROUPS = {name: noisy(start, n, flipped=f) for name, (start, n, f) in SIZES.items()}

@@ -30,9 +30,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.monitored import record
 from tests.upstreams.scripted import FakePool
-
-from .watched import record
 
 FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
 BEFORE: list[dict[str, Any]] = [

@@ -39,11 +39,11 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.monitored import draw, notes, record
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 from .test_access_control import configured_key
-from .watched import draw, notes, record
 
 pytestmark = pytest.mark.scale
 

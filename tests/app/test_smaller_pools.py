@@ -15,8 +15,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 from tests.support.gateway import ONE, POOL, Serve
-
-from .watched import record
+from tests.support.monitored import record
 
 Part = Callable[[tuple[str, ...]], Awaitable[Calibration]]
 

@@ -32,10 +32,9 @@ from tests.support.gateway import (
     running,
     user,
 )
+from tests.support.monitored import Watched, noted, record
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
-
-from .watched import Watched, noted, record
 
 RECORD = record()
 SCORES = [0.9, 0.5, 0.1]

@@ -30,9 +30,8 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.monitored import noted, record
 from tests.upstreams.scripted import FakePool
-
-from .watched import noted, record
 
 RECORD = record()
 

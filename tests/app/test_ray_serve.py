@@ -1,4 +1,4 @@
-"""The router behind a handle: what is asked again, what is refused, and what is not loaded."""
+"""Ray Serve deployments: what the gateway asks its router, what is refused, what is not loaded."""
 
 from __future__ import annotations
 
