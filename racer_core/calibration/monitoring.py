@@ -31,6 +31,7 @@ import numpy as np
 
 from racer_core.calibration.laws import beta_quantile
 from racer_core.errors import CalibrationError, InputError
+from racer_core.renamed import renamed
 from racer_core.types import FloatArray, checked_alpha
 
 State = dict[str, Any]  # JSON
@@ -399,3 +400,6 @@ class DriftState:
             name: kinds[saved["kind"]].from_state(saved) for name, saved in state["streams"].items()
         }
         return cls(delta=state["delta"], streams=streams)
+
+
+__getattr__ = renamed(__name__, {"Monitor": "EProcess", "Watch": "DriftState"})

@@ -28,6 +28,7 @@ from racer_core.offline.train import (
     silent,
 )
 from racer_core.offline.votes import Votes
+from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.types import (
     BoolArray,
@@ -225,3 +226,6 @@ def _at(texts: Sequence[str], rows: Rows) -> list[str]:
 
 def _prints(texts: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(fingerprint(_SALT, text) for text in texts)
+
+
+__getattr__ = renamed(__name__, {"Table": "EvaluationTable"})

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.errors import InputError
+from racer_core.renamed import renamed
 from racer_core.types import FloatArray
 
 DECIMALS: Final = 6  # grid of similarities
@@ -87,3 +88,8 @@ def nearest_first(similarity: NDArray[np.floating[Any]], reach: int) -> NDArray[
     columns = np.nonzero(chosen)[1].reshape(len(similarity), reach)
     order = np.argsort(-np.take_along_axis(similarity, columns, axis=1), axis=1, kind="stable")
     return np.take_along_axis(columns, order, axis=1)
+
+
+__getattr__ = renamed(
+    __name__, {"Scan": "ExactSearch", "Lists": "racer_core.routers.inverted_file.InvertedFile"}
+)
