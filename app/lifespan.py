@@ -122,7 +122,7 @@ async def open_services(
             drain=Drain(),
             metrics=metrics,
             tracer=tracer,
-            direct=NamedCandidateService(settings, fleet),
+            named_candidates=NamedCandidateService(settings, fleet),
             router=router,
             ui_assets=Assets(),
         )
@@ -173,7 +173,7 @@ async def _open_routing(
                 key=trained.artifact.salt.encode(),
             )
         )
-        calibration_sync.tell(monitor.on_pulse)
+        calibration_sync.subscribe(monitor.on_pulse)
         mathematics = MathProcess(MATH_DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)

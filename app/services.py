@@ -72,7 +72,7 @@ class Services:
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
-    direct: NamedCandidateService
+    named_candidates: NamedCandidateService
     router: RouterServices | None
     ui_assets: Assets
 

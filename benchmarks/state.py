@@ -222,7 +222,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
             async def hear(record: CalibrationRecord) -> None:  # called when it becomes active
                 heard.put_nowait(record.id)
 
-            await active.tell(hear)
+            await active.add_follower(hear)
             async with CalibrationSync(
                 theirs, active, setup=record.artifact, text="last_user", metrics=Metrics()
             ):

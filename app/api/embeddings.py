@@ -48,5 +48,7 @@ async def embeddings(request: Request, services: Services) -> Response:
     fields = candidate_payload.passed_through(raw)
     check_fields(fields, settings.limits)
     spend = request.state.quota_ticket.spend
-    answer = await unless_disconnected(request, services.direct.embeddings(name, fields, spend))
+    answer = await unless_disconnected(
+        request, services.named_candidates.embeddings(name, fields, spend)
+    )
     return bodies.json_response(answer, headers={"x-racer-served-by": name})

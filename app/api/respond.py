@@ -74,14 +74,14 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
     served_by = {"x-racer-served-by": parsed.model}
     note_prompt(http, services, parsed.query)
     if parsed.stream:
-        events = await unless_disconnected(http, services.direct.stream(named))
+        events = await unless_disconnected(http, services.named_candidates.stream(named))
         return _EventStream(
             events=events,
             api_format=parsed.api_format,
             headers=served_by,
             metrics=services.metrics,
         )
-    answer = await unless_disconnected(http, services.direct.answer(named))
+    answer = await unless_disconnected(http, services.named_candidates.answer(named))
     note_answer(http, services, parsed.api_format, answer)
     return bodies.json_response(answer, headers=served_by)
 

@@ -96,7 +96,7 @@ class Monitor:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._active.tell(self._on_activation)
+        await self._active.add_follower(self._on_activation)
         await self._stack.enter_async_context(self._decision_writer)
         await self._stack.enter_async_context(self._housekeeping)
         return self

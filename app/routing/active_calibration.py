@@ -59,19 +59,22 @@ class ActiveCalibration:
             raise NotReady(self._why_not)
         return self._record
 
-    async def tell(self, calibration_sync: Callable[[CalibrationRecord], None]) -> None:
-        """Call this on a thread with the active record, and each later one before it decides."""
-        self._followers.append(calibration_sync)
+    async def add_follower(self, follower: Callable[[CalibrationRecord], None]) -> None:
+        """Call ``follower`` on a thread with the active record, and with each later one.
+
+        A later record decides only after the call has returned.
+        """
+        self._followers.append(follower)
         if self._record is not None:
-            await self._prepare(calibration_sync, self._record)
+            await self._prepare(follower, self._record)
 
     async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
         await self._prepare(_warm, record.calibration)
         if record.later is not None:
             await self._prepare(_warm, record.later.calibration)
-        for calibration_sync in self._followers:
-            await self._prepare(calibration_sync, record)
+        for follower in self._followers:
+            await self._prepare(follower, record)
         self._record = record
         for parts in (self._sub_pools, self._grouped, self._groups):
             parts.clear()

@@ -57,8 +57,8 @@ class CalibrationSync:
         self._text = text
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # id of a record that is not tried again
-        self._hearers: list[Callable[[Pulse], None]] = []
-        self._bell = NotificationListener(store.url)
+        self._listeners: list[Callable[[Pulse], None]] = []
+        self._listener = NotificationListener(store.url)
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
         self.lost = False  # whether the store cannot be read now
@@ -76,7 +76,7 @@ class CalibrationSync:
             await self.catch_up()
         except StoreError as exc:
             self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
-        await self._bell.__aenter__()
+        await self._listener.__aenter__()
         self._task = asyncio.create_task(self._follow(), name="following the store")
         return self
 
@@ -87,11 +87,11 @@ class CalibrationSync:
                 await self._task
         if self.lost:
             self._store.cut()
-        await self._bell.__aexit__(None, None, None)
+        await self._listener.__aexit__(None, None, None)
 
-    def tell(self, hearer: Callable[[Pulse], None]) -> None:
-        """Call this with each pulse of the store; it must not block."""
-        self._hearers.append(hearer)
+    def subscribe(self, listener: Callable[[Pulse], None]) -> None:
+        """Call ``listener`` with each pulse of the store; it must not block."""
+        self._listeners.append(listener)
 
     async def catch_up(self, made: CalibrationRecord | None = None) -> None:
         """Make the store's active calibration the one that decides.
@@ -105,11 +105,11 @@ class CalibrationSync:
         async with self._one_at_a_time:
             pulse = await self._store.pulsing(self._store.pulse, self.setup)
             self._lost(False)
-            await self._take(pulse, made)
-            for hearer in self._hearers:
-                hearer(pulse)
+            await self._activate(pulse, made)
+            for listener in self._listeners:
+                listener(pulse)
 
-    async def _take(self, pulse: Pulse, made: CalibrationRecord | None) -> None:
+    async def _activate(self, pulse: Pulse, made: CalibrationRecord | None) -> None:
         wanted = pulse.active_id
         if wanted is None:
             await self._explain()
@@ -155,7 +155,7 @@ class CalibrationSync:
 
     async def _follow(self) -> None:
         while True:
-            await self._bell.wait()
+            await self._listener.wait()
             asking = asyncio.create_task(self.catch_up(), name="catching up with the store")
             try:
                 while not (await asyncio.wait([asking], timeout=STORE_TIMEOUT_S))[0]:

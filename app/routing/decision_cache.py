@@ -21,7 +21,7 @@ MOST_CHARS: Final = 2**22  # of all queries together
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKey:
     """All inputs of a decision, except the record and the configuration.
 
@@ -54,6 +54,7 @@ class DecisionCache(Generic[T]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._record_id = ""
+        # Not a cache of cachetools: this one has two limits, entries and characters of the keys.
         self._entries: OrderedDict[CacheKey, T] = OrderedDict()
         self._chars = 0
 

@@ -85,7 +85,7 @@ class RoutingService:
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
         """
-        routed = await self._routed(request, deadline)
+        routed = await self._find_or_decide(request, deadline)
         self._count(routed)
         return routed
 
@@ -94,7 +94,7 @@ class RoutingService:
 
         Only for one question without turns before it. Raises as :meth:`route`.
         """
-        routed = await self._routed(request, deadline)
+        routed = await self._find_or_decide(request, deadline)
         record, pool, scored = routed.record, routed.certificate.pool, routed.scored
         threshold = await self._threshold(record, pool, routed.group, later=False)
         if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
@@ -107,10 +107,10 @@ class RoutingService:
             neighbours=scored.neighbours,
             score=routed.decision.score,
         )
-        found = replace(found, decisions=self._served(found.decisions))
+        found = replace(found, decisions=self._cap(found.decisions))
         return RiskLevels(routed=routed, found=found, prices=threshold.calibration.prices)
 
-    def _served(self, decisions: Sequence[RoutingDecision]) -> tuple[RoutingDecision, ...]:
+    def _cap(self, decisions: Sequence[RoutingDecision]) -> tuple[RoutingDecision, ...]:
         """The decisions that would not be refused, each with at most ``fan_out`` candidates."""
         limit = self._settings.limits.fan_out
         refused = self._settings.routing.on_infeasible == "reject"
@@ -120,7 +120,7 @@ class RoutingService:
             if not (refused and each.trivial)
         )
 
-    async def _routed(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+    async def _find_or_decide(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         record = self._active.record()  # read once: one record decides and certifies
         options = self._with_defaults(request)
         choice = self._choice(request)
@@ -139,7 +139,7 @@ class RoutingService:
         routed = self._cache.find(record.id, key)
         if routed is None:
             scored = await self._score(query.text, deadline)
-            routed = await self._certified(record, choice, query, options, request, scored)
+            routed = await self._certify(record, choice, query, options, request, scored)
             if routed.is_lasting:
                 self._cache.keep(record.id, key, routed)
         return routed
@@ -158,14 +158,14 @@ class RoutingService:
         options = self._with_defaults(request)
         choice = CandidateChoice(names=names)
         try:
-            survived = await self._certified(
+            survived = await self._certify(
                 routed.record, choice, request.query, options, request, routed.scored
             )
         except InfeasibleAlphaError:  # too late to refuse: the others were called
             return names
         return survived.decision.selected
 
-    async def _certified(
+    async def _certify(
         self,
         record: CalibrationRecord,
         choice: CandidateChoice,
@@ -244,7 +244,7 @@ class RoutingService:
         """The candidates that may be called: by the request, its pool and key, able and up."""
         allowed = self._allowed(request)
         able = set(request.query.able(self._settings.candidates))
-        names = allowed if able.issuperset(allowed) else self._only(allowed, able)
+        names = allowed if able.issuperset(allowed) else self._keep(allowed, able)
         all_down = self._down()
         down = [name for name in names if name in all_down]
         if len(down) == len(names):  # calling them is better than an error
@@ -260,14 +260,14 @@ class RoutingService:
         """The candidates that the request, its pool and its key leave."""
         names = self._trained.pool
         if request.pool is not None:
-            names = self._only(names, self._settings.pools[request.pool].candidates)
+            names = self._keep(names, self._settings.pools[request.pool].candidates)
         if request.caller.candidates is not None:
-            names = self._only(names, request.caller.candidates)
+            names = self._keep(names, request.caller.candidates)
         if request.options.candidates is not None:
-            names = self._only(names, self._existing(request.options.candidates))
+            names = self._keep(names, self._existing(request.options.candidates))
         return names
 
-    def _only(self, names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
+    def _keep(self, names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
         left = tuple(name for name in names if name in wanted)
         if not left:
             raise InputError(
@@ -293,7 +293,11 @@ class RoutingService:
     async def _threshold(
         self, record: CalibrationRecord, names: tuple[str, ...], group: str | None, *, later: bool
     ) -> GroupThreshold | None:
-        """The rows of the group for these candidates; None while they are being computed."""
+        """The rows of the group for these candidates.
+
+        None if they are not ready within ``SUB_POOL_WAIT_S``, or if too many others are being
+        computed.
+        """
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
                 return await self._active.calibration(record, names, group, later=later)

@@ -1,7 +1,8 @@
 """Validation messages in plain English: the field, what is allowed, the nearest known name.
 
 Pydantic's own phrases ("Extra inputs are not permitted") never reach a user. No message repeats a
-value: it may be a key or a prompt.
+value: it may be a key or a prompt. Request bodies and manifests of backups use this module, too:
+``settings`` is the lowest layer that all of them share.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def problems(
     return [_problem(each, model, noun) for each in details if not _follows(each, details)]
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
-    """The known name nearest to an unknown one as a question; empty where none is near."""
-    folded = {each.lower(): each for each in known}
+def suggestion(name: str, names: Collection[str]) -> str:
+    """The name in ``names`` nearest to an unknown one as a question; empty where none is near."""
+    folded = {each.lower(): each for each in names}
     nearest = difflib.get_close_matches(name[:_MAX_SHOWN].lower(), folded, n=1)
     return f"did you mean `{folded[nearest[0]]}`?" if nearest else ""
 
@@ -111,18 +112,18 @@ def _at_least(count: int, one: str, many: str | None = None) -> str:
 
 def _unknown(name: str, model: type[BaseModel], noun: str) -> str:
     """What to do about a name that the model does not know."""
-    known = model.model_fields
+    names = model.model_fields
     inside = [
         f"{field}.{name}"
-        for field, info in known.items()
+        for field, info in names.items()
         for section in _models(info.annotation, inside_lists=False)
         if name in section.model_fields
     ]
-    hint = f"did you mean `{inside[0]}`?" if inside else suggestion(name, known)
-    if not hint and noun == "setting" and len(known) > _MAX_LISTED:
+    hint = f"did you mean `{inside[0]}`?" if inside else suggestion(name, names)
+    if not hint and noun == "setting" and len(names) > _MAX_LISTED:
         hint = "`racer schema` prints all settings"
     elif not hint:
-        hint = "known here: " + ", ".join(f"`{each}`" for each in known)
+        hint = "known here: " + ", ".join(f"`{each}`" for each in names)
     return f"unknown {noun}; {hint}"
 
 

@@ -59,7 +59,10 @@ class NotificationListener:
         while True:
             try:
                 async with await psycopg.AsyncConnection.connect(
-                    url, autocommit=True, connect_timeout=CONNECT_S, application_name="racer bell"
+                    url,
+                    autocommit=True,
+                    connect_timeout=CONNECT_S,
+                    application_name="racer listener",
                 ) as connection:
                     await connection.execute(f"LISTEN {CHANNEL}")
                     self._notified.set()  # for changes before the LISTEN

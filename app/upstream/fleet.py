@@ -187,7 +187,7 @@ class Fleet:
         """Return the state of every replica, by candidate."""
         return {
             name: [
-                ReplicaHealth(place=place, state=each.circuit.state, outstanding=each.outstanding)
+                ReplicaHealth(place=place, state=each.breaker.state, outstanding=each.outstanding)
                 for place, each in enumerate(self._targets[name].replicas.all)
             ]
             for name in self._candidates
@@ -197,7 +197,7 @@ class Fleet:
         return float(not self._targets[name].replicas.are_out)
 
     def _count(self, name: str, state: str) -> float:
-        return sum(each.circuit.state == state for each in self._targets[name].replicas.all)
+        return sum(each.breaker.state == state for each in self._targets[name].replicas.all)
 
     @contextlib.contextmanager
     def _open_call(
@@ -260,7 +260,10 @@ class Fleet:
         )
 
     def _is_skipped(self, target: Target) -> bool:
-        """Whether a target is down and not called: an evaluator, or not the last candidate."""
+        """Whether a target that is down is not called.
+
+        True for an evaluator, and for a candidate while at least one other candidate is up.
+        """
         if not target.replicas.are_out:
             return False
         return target.name not in self._candidates or target.name in self.down()
@@ -279,7 +282,7 @@ class Fleet:
         outcome = "cancelled"
         try:
             if limit_s <= 0:
-                raise UpstreamTimeout(f"{call.name} could not be asked in time")
+                raise UpstreamTimeout(f"{call.name} could not be called in time")
             answer = await self._client.post(
                 target,
                 replica,
@@ -293,7 +296,7 @@ class Fleet:
                 yield answer
             if answer.is_complete:
                 outcome = "ok"
-                replica.circuit.record_success()
+                replica.breaker.record_success()
         except UpstreamError as exc:
             outcome = exc.kind
             self._record_failure(call, replica, exc, limit_s)
@@ -321,9 +324,9 @@ class Fleet:
     ) -> None:
         had_full_time = limit_s >= min(call.target.timeout_s, self._longest_s) / 2
         if not is_replica_fault(exc, had_full_time=had_full_time):
-            replica.circuit.record_answer()
+            replica.breaker.record_answer()
             return
-        if replica.circuit.record_failure(
+        if replica.breaker.record_failure(
             time.monotonic(), payload=hash(call.data), unreachable=is_unreachable(exc)
         ):
             self._eject(call.target, replica, exc)

@@ -30,12 +30,12 @@ class HealthChecks:
 
     async def _check(self, target: Target, replica: Replica) -> None:
         try:
-            while (until := replica.circuit.out_until) is not None:
+            while (until := replica.breaker.out_until) is not None:
                 if (left := until - time.monotonic()) > 0:
                     await asyncio.sleep(left)
                 elif await self._client.is_alive(target, replica):
-                    replica.circuit.record_passed_check()
+                    replica.breaker.record_passed_check()
                 else:
-                    replica.circuit.record_failed_check(time.monotonic())
+                    replica.breaker.record_failed_check(time.monotonic())
         finally:
             del self._tasks[replica]

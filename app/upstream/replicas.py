@@ -17,13 +17,13 @@ class Replica:
 
     def __init__(self, base_url: str, rules: FleetSettings) -> None:
         self.base_url = base_url
-        self.circuit = CircuitBreaker(rules)
+        self.breaker = CircuitBreaker(rules)
         self.outstanding = 0  # calls in flight
 
     @property
     def is_out(self) -> bool:
         """Whether it is ejected and gets no calls for now."""
-        return self.circuit.out_until is not None
+        return self.breaker.out_until is not None
 
 
 class Replicas:
@@ -97,7 +97,7 @@ class Replicas:
             list(self.all) if even_if_out else []
         )
         if not usable:
-            next_check = min(each.circuit.out_until or 0.0 for each in self.all)
+            next_check = min(each.breaker.out_until or 0.0 for each in self.all)
             raise UpstreamUnavailable(
                 f"{self._name} is down", retry_after_s=max(0.0, next_check - time.monotonic())
             )

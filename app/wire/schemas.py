@@ -150,7 +150,7 @@ def _unknown_beside_query(name: str) -> str:
 
 
 class LevelsRequest(BaseModel):
-    """A question, and among whom it is decided."""
+    """A query, and the candidates among which its set is chosen."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

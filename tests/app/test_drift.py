@@ -500,7 +500,7 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         ) -> None:  # which is followed, while the old one decides
             assert new is not fresh or monitor.stale_reasons == raised
 
-        await world.active.tell(meanwhile)
+        await world.active.add_follower(meanwhile)
         await world.active.swap(fresh)
         assert monitor.stale_reasons == ()
         await feed(monitor, notes(fresh, draw(rng, 10)))

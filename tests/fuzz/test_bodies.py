@@ -124,7 +124,9 @@ class Door:
     """The endpoints without sockets and candidates."""
 
     def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
-        self._services = SimpleNamespace(settings=settings, chat=_Anyone(), direct=_Anyone())
+        self._services = SimpleNamespace(
+            settings=settings, chat=_Anyone(), named_candidates=_Anyone()
+        )
         self._runner = runner
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
