@@ -85,7 +85,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
     keys: list[object] = [loader.construct_object(key, deep=True) for key, _ in pairs]
     if duplicates := [key for key in keys if keys.count(key) > 1]:
-        raise yaml.YAMLError(f"{duplicates[0]!r} stands twice (line {node.start_mark.line + 1} on)")
+        raise yaml.YAMLError(
+            f"{duplicates[0]!r} is duplicated (line {node.start_mark.line + 1} on)"
+        )
     return loader.construct_mapping(node, deep=True)
 
 

@@ -70,7 +70,7 @@ class Settings(Frozen):
         names = self.pool
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"candidates: the name {twice!r} stands twice")
+            raise ValueError(f"candidates: the name {twice!r} is duplicated")
         if taken := [name for name in names if name == AUTO or name.startswith(f"{AUTO}/")]:
             raise ValueError(f"candidates: the name `{taken[0]}` is reserved for the router")
         return self

@@ -160,7 +160,7 @@ def _samples(run: _Run, choice: _Choice, problems: list[str]) -> dict[Key, Sampl
             try:
                 key = task, _document(line)
                 if key in found:
-                    raise InputError(f"document {key[1]} stands twice")
+                    raise InputError(f"document {key[1]} is duplicated")
                 found[key] = read_sample(
                     cast("dict[str, Any]", line),
                     choice.metrics[task],

@@ -36,7 +36,7 @@ def read_parquet(file: BinaryIO) -> tuple[tuple[str, ...], Iterator[tuple[int, o
     except broken as exc:
         raise InputError("not a parquet file that can be read") from exc
     if len(set(names)) != len(names):
-        raise InputError("a column stands twice")
+        raise InputError("a column name is duplicated")
     return names, _rows(opened, room, broken)
 
 

@@ -237,7 +237,7 @@ def test_repeated_documents_without_filter_names_are_refused(tmp_path):
     """Old versions wrote a line per filter and did not say which."""
     lines = [{k: v for k, v in line.items() if k != "filter"} for line in filtered(0, 1)]
     run(tmp_path, "m", {"gsm8k": lines})
-    assert "line 2: document 0 stands twice" in refusal(tmp_path)
+    assert "line 2: document 0 is duplicated" in refusal(tmp_path)
 
 
 def test_metrics_are_chosen_by_name(tmp_path):
