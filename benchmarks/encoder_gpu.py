@@ -178,8 +178,8 @@ def opened(plan: Plan, device: str, compiling: bool) -> tuple[dict[str, Arm], di
     plain: dict[str, Arm] = {
         EXACT: _theirs(model.to(device), device),
         EAGER: _theirs(half, device),
-        LEAN: Graphs(embed, (), device, recorder),
-        GRAPHS: Graphs(embed, plan.shapes, device, recorder),
+        LEAN: Graphs(embed, shapes=(), device=device, recorder=recorder),
+        GRAPHS: Graphs(embed, shapes=plan.shapes, device=device, recorder=recorder),
     }
     arms = {name: _warm(arm, plan) for name, arm in plain.items()}
     failed: dict[str, str] = {}
@@ -187,7 +187,9 @@ def opened(plan: Plan, device: str, compiling: bool) -> tuple[dict[str, Arm], di
         compiled = torch.compile(embed, dynamic=False)
         for name, shapes in zip(COMPILED, ((), plan.shapes), strict=True):
             try:
-                arms[name] = _warm(Graphs(compiled, shapes, device, recorder), plan)
+                arms[name] = _warm(
+                    Graphs(compiled, shapes=shapes, device=device, recorder=recorder), plan
+                )
             except RuntimeError as exc:
                 failed[name] = f"{type(exc).__name__}: {exc}"
                 print(f"{name} failed: {failed[name]}", file=sys.stderr)

@@ -78,6 +78,7 @@ class Graphs:
     def __init__(
         self,
         embed: Embed,
+        *,
         shapes: Iterable[Shape],
         device: str,
         recorder: Recorder | None = None,
@@ -87,7 +88,7 @@ class Graphs:
         record = recorder or CudaRecorder()
         with torch.inference_mode():
             self._graphs = {
-                shape: _Graph(embed, shape, self._device, record)
+                shape: _Graph(embed, shape=shape, device=self._device, record=record)
                 for shape in sorted(shapes, key=math.prod, reverse=True)
             }
 
@@ -104,7 +105,9 @@ class Graphs:
 class _Graph:
     """One recorded shape with its input and output buffers."""
 
-    def __init__(self, embed: Embed, shape: Shape, device: torch.device, record: Recorder) -> None:
+    def __init__(
+        self, embed: Embed, *, shape: Shape, device: torch.device, record: Recorder
+    ) -> None:
         # Ids and mask are one copy, from pinned memory.
         pinned = device.type == "cuda"
         self._staged = torch.ones((2, *shape), dtype=torch.int64, pin_memory=pinned)

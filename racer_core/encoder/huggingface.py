@@ -19,7 +19,7 @@ from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
 
 if TYPE_CHECKING:
-    pass
+    from racer_core.encoder.graphs import Recorder
 
 DEFAULT_ENCODER = "microsoft/mdeberta-v3-base"
 _BATCH = 32
@@ -40,6 +40,8 @@ class HuggingFaceEncoder:
             units for it, else float32.
         forward: ``lean`` is our own forward pass, on a GPU by CUDA graphs; ``transformers`` is the
             library's. None takes ``lean`` on a CPU if it supports the model.
+        recorder: Records the graphs of the ``lean`` forward on any device; None records CUDA graphs
+            on a GPU and none on a CPU.
 
     Raises:
         ArtifactError: The model cannot be loaded, or the device is missing.
@@ -54,6 +56,7 @@ class HuggingFaceEncoder:
         backend: str | None = None,
         dtype: str | None = None,
         forward: Forward | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -105,10 +108,12 @@ class HuggingFaceEncoder:
         self._graphs: graphs.Graphs | None = None
         if forward == "lean":
             self._model = deberta.LeanDeberta(model, self.spec.max_tokens)
-            if backend == "cuda":
+            if backend == "cuda" or recorder is not None:
                 embed = graphs.embedder(self._model, pooling)
                 recorded = graphs.shapes(_BATCH, self.spec.max_tokens)
-                self._graphs = graphs.Graphs(embed, recorded, backend)
+                self._graphs = graphs.Graphs(
+                    embed, shapes=recorded, device=backend, recorder=recorder
+                )
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """Embed texts in batches of similar length, longest first, to keep padding small."""
@@ -169,8 +174,8 @@ def _check_options(
     )
     for name, value, allowed in choices:
         if value not in allowed:
-            told = [each for each in allowed if each]
-            raise ArtifactError(f"encoder {name} is {value!r}; it must be one of {told}")
+            names = [each for each in allowed if each]
+            raise ArtifactError(f"encoder {name} is {value!r}; it must be one of {names}")
 
 
 def _native_dtype(backend: str) -> str:

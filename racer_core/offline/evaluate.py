@@ -40,7 +40,7 @@ MERGED = "merged"
 AVERAGE = "average"
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Setting:
     """One row of a report."""
 
@@ -140,7 +140,7 @@ def evaluate(
     for number in range(protocol.splits):
         for scope, part in _scopes(table, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
-            run = _Run(table, scope, part, rng)
+            run = _Run(table=table, scope=scope, part=part, rng=rng)
             for setting, measured in run.cells():
                 _append(cells.setdefault(setting, {}), measured)
             _append(controls.setdefault(scope, {}), run.controls())
@@ -200,7 +200,7 @@ class _Run:
     """One split of one scope."""
 
     def __init__(
-        self, table: EvaluationTable, scope: str, part: Split, rng: np.random.Generator
+        self, *, table: EvaluationTable, scope: str, part: Split, rng: np.random.Generator
     ) -> None:
         self._table = table
         self._scope = scope
@@ -226,7 +226,9 @@ class _Run:
                 for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
-                    setting = Setting(self._scope, target, score, alpha)
+                    setting = Setting(
+                        scope=self._scope, risk_target=target, score=score, alpha=alpha
+                    )
                     counts = {"calibration_rows": float(len(ascending)), "test_rows": counted}
                     yield setting, self._measure(setting, fit, lambda_hat) | counts
 
@@ -387,7 +389,9 @@ def _averaged_cells(cells: Mapping[Setting, Runs]) -> dict[Setting, Runs]:
     """The mean over benchmarks in every split."""
     groups: dict[Setting, list[Runs]] = {}
     for setting, runs in cells.items():
-        key = Setting(AVERAGE, setting.risk_target, setting.score, setting.alpha)
+        key = Setting(
+            scope=AVERAGE, risk_target=setting.risk_target, score=setting.score, alpha=setting.alpha
+        )
         groups.setdefault(key, []).append(runs)
     return {key: _averaged(parts) for key, parts in groups.items()}
 

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import AutoTokenizer, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
 from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import EncoderSpec
@@ -160,7 +160,7 @@ def test_an_artifact_is_opened_by_the_forward_that_it_was_made_with(tiny_encoder
 
 def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encoder, tmp_path):
     """At the start: an artifact says `lean`, and the folder holds another kind of model now."""
-    HuggingFaceEncoder(str(tiny_encoder), backend="cpu")._tokenizer.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(str(tiny_encoder)).save_pretrained(tmp_path)
     model(conv_kernel_size=3).save_pretrained(tmp_path)
     assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
     with pytest.raises(ArtifactError, match="lean"):

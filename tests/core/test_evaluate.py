@@ -107,7 +107,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
 def test_random_sets_are_as_large_as_the_sets(files):
     """Where everyone is called they miss nobody; where sets are small, more than a router's."""
     evaluation = measured(scored({ONE: files[ONE]}, splits=20, alphas=(0.005, 0.15)))
-    full = Setting(ONE, RiskTarget.ANSWERABLE, Score.GAP, 0.005)
+    full = Setting(scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.GAP, alpha=0.005)
     assert evaluation.mean(full, "size") == len(POOL)
     assert evaluation.cells[full]["random_miss"] == [0.0] * 20
     controls = evaluation.controls[ONE]
@@ -126,7 +126,9 @@ def test_random_sets_hit_as_often_as_their_sizes_say(files):
     rows = {ONE: replace(files[ONE], rows=one_right)}
     evaluation = measured(scored(rows, splits=60, alphas=(0.1, 0.2)))
     for alpha in (0.1, 0.2):
-        setting = Setting(ONE, RiskTarget.ANSWERABLE, Score.COVER, alpha)
+        setting = Setting(
+            scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.COVER, alpha=alpha
+        )
         expected = 1.0 - evaluation.mean(setting, "size") / len(POOL)
         assert evaluation.mean(setting, "random_miss") == pytest.approx(expected, abs=0.03)
 
@@ -163,7 +165,11 @@ def test_choices_are_made_per_split_target_and_score(files):
     keys = [(each.risk_target, each.score) for each in evaluation.choices]
     assert sorted(keys) == sorted([(t, s) for t in RiskTarget for s in Protocol().scores] * 3)
     for number, choice in enumerate(evaluation.choices):
-        runs = evaluation.cells[Setting(ONE, choice.risk_target, choice.score, choice.alpha)]
+        runs = evaluation.cells[
+            Setting(
+                scope=ONE, risk_target=choice.risk_target, score=choice.score, alpha=choice.alpha
+            )
+        ]
         run = number // (len(evaluation.choices) // 3)
         assert choice.accuracy == runs[f"accuracy_{choice.rule}"][run]
         assert choice.size == runs["size"][run]
@@ -241,7 +247,10 @@ def test_equally_accurate_choices_are_not_ranked_by_their_size_on_test_rows():
     )
     evaluation = measured(hand_made(protocol, 0.0, 0.5))
     on_test = [
-        evaluation.mean(Setting(ONE, RiskTarget.ANSWERABLE, Score.PROB, each), "size")
+        evaluation.mean(
+            Setting(scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.PROB, alpha=each),
+            "size",
+        )
         for each in protocol.alphas
     ]
     assert on_test == [2.0, 1.0]

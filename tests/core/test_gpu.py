@@ -52,7 +52,7 @@ def unit(rows):
 def opened(dtype, shapes):
     """The lean forward by graphs of these shapes; without any, by none."""
     lean = LeanDeberta(model(dtype).to("cuda"), MOST)
-    return graphs.Graphs(graphs.embedder(lean, "mean"), shapes, "cuda")
+    return graphs.Graphs(graphs.embedder(lean, "mean"), shapes=shapes, device="cuda")
 
 
 @pytest.fixture(scope="module")

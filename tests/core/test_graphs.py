@@ -93,7 +93,10 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
     """To 1e-5, in float32: more tokens, more texts, and what an earlier batch left behind."""
     made = model(**kind)
     run = graphs.Graphs(
-        graphs.embedder(LeanDeberta(made, MOST), pooling), SHAPES, "cpu", Repeated()
+        graphs.embedder(LeanDeberta(made, MOST), pooling),
+        shapes=SHAPES,
+        device="cpu",
+        recorder=Repeated(),
     )
     run(*texts(*[MOST] * 8))
     for size, tokens in SHAPES:
@@ -105,7 +108,10 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
 def test_an_embedding_is_the_same_in_whatever_batch():
     """Alone, among others, and in any row: to 1e-5, in float32."""
     run = graphs.Graphs(
-        graphs.embedder(LeanDeberta(model(), MOST), "mean"), SHAPES, "cpu", Repeated()
+        graphs.embedder(LeanDeberta(model(), MOST), "mean"),
+        shapes=SHAPES,
+        device="cpu",
+        recorder=Repeated(),
     )
     ids, mask = texts(20, 7, 40, 20, 3)
     together = run(ids, mask)
@@ -170,7 +176,7 @@ def test_every_shape_is_recorded_once_and_the_largest_first():
 
     offered = [(1, 16), (4, 16), (4, 32), (1, 32)]
     recorder = Repeated()
-    run = graphs.Graphs(embed, offered, "cpu", recorder)
+    run = graphs.Graphs(embed, shapes=offered, device="cpu", recorder=recorder)
     assert made == [(4, 32), (4, 16), (1, 32), (1, 16)]
     for batch in itertools.product((1, 3, 4), (9, 16, 32)):
         assert run(*tokens_of(batch)).tolist() == [[float(batch[1])]] * batch[0]
@@ -188,7 +194,7 @@ def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
         seen.append(tuple(ids.shape))
         return mask.sum(1, keepdim=True).float()
 
-    run = graphs.Graphs(embed, [(4, 16), (4, 32)], "cpu", recorder)
+    run = graphs.Graphs(embed, shapes=[(4, 16), (4, 32)], device="cpu", recorder=recorder)
     assert run(*tokens_of(batch)).shape == (batch[0], 1)
     assert seen[-1] == batch
     assert recorder.replayed == []
@@ -196,7 +202,9 @@ def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
 
 def test_results_are_the_callers_own():
     """The next batch is computed where these came from."""
-    run = graphs.Graphs(lambda ids, mask: ids.float(), [(2, 16)], "cpu", Repeated())
+    run = graphs.Graphs(
+        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=Repeated()
+    )
     first = run(*tokens_of((2, 16)))
     run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
     assert first.tolist() == [[7.0] * 16] * 2
@@ -210,7 +218,7 @@ def test_rows_that_nobody_asked_for_hold_a_token():
         seen.append(mask.clone())
         return ids.float()
 
-    graphs.Graphs(embed, [(4, 16)], "cpu", Repeated())(*tokens_of((1, 2)))
+    graphs.Graphs(embed, shapes=[(4, 16)], device="cpu", recorder=Repeated())(*tokens_of((1, 2)))
     assert seen[-1].sum(1).tolist() == [2, 16, 16, 16]
 
 
@@ -224,10 +232,8 @@ def test_the_encoder_embeds_alike_by_graphs(tiny_encoder, pooling):
     rng = np.random.default_rng(5)
     asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
     plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(asked)
-    encoder, recorder = HuggingFaceEncoder(str(tiny_encoder), **options), Repeated()
-    encoder._graphs = graphs.Graphs(
-        graphs.embedder(encoder._model, pooling), graphs.shapes(32, 64), "cpu", recorder
-    )
+    recorder = Repeated()
+    encoder = HuggingFaceEncoder(str(tiny_encoder), forward="lean", recorder=recorder, **options)
     found = encoder.encode(asked)
     assert recorder.replayed
     np.testing.assert_allclose(found.embeddings, plain.embeddings, atol=1e-5)

@@ -103,7 +103,9 @@ def test_mean_risk_over_splits_follows_its_exact_law(evaluation, score, alpha):
     """
     n, _, n_test = evaluation.rows[NAME]
     sizes = {"n": n, "n_test": n_test}
-    risk = evaluation.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "risk")
+    risk = evaluation.mean(
+        Setting(scope=NAME, risk_target=RiskTarget.PAPER, score=score, alpha=alpha), "risk"
+    )
     assert_split_risk(risk, splits=10, alpha=alpha, false_alarm=FALSE_ALARM, **sizes)
 
 
@@ -146,7 +148,9 @@ def test_numbers_of_a_cell_fit_together(evaluation):
             assert np.all(of[name] <= 1 - of["served_error"] - of["abstain"] + 1e-9)
     for score in Score:
         sizes = [
-            evaluation.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "size")
+            evaluation.mean(
+                Setting(scope=NAME, risk_target=RiskTarget.PAPER, score=score, alpha=alpha), "size"
+            )
             for alpha in (0.05, 0.1, 0.2)
         ]
         assert sizes == sorted(sizes, reverse=True)
@@ -305,7 +309,9 @@ def test_real_records_keep_the_law(arc_c, score, alpha):
     n, _, n_test = arc_c.rows[NAME]
     assert (arc_c.n_train, n) == (468, 351)
     assert_split_risk(
-        arc_c.mean(Setting(NAME, RiskTarget.PAPER, score, alpha), "risk"),
+        arc_c.mean(
+            Setting(scope=NAME, risk_target=RiskTarget.PAPER, score=score, alpha=alpha), "risk"
+        ),
         splits=20,
         n=n,
         n_test=n_test,

@@ -447,7 +447,7 @@ def test_the_same_evaluation_gives_the_same_files(evaluation, folder, tmp_path):
 
 def test_spread_is_the_mean_and_the_deviation_over_splits(evaluation):
     """Written as tables show it; a share of no rows is a dash."""
-    setting = Setting(ONE, RiskTarget.PAPER, Score.GAP, 0.1)
+    setting = Setting(scope=ONE, risk_target=RiskTarget.PAPER, score=Score.GAP, alpha=0.1)
     runs = evaluation.cells[setting][RISK[RiskTarget.PAPER]]
     expected = f"{evaluation.mean(setting, 'risk'):.3f} ±{evaluation.sd(setting, 'risk'):.3f}"
     assert spread(runs) == expected

@@ -70,7 +70,7 @@ class View:
 
     def runs(self, score: Score, alpha: float, measure: str) -> FloatArray:
         """A measure of the sets."""
-        setting = Setting(self.scope, self.target, score, alpha)
+        setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
         return np.array(self.evaluation.cells[setting][measure])
 
     def risk(self, score: Score, alpha: float) -> FloatArray:
