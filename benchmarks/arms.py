@@ -53,11 +53,13 @@ def running(folder: Path, upstream: rig.Server) -> Generator[list[Way]]:
             client = Client(litellm.port, peers.LITELLM_KEY, model=PINNED)
             ways.append(Way(Arm.LITELLM, litellm, client))
         ours = partial(Client, gateway.port, rig.KEY)
-        pinned = ours(model=PINNED, judge=_chosen(load.judged, _by_the_pinned))
-        route = ours(path="/route", model=None, judge=_chosen(_decided, _by(1)))
+        pinned = ours(model=PINNED, judge=with_condition(load.judged, _is_by_pinned))
+        route = ours(path="/route", model=None, judge=with_condition(_decided, has_set_of(1)))
         ways += [Way(Arm.PINNED, gateway, pinned), Way(Arm.ROUTE, gateway, route)]
         for size, arm in enumerate((Arm.SET_1, Arm.SET_2, Arm.SET_3), 1):
-            ways.append(Way(arm, gateway, ours(judge=_chosen(load.judged, _by(size))), size))
+            ways.append(
+                Way(arm, gateway, ours(judge=with_condition(load.judged, has_set_of(size))), size)
+            )
         yield ways
         for way in ways:
             way.client.close()
@@ -68,12 +70,14 @@ def _bare(arm: Arm, server: rig.Server, calls: int) -> Way:
     return Way(arm, server, Client(server.port, "", path=path, model=PINNED))
 
 
-def _chosen(judge: Judge, right: Callable[[Answer], bool]) -> Judge:
-    """Right by ``judge`` and of whom it should be."""
+def with_condition(judge: Judge, condition: Callable[[Answer], bool]) -> Judge:
+    """A judge that accepts what ``judge`` accepts if ``condition`` holds for the answer too."""
 
     def both(ask: Ask, answer: Answer) -> tuple[Kind, str]:
-        kind, said = judge(ask, answer)
-        return (kind, said) if kind is not Kind.RIGHT or right(answer) else (Kind.WRONG, "by whom?")
+        kind, message = judge(ask, answer)
+        if kind is Kind.RIGHT and not condition(answer):
+            return Kind.WRONG, "other candidates than expected"
+        return kind, message
 
     return both
 
@@ -82,9 +86,10 @@ def _decided(ask: Ask, answer: Answer) -> tuple[Kind, str]:
     return (Kind.RIGHT, "") if answer.status == 200 else load.refused(answer)
 
 
-def _by_the_pinned(answer: Answer) -> bool:
+def _is_by_pinned(answer: Answer) -> bool:
     return answer.headers[b"x-racer-served-by"].decode() == PINNED
 
 
-def _by(size: int) -> Callable[[Answer], bool]:
+def has_set_of(size: int) -> Callable[[Answer], bool]:
+    """A condition: the answer was decided by a set of ``size`` candidates."""
     return lambda answer: len(answer.headers[b"x-racer-selected"].split(b",")) == size

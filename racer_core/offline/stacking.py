@@ -27,12 +27,13 @@ from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_colum
 # stacked vote is fitted on validation rows.
 CROSS_FITTED = ("knn", "mlp")
 _FOLDS = 5
-_ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4)  # sets of these levels are the masks, beside the full pool
-_RIDGE = 10.0
+# Levels of alpha whose cover sets are the masks, beside the full pool.
+MASK_ALPHAS = (0.02, 0.05, 0.1, 0.2, 0.4)
+RIDGE = 10.0
 _SLIGHT = 1e-3  # keeps the mean skill finite where every contested row agrees
 _STEPS = 50
 _DONE = 1e-8
-_CELLS = 1 << 21  # numbers held at once
+MAX_CELLS = 1 << 21  # numbers held at once
 MIN_ROWS = 50
 
 Fit = Callable[[Batch, BoolArray], Router]
@@ -91,21 +92,21 @@ def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
     """
     if not _suffices(classes, rows.labels):
         return None
-    masks = [np.ones_like(rows.labels), *_served_masks(rows)]
+    masks = [np.ones_like(rows.labels), *served_masks(rows)]
     masked = [np.where(mask, classes, -1) for mask in masks]
     contested = [_contested(each, rows.labels) for each in masked]
-    votes = _Votes(
+    votes = ContestedRows(
         classes=np.concatenate([c[keep] for c, keep in zip(masked, contested, strict=True)]),
         right=np.concatenate([rows.labels[keep] for keep in contested]),
         logits=np.concatenate([clipped_logit(rows.scores)[keep] for keep in contested]),
     )
     # Each mask repeats the same rows, so the penalty grows with the number of masks.
-    weights = _maximise(votes, _penalty(len(rows.pool), _RIDGE * len(masks)))
+    weights = maximise_likelihood(votes, ridge_penalty(len(rows.pool), RIDGE * len(masks)))
     return StackedVote(rows.pool, *np.split(weights, 2))
 
 
 @dataclass(frozen=True, slots=True)
-class _Votes:
+class ContestedRows:
     """Rows with right and wrong answers: answers, labels and router logits, all (n, K)."""
 
     classes: ClassArray
@@ -113,9 +114,9 @@ class _Votes:
     logits: FloatArray
 
     def chunks(self) -> Iterator[tuple[FloatArray, BoolArray, BoolArray]]:
-        """What every answer stands on (n, C, 2K), which answers exist, which are right (n, C)."""
+        """Pieces of the features (n, C, 2K), and of which answers exist and are right, (n, C)."""
         count = self.classes.shape[1]
-        step = max(1, _CELLS // (2 * count * count))
+        step = max(1, MAX_CELLS // (2 * count * count))
         for start in range(0, len(self.classes), step):
             part = slice(start, start + step)
             gave = one_hot(self.classes[part])
@@ -127,7 +128,7 @@ class _Votes:
             yield features, np.asarray(gave.any(axis=2), dtype=bool), right
 
 
-def _served_masks(rows: ScoredRows) -> list[BoolArray]:
+def served_masks(rows: ScoredRows) -> list[BoolArray]:
     """The cover sets of the rows themselves at several levels, shape (n, K) each."""
     options = CalibrationOptions(score=Score.COVER, risk_target=RiskTarget.ANSWERABLE)
     calibration = rows.calibration(options, PatternModel.of(rows.labels))
@@ -138,7 +139,7 @@ def _served_masks(rows: ScoredRows) -> list[BoolArray]:
             calibration.lambda_hat(alpha, Score.COVER),
             Score.COVER,
         ).selected
-        for alpha in _ALPHAS
+        for alpha in MASK_ALPHAS
     ]
 
 
@@ -152,22 +153,25 @@ def _contested(classes: ClassArray, labels: BoolArray) -> BoolArray:
     return any_column(given & labels) & any_column(given & ~labels)
 
 
-def _penalty(count: int, ridge: float) -> FloatArray:
+def ridge_penalty(count: int, ridge: float) -> FloatArray:
     """Quadratic form over (skill, trust): the spread of skills, and every trust."""
     form = ridge * np.eye(2 * count)
     form[:count, :count] -= (ridge - _SLIGHT) / count  # the mean skill is next to free
     return form
 
 
-def _maximise(votes: _Votes, penalty: FloatArray) -> FloatArray:
-    """Newton's method, starting from the majority, with step halving."""
+def maximise_likelihood(votes: ContestedRows, penalty: FloatArray) -> FloatArray:
+    """The maximum of the penalised log-likelihood: weights (skill, trust), shape (2K,).
+
+    Newton's method, starting from the majority vote, with step halving.
+    """
     count = votes.classes.shape[1]
     weights: FloatArray = np.repeat([1.0, 0.0], count)
-    value = _likelihood(votes, weights, penalty)
+    value = penalised_log_likelihood(votes, weights, penalty)
     for _ in range(_STEPS):
-        gradient, curvature = _derivatives(votes, weights, penalty)
+        gradient, curvature = gradient_and_curvature(votes, weights, penalty)
         step: FloatArray = np.linalg.solve(curvature, gradient).astype(np.float64)
-        while (better := _likelihood(votes, weights + step, penalty)) < value:
+        while (better := penalised_log_likelihood(votes, weights + step, penalty)) < value:
             step = step / 2.0
             if _size(step) <= _DONE:
                 return weights
@@ -177,7 +181,10 @@ def _maximise(votes: _Votes, penalty: FloatArray) -> FloatArray:
     return weights
 
 
-def _likelihood(votes: _Votes, weights: FloatArray, penalty: FloatArray) -> float:
+def penalised_log_likelihood(
+    votes: ContestedRows, weights: FloatArray, penalty: FloatArray
+) -> float:
+    """Log-likelihood of the right answers, less half the quadratic form ``penalty``."""
     total = -0.5 * float(weights @ penalty @ weights)
     for features, exists, right in votes.chunks():
         strength = np.where(exists, features @ weights, -np.inf)
@@ -185,8 +192,8 @@ def _likelihood(votes: _Votes, weights: FloatArray, penalty: FloatArray) -> floa
     return total
 
 
-def _derivatives(
-    votes: _Votes, weights: FloatArray, penalty: FloatArray
+def gradient_and_curvature(
+    votes: ContestedRows, weights: FloatArray, penalty: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Gradient of the penalised likelihood, and its curvature as of the softmax alone."""
     gradient = -penalty @ weights

@@ -35,7 +35,7 @@ MIN_ROWS = 100
 class AnswerRatings:
     """An evaluator's ratings of recorded answers."""
 
-    weight: Weight  # how it was asked: `verbal` or `p_true`
+    weight: Weight  # the form of the rating: `verbal` or `p_true`
     # In [0, 1], shape (n, K), columns in the order of the racer's pool; NaN where it gave none.
     values: FloatArray
 
@@ -103,7 +103,7 @@ def tune(
         InputError: The ratings are not those of these rows.
     """
     check_rows(racer, rows)
-    scored = _scored(racer, rows)
+    scored = score_rows(racer, rows)
     patterns = racer.artifact.patterns
     answers = [[row.answers.get(name) for name in racer.pool] for row in rows.rows]
     votes = Votes(
@@ -124,7 +124,7 @@ def tune(
             risk_target=risk_target,
             null_threshold=racer.artifact.null_threshold,
         )
-        sets = _cross_fitted(scored, options, patterns, prices)
+        sets = cross_fitted_sets(scored, options, patterns, prices)
         if sets is not None:
             trials += _trials(options, schemes, sets, per_call)
         progress("alphas", number, len(alphas))
@@ -162,9 +162,9 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
             [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
         )
     trained = racer.artifact.training_fingerprints
-    if known := sum(racer.fingerprint(query) in trained for query in rows.queries):
+    if repeated := sum(racer.fingerprint(query) in trained for query in rows.queries):
         raise RowsError(
-            "validation rows", [f"{known} of them trained the router: tune on rows of their own"]
+            "validation rows", [f"{repeated} of them trained the router: tune on rows of their own"]
         )
 
 
@@ -172,11 +172,12 @@ def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
     """Whether the stacked vote was fitted on these rows, which would favour it."""
     if racer.artifact.router.kind in CROSS_FITTED:
         return False
-    known = racer.artifact.validation_fingerprints
-    return any(each in known for each in scored.fingerprints)
+    validation = racer.artifact.validation_fingerprints
+    return any(each in validation for each in scored.fingerprints)
 
 
-def _scored(racer: Racer, rows: LabelledRows) -> ScoredRows:
+def score_rows(racer: Racer, rows: LabelledRows) -> ScoredRows:
+    """Labels and router scores of the rows, in the order of the racer's pool."""
     output = racer.score(rows.queries)
     return ScoredRows(
         pool=racer.pool,
@@ -187,7 +188,7 @@ def _scored(racer: Racer, rows: LabelledRows) -> ScoredRows:
     )
 
 
-def _cross_fitted(
+def cross_fitted_sets(
     scored: ScoredRows,
     options: CalibrationOptions,
     patterns: PatternModel,

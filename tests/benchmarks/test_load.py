@@ -133,6 +133,6 @@ def test_a_right_text_of_another_set_is_wrong(load: Any, arms: Any) -> None:
     answer = load.Answer(
         200, {b"x-racer-selected": b"adder,speller"}, whole(RIGHT).partition(b"\r\n\r\n")[2]
     )
-    two, three = (arms._chosen(load.judged, arms._by(size)) for size in (2, 3))
+    two, three = (arms.with_condition(load.judged, arms.has_set_of(size)) for size in (2, 3))
     assert two(load.Ask(QUERY), answer)[0] is load.Kind.RIGHT
     assert three(load.Ask(QUERY), answer)[0] is load.Kind.WRONG

@@ -100,7 +100,7 @@ def prepared(rows):
     """Contested rows as the likelihood sees them."""
     classes = classes_of(rows)
     contested = rows.labels.any(axis=1) & ~rows.labels.all(axis=1)
-    return stacking._Votes(
+    return stacking.ContestedRows(
         classes=classes[contested],
         right=rows.labels[contested],
         logits=np.log(rows.scores / (1.0 - rows.scores))[contested],
@@ -110,22 +110,25 @@ def prepared(rows):
 @pytest.mark.parametrize("cells", [1 << 21, 200])
 def test_gradient_is_that_of_the_penalised_likelihood(monkeypatch, cells):
     """Central differences, at random weights, in one piece and in many."""
-    monkeypatch.setattr(stacking, "_CELLS", cells)
+    monkeypatch.setattr(stacking, "MAX_CELLS", cells)
     votes = prepared(drawn((0.8, 0.5, 0.3, 0.6), 40, seed=4))
     assert (len(list(votes.chunks())) > 5) == (cells == 200)
-    penalty = stacking._penalty(4, 3.0)
+    penalty = stacking.ridge_penalty(4, 3.0)
     weights = np.random.default_rng(5).normal(size=8)
-    gradient, curvature = stacking._derivatives(votes, weights, penalty)
+    gradient, curvature = stacking.gradient_and_curvature(votes, weights, penalty)
     step = 1e-5
     for column, unit in enumerate(np.eye(8) * step):
-        ends = [stacking._likelihood(votes, weights + sign * unit, penalty) for sign in (1, -1)]
+        ends = [
+            stacking.penalised_log_likelihood(votes, weights + sign * unit, penalty)
+            for sign in (1, -1)
+        ]
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(gradient[column], abs=1e-5)
     assert np.linalg.eigvalsh(curvature).min() > 0.0  # so that every step goes uphill
 
 
 def test_penalty_is_on_differences_and_on_trust():
     """Votes that all count more cost next to nothing: agreement may say as much as it does."""
-    penalty = stacking._penalty(3, 5.0)
+    penalty = stacking.ridge_penalty(3, 5.0)
     alike, apart, trusting = np.array(
         [[1, 1, 1, 0, 0, 0], [1, -1, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1]], dtype=float
     )
@@ -138,13 +141,13 @@ def test_penalty_is_on_differences_and_on_trust():
 def maximised(monkeypatch):
     """What was handed to the optimiser, in order."""
     handed = []
-    maximise = stacking._maximise
+    maximise = stacking.maximise_likelihood
 
     def watched(votes, penalty):
         handed.append((votes, penalty))
         return maximise(votes, penalty)
 
-    monkeypatch.setattr(stacking, "_maximise", watched)
+    monkeypatch.setattr(stacking, "maximise_likelihood", watched)
     return handed
 
 
@@ -153,7 +156,7 @@ def test_fitted_weights_are_a_maximum(maximised):
     rows = drawn(STRONG, 300, seed=6)
     stacked = fit_stacked(rows, classes_of(rows))
     weights = np.concatenate([stacked.skill, stacked.trust])
-    gradient, _ = stacking._derivatives(maximised[0][0], weights, maximised[0][1])
+    gradient, _ = stacking.gradient_and_curvature(maximised[0][0], weights, maximised[0][1])
     assert np.abs(gradient).max() < 1e-4
 
 
@@ -161,7 +164,7 @@ def test_fit_sees_the_rows_as_serving_masks_them(maximised):
     """The full pool and every level's sets, each with the rows that are contested within it."""
     rows = drawn((0.8, 0.6, 0.5, 0.3), 300, seed=12)
     fit_stacked(rows, classes_of(rows))
-    inside = [np.ones_like(rows.labels), *stacking._served_masks(rows)]
+    inside = [np.ones_like(rows.labels), *stacking.served_masks(rows)]
     contested = [
         (mask & rows.labels).any(axis=1) & (mask & ~rows.labels).any(axis=1) for mask in inside
     ]
@@ -230,7 +233,7 @@ def test_chance_differences_on_few_rows_are_drawn_to_the_majority(monkeypatch):
     rows = drawn((0.6,) * 6, 120, seed=11)
     stacked = fit_stacked(rows, classes_of(rows))
     assert np.ptp(stacked.skill) < 0.5
-    monkeypatch.setattr(stacking, "_RIDGE", 1e-3)
+    monkeypatch.setattr(stacking, "RIDGE", 1e-3)
     free = fit_stacked(rows, classes_of(rows))
     assert np.ptp(stacked.skill) < 0.7 * np.ptp(free.skill)
     assert np.abs(stacked.trust).max() < 0.7 * np.abs(free.trust).max()
@@ -278,12 +281,12 @@ def test_every_row_is_scored_by_rows_of_other_folds():
 def test_masks_are_nested_cover_sets():
     """Those that a calibration on the rows would serve; a larger alpha never adds a candidate."""
     rows = drawn((0.8, 0.6, 0.5, 0.3), 300, seed=12)
-    masks = stacking._served_masks(rows)
+    masks = stacking.served_masks(rows)
     calibration = rows.calibration(
         CalibrationOptions(score=Score.COVER, risk_target=RiskTarget.ANSWERABLE),
         PatternModel.of(rows.labels),
     )
-    for alpha, mask in zip(stacking._ALPHAS, masks, strict=True):
+    for alpha, mask in zip(stacking.MASK_ALPHAS, masks, strict=True):
         lambda_hat = calibration.lambda_hat(alpha, Score.COVER)
         sets = calibration.sets(rows.scores, rows.fingerprints, lambda_hat, Score.COVER)
         np.testing.assert_array_equal(mask, sets.selected)

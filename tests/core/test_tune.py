@@ -10,9 +10,15 @@ from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.errors import InputError, RowsError
-from racer_core.offline import tune as search
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
-from racer_core.offline.tune import MIN_ROWS, AnswerRatings, check_rows, tune
+from racer_core.offline.tune import (
+    MIN_ROWS,
+    AnswerRatings,
+    check_rows,
+    cross_fitted_sets,
+    score_rows,
+    tune,
+)
 from racer_core.offline.votes import TEMPERATURES
 from racer_core.types import CandidateAnswer, LabelledRow, LabelledRows, RiskTarget, Score
 from tests.support.synthetic import POOL, synthetic_rows
@@ -72,12 +78,12 @@ def test_each_half_is_measured_at_the_others_threshold(racer, rows, target):
 @pytest.mark.parametrize("changed", [0, 1])
 def test_labels_of_a_half_move_the_sets_of_the_other_only(racer, rows, changed):
     """Whatever the labels of a half are, its own sets stay."""
-    scored = search._scored(racer, rows)
+    scored = score_rows(racer, rows)
     options = CalibrationOptions(score=Score.GAP, null_threshold=racer.artifact.null_threshold)
     labels = scored.labels.copy()
     labels[changed::2] = np.random.default_rng(1).random(labels[changed::2].shape) < 0.5
     before, after = (
-        search._cross_fitted(each, options, racer.artifact.patterns, None)
+        cross_fitted_sets(each, options, racer.artifact.patterns, None)
         for each in (scored, replace(scored, labels=labels))
     )
     np.testing.assert_array_equal(after[changed::2], before[changed::2])
@@ -168,12 +174,12 @@ def test_votes_by_ratings_are_measured_as_they_are_served(racer, rows):
     values = rng.random((len(rows), len(POOL))).round(3)
     values[rng.random(values.shape) < 1 / 3] = np.nan
     trials = tuned(racer, rows, ratings=rated(values)).trials
-    scored, spread = search._scored(racer, rows), []
+    scored, spread = score_rows(racer, rows), []
     for trial in (trial for trial in trials if trial.evaluated):
         options = CalibrationOptions(
             alpha=trial.alpha, score=trial.score, null_threshold=racer.artifact.null_threshold
         )
-        sets = search._cross_fitted(scored, options, racer.artifact.patterns, None)
+        sets = cross_fitted_sets(scored, options, racer.artifact.patterns, None)
         right = 0
         for row, inside, scores, weights in zip(
             rows.rows, sets, scored.scores, values, strict=True
@@ -227,11 +233,11 @@ def test_an_evaluator_that_says_the_same_of_all_is_the_majority(racer, rows, val
 def test_an_evaluator_within_one_standard_error_is_not_chosen(racer, rows):
     """It says what the router says but sets five rows right: proven, and not worth its calls."""
     plain = tuned(racer, rows, alphas=(0.05,))
-    scored = search._scored(racer, rows)
+    scored = score_rows(racer, rows)
     options = CalibrationOptions(
         alpha=0.05, score=plain.chosen.score, null_threshold=racer.artifact.null_threshold
     )
-    sets = search._cross_fitted(scored, options, racer.artifact.patterns, None)
+    sets = cross_fitted_sets(scored, options, racer.artifact.patterns, None)
     favourite = np.where(sets, scored.scores, -1.0).argmax(axis=1)
     one_right = (sets & scored.labels).sum(axis=1) == 1
     missed = np.flatnonzero(one_right & ~scored.labels[range(len(rows)), favourite])[:5]
@@ -267,8 +273,8 @@ def test_prices_change_the_choice(racer, rows):
         score=plain.chosen.score,
         null_threshold=racer.artifact.null_threshold,
     )
-    scored = search._scored(racer, rows)
-    unpriced_sets = search._cross_fitted(scored, options, racer.artifact.patterns, prices)
+    scored = score_rows(racer, rows)
+    unpriced_sets = cross_fitted_sets(scored, options, racer.artifact.patterns, prices)
     assert priced.chosen.cost < (unpriced_sets @ np.array(prices)).mean()
 
 
