@@ -1,1 +1,4 @@
-"""The gateway: an HTTP server around :mod:`racer_core`. Start at ``main.create_gateway``."""
+"""The gateway: an HTTP server around :mod:`racer_core`, which does not know it.
+
+Start at ``main.create_gateway``.
+"""

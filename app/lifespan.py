@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.answer_forms import AnswerReader
-from app.answering.math_process import MathProcess
+from app.answering.math_process import DEADLINE_S, MathProcess
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService, setup_digest
@@ -40,8 +40,6 @@ from racer_core.racer import Trained
 log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened", bound=Trained)
-
-MATH_DEADLINE_S: Final = 1  # for parsing one answer, which usually takes milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +172,47 @@ async def _open_routing(
             )
         )
         calibration_sync.subscribe(monitor.on_pulse)
-        mathematics = MathProcess(MATH_DEADLINE_S)
-        if settings.aggregation.equality is Equality.MATH:
-            await stack.enter_async_context(mathematics)
-        reader = AnswerReader(
-            scoring.embed,
-            mathematics.form,
-            similarity=settings.aggregation.similarity,
-            embed_chars=settings.limits.query_chars,
+        chat = await stack.enter_async_context(
+            _open_chat(
+                settings=settings,
+                router=router,
+                scoring=scoring,
+                active=active,
+                grouping=grouping,
+                fleet=fleet,
+                monitor=monitor,
+                metrics=metrics,
+                tracer=tracer,
+            )
         )
+        yield RouterServices(
+            store=store,
+            calibration_sync=calibration_sync,
+            active=active,
+            chat=chat,
+            calibrations=calibrations,
+            monitor=monitor,
+        )
+
+
+@asynccontextmanager
+async def _open_chat(
+    *,
+    settings: Settings,
+    router: OpenedRouter,
+    scoring: RouterBackend,
+    active: ActiveCalibration,
+    grouping: Grouping,
+    fleet: Fleet,
+    monitor: Monitor,
+    metrics: Metrics,
+    tracer: Tracer | None,
+) -> AsyncGenerator[ChatService]:
+    """The chat service, after a check of its evaluators."""
+    async with _open_answer_reader(settings, scoring) as reader:
         routing = RoutingService(
             settings=settings,
-            trained=trained,
+            trained=router.trained,
             scoring=scoring,
             active=active,
             grouping=grouping,
@@ -198,16 +225,26 @@ async def _open_routing(
             fleet=fleet,
             reader=reader,
             monitor=monitor,
-            stacked=trained.artifact.stacked,
+            stacked=router.trained.artifact.stacked,
             metrics=metrics,
             tracer=tracer,
         )
         await chat.check()
-        yield RouterServices(
-            store=store,
-            calibration_sync=calibration_sync,
-            active=active,
-            chat=chat,
-            calibrations=calibrations,
-            monitor=monitor,
+        yield chat
+
+
+@asynccontextmanager
+async def _open_answer_reader(
+    settings: Settings, scoring: RouterBackend
+) -> AsyncGenerator[AnswerReader]:
+    """The reader of answers, with the process for mathematics where the configuration needs it."""
+    async with AsyncExitStack() as stack:
+        mathematics = MathProcess(DEADLINE_S)
+        if settings.aggregation.equality is Equality.MATH:
+            await stack.enter_async_context(mathematics)
+        yield AnswerReader(
+            scoring.embed,
+            mathematics.form,
+            similarity=settings.aggregation.similarity,
+            embed_chars=settings.limits.query_chars,
         )

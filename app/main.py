@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from app.api.respond import CLIENT_CLOSED_REQUEST, ClientDisconnected
 from app.api.routes import ROUTES
 from app.http.access_control import AccessControl
-from app.http.dispatch import Dispatcher, ErrorHandler
+from app.http.handler_dispatch import ErrorHandler, HandlerDispatch
 from app.http.request_log import RequestLog
 from app.http.tracing import RequestTracing
 from app.services import Services
@@ -22,7 +22,7 @@ from racer_core.errors import RacerError
 def create_gateway(services: Services) -> ASGIApp:
     """The ASGI application for opened services: log, access control, tracing, dispatch."""
     log_prompts = services.settings.telemetry.log_prompts
-    app: ASGIApp = Dispatcher(services, _error_handlers(services))
+    app: ASGIApp = HandlerDispatch(services, _error_handlers(services))
     if services.tracer is not None:
         app = RequestTracing(app, tracer=services.tracer, log_prompts=log_prompts)
     app = AccessControl(

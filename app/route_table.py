@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, TypedDict, TypeVar, Unpack, get_args
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -114,6 +114,20 @@ class Route:
         return frozenset({self.method, "HEAD"} if self.allows_head else {self.method})
 
 
+class _Columns(TypedDict, total=False):
+    """The attributes of :class:`Route` that have defaults, as :meth:`Routes.add` takes them."""
+
+    body: JsonBody[Any] | None
+    is_traced: bool
+    is_upload: bool
+    is_probe: bool
+    allows_head: bool
+    summary: str | None
+    responses: Mapping[int | str, dict[str, Any]]
+    response_class: type[Response]
+    openapi_extra: Mapping[str, Any]
+
+
 class Routes:
     """The routes of one endpoint module, in the order of their declaration."""
 
@@ -131,7 +145,7 @@ class Routes:
         *,
         role: RouteRole,
         alias: str | None = None,
-        **columns: Any,
+        **columns: Unpack[_Columns],
     ) -> Callable[[Handler], Handler]:
         """Decorator that declares the route of a handler.
 

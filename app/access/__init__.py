@@ -1,1 +1,1 @@
-"""Access rules: API keys, quotas, quota leases, allowed hosts, failed logins."""
+"""Access: API keys, quotas, leases, hosts, failed logins; knows no endpoint and no candidate."""

@@ -1,4 +1,4 @@
-"""Answering: a request is routed, its set called, the answers merged, the decision recorded.
+"""Answering: routing, calls, merge and record of a request; knows no web framework.
 
-Knows routing, upstream, monitoring and wire formats; knows no web framework and no endpoint.
+It knows routing, upstream, monitoring and wire formats; it knows no endpoint.
 """

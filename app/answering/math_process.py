@@ -8,6 +8,7 @@ from typing import Any, Final, Self
 from app.concurrency.sandbox import SandboxedProcess
 from racer_core.aggregation.grading import Grade, check_reference
 
+DEADLINE_S: Final = 1  # for parsing one answer, which usually takes milliseconds
 _MESSAGE_BYTES: Final = 2**22  # a normal form may be much longer than its text
 
 

@@ -1,1 +1,4 @@
-"""HTTP endpoints: each parses a request, calls a service and renders the response. No logic."""
+"""HTTP endpoints; they know no middleware and no upstream client.
+
+Each parses a request, calls a service and renders the response. No logic.
+"""

@@ -1,1 +1,1 @@
-"""Subcommands of ``racer``: each reads arguments, calls a tool and prints; no logic."""
+"""Subcommands of ``racer``: each reads arguments, calls a tool and prints; knows no endpoint."""

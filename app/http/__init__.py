@@ -1,1 +1,1 @@
-"""HTTP server protocol and middleware, from the socket to the handler. Knows no endpoint."""
+"""HTTP server protocol and middleware, from the socket to the handler; knows no endpoint."""

@@ -1,4 +1,7 @@
-"""The gateway on Ray Serve; only this package and ``app.tools.ray_batch`` import ray."""
+"""The gateway on Ray Serve; knows no endpoint and no candidate.
+
+Only this package and ``app.tools.ray_batch`` import ray.
+"""
 
 from importlib.util import find_spec
 

@@ -1,5 +1,5 @@
-"""Routing: from a query to a set of candidates and its certificate.
+"""Routing: from a query to a set and its certificate; knows no candidate's answer and no endpoint.
 
-Knows the store, settings and metrics; knows no candidate's answer, no endpoint and no request body
-beyond the messages that are routed on.
+It knows the store, settings and metrics, and of a request body only the messages that are routed
+on.
 """

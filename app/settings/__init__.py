@@ -1,8 +1,7 @@
-"""Configuration: one YAML file, validated completely at start.
+"""Configuration: one YAML file, validated at start; knows no module of ``app`` but ``errors``.
 
 ``model`` is the whole file; the other models are its sections. ``loading`` reads the file and is
 the only module that reads the environment. The file names secrets; the environment holds them.
-Settings know no other package of ``app`` but ``errors``.
 """
 
 from app.settings.aggregation import Aggregation, EvaluatorModel, rater_name

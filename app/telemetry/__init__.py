@@ -1,1 +1,1 @@
-"""Metrics, traces, logs and the event loop lag of the process. Knows no request and no router."""
+"""Metrics, traces, logs and the event loop lag of the process; knows no request and no router."""

@@ -1,1 +1,4 @@
-"""Offline tools behind the commands: labelling, evaluation, tuning, diagnostics, demo."""
+"""Offline tools behind the commands; they know no endpoint and no command.
+
+They label, evaluate, tune, diagnose and demonstrate.
+"""

@@ -1,1 +1,1 @@
-"""The page: plain HTML, CSS and ES modules, and what serves them as they are."""
+"""The page: HTML, CSS and ES modules, and their loader; knows no other module of ``app``."""

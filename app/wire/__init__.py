@@ -1,4 +1,4 @@
-"""Wire formats: the OpenAI-compatible APIs, request schemas, bodies, server-sent events.
+"""Wire formats: the OpenAI-compatible APIs, schemas, bodies, server-sent events; knows no routing.
 
-Knows settings; knows no routing, no candidate and no store.
+It knows settings; it knows no store and calls no candidate.
 """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fastapi import Request, Response
 
-from app.http.dispatch import Dispatcher
+from app.http.handler_dispatch import HandlerDispatch
 from app.route_table import Route
 
 SERVICES: Any = object()
@@ -41,7 +41,7 @@ def failed(exc: Exception) -> Response:
 
 def ask(query: str = "") -> list[Any]:
     """What is sent for a request whose route access control has matched."""
-    app = Dispatcher(SERVICES, {Known: failed})
+    app = HandlerDispatch(SERVICES, {Known: failed})
     route = Route(method="POST", path="/a/{b}", role="public", handler=answers)
     scope = {"type": "http", "method": "POST", "path": "/a/1", "query_string": query.encode()}
     scope |= {"headers": [], "server": ("host", 80), "route": route, "path_params": {"b": "1"}}

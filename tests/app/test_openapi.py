@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.api.routes import ROUTES
+from app.route_table import JsonBody
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, Gateway, Serve
 
 ENDPOINTS = {
@@ -123,3 +124,11 @@ def test_every_reference_resolves(gateway: Gateway) -> None:
         for part in reference.removeprefix("#/").split("/"):
             assert part in node, reference
             node = node[part]
+
+
+def test_the_body_of_a_row_is_the_body_that_its_handler_reads() -> None:
+    """Red when a row of the route table names another body than its handler."""
+    for route in ROUTES:
+        code, names = route.handler.__code__, route.handler.__globals__
+        read = [names[name] for name in code.co_names if isinstance(names.get(name), JsonBody)]
+        assert read == ([] if route.body is None else [route.body]), route.name

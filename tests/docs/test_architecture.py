@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -31,3 +32,13 @@ def test_every_file_exists() -> None:
         path = ROOT / name if "/" in name else folder / name
         assert path.exists(), name
         folder = path.parent if path.is_file() else path
+
+
+def test_every_package_says_what_it_may_not_know() -> None:
+    """Red when the first sentence of a package's docstring states no boundary."""
+    packages = sorted((ROOT / "app").rglob("__init__.py"))
+    assert len(packages) > 20
+    for path in packages:
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        sentence = re.split(r"\.(?:\s|$)", docstring, maxsplit=1)[0]
+        assert re.search(r"\bknows?\b", sentence), path.relative_to(ROOT)

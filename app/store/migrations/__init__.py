@@ -1,1 +1,1 @@
-"""Alembic's scripts, one for each version of the tables."""
+"""Alembic's scripts, one for each version of the tables; know no module of ``app``."""

@@ -1,1 +1,1 @@
-"""Demonstration: real models on the CPU, a gateway in front of them, and a measurement."""
+"""Demonstration: real models on the CPU behind a gateway, measured; knows no service inside it."""

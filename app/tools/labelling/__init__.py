@@ -1,1 +1,1 @@
-"""Labelling of rows: calls every candidate, grades the answers, writes rows."""
+"""Labelling: calls all candidates, grades answers, writes rows; knows no router and no store."""

@@ -30,10 +30,10 @@ def over_cluster(address: str, spec: EncoderSpec) -> Spread:
         with joined(address):
             gpus = 1 if spec.backend == "cuda" else 0
             most = int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1))
-            asked = [
+            batches = [
                 {"number": number, "texts": list(texts)} for number, texts in enumerate(pieces)
             ]
-            found = ray.data.from_items(asked, override_num_blocks=len(asked)).map(
+            found = ray.data.from_items(batches, override_num_blocks=len(batches)).map(
                 cast("Any", _Embedding),  # a class is made once for each process
                 fn_constructor_args=(spec,),
                 compute=ray.data.ActorPoolStrategy(min_size=1, max_size=max(1, most)),

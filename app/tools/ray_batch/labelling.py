@@ -25,7 +25,7 @@ from app.tools.ray_batch.connection import joined, rows_of
 from racer_core.errors import RacerError
 
 JUDGE_KEY: Final = "RACER_JUDGE_KEY"
-_ASKED: Final = TypeAdapter(PendingQuestion)
+_PENDING: Final = TypeAdapter(PendingQuestion)
 _LABELLED: Final[TypeAdapter[LabelledQuestion | str]] = TypeAdapter(LabelledQuestion | str)
 
 
@@ -44,21 +44,22 @@ def over_cluster(
     given = replace(grading, judge_key=None)
 
     def spread(
-        asked: Sequence[PendingQuestion], conditions: Mapping[str, Any]
+        questions: Sequence[PendingQuestion], conditions: Mapping[str, Any]
     ) -> Iterator[LabelledQuestion]:
         with joined(address):
             nodes = cast("list[dict[str, Any]]", ray.nodes())
             workers = max(1, min(sum(node["Alive"] for node in nodes), concurrency))
-            each = concurrency // workers
+            tasks = concurrency // workers
             found = ray.data.from_items(
-                [{"asked": _ASKED.dump_json(one)} for one in asked], override_num_blocks=len(asked)
+                [{"question": _PENDING.dump_json(each)} for each in questions],
+                override_num_blocks=len(questions),
             ).map(
                 cast("Any", _RayLabeller),  # a class is made once for each process
                 fn_constructor_args=(config.resolve(), given, conditions),
                 compute=ray.data.ActorPoolStrategy(
                     size=workers,
-                    max_tasks_in_flight_per_actor=each,
-                    max_concurrent_calls_per_actor=each,
+                    max_tasks_in_flight_per_actor=tasks,
+                    max_concurrent_calls_per_actor=tasks,
                 ),
             )
             try:
@@ -87,31 +88,33 @@ class _RayLabeller:
         self._grading = replace(grading, judge_key=os.environ.get(JUDGE_KEY))
         self._conditions = conditions
         self._opening = asyncio.Lock()
-        self._asker: Labeller | None = None
+        self._labeller: Labeller | None = None
 
     async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         return {
-            "labelled": _LABELLED.dump_json(await self._label(_ASKED.validate_json(row["asked"])))
+            "labelled": _LABELLED.dump_json(
+                await self._label(_PENDING.validate_json(row["question"]))
+            )
         }
 
-    async def _label(self, asked: PendingQuestion) -> LabelledQuestion | str:
+    async def _label(self, pending: PendingQuestion) -> LabelledQuestion | str:
         try:
-            asker = await self._opened()
+            labeller = await self._opened()
         except RacerError as exc:
             return str(exc)
-        correct = await asker.label(asked.question, asked.notes)
+        correct = await labeller.label(pending.question, pending.notes)
         return LabelledQuestion(
-            question=asked.question, notes=asked.notes, correct=correct, tally=asker.take()
+            question=pending.question, notes=pending.notes, correct=correct, tally=labeller.take()
         )
 
     async def _opened(self) -> Labeller:
         """The labeller, opened by the first question; it ends with the process."""
         async with self._opening:
-            if self._asker is None:
+            if self._labeller is None:
                 configured, secrets = settings.load(self._config)
                 grader, judge = make_grader(self._grading, configured, secrets)
                 if conditions_of(configured, self._grading, judge) != self._conditions:
                     raise SettingsError(f"{self._config} has other candidates or parameters there")
-                asker = Labeller(configured, secrets, await grader.__aenter__())
-                self._asker = await asker.__aenter__()
-            return self._asker
+                labeller = Labeller(configured, secrets, await grader.__aenter__())
+                self._labeller = await labeller.__aenter__()
+            return self._labeller

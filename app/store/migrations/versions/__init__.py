@@ -1,1 +1,4 @@
-"""The versions, in order; what was released is never changed again."""
+"""Migrations, one module for each version of the tables; know no module of ``app``.
+
+A released migration is never changed.
+"""

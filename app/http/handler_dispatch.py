@@ -13,7 +13,7 @@ from app.services import Services
 ErrorHandler = Callable[[Exception], Response]
 
 
-class Dispatcher:
+class HandlerDispatch:
     """Calls handlers and turns their errors into responses.
 
     Access control has matched the route. Other exceptions propagate to the request log.
