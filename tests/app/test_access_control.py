@@ -1,4 +1,4 @@
-"""The gate: what is decided about a request before anybody reads its body."""
+"""Access control: host, origin, key and limits, checked before a body is read."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def see_the_same(app: FastAPI, method: str, path: str) -> bool:
     path=st.builds("/{}".format, ODD) | st.builds("{}{}".format, st.sampled_from(REAL), ODD),
     method=st.sampled_from(METHODS),
 )
-def test_the_gate_and_the_router_see_the_same_route(
+def test_access_control_and_the_router_see_the_same_route(
     gateway_app: FastAPI, path: str, method: str
 ) -> None:
     """Whatever the path looks like, the table matches it as Starlette does."""

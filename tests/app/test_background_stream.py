@@ -1,4 +1,4 @@
-"""A stream in a task of its own: nothing is lost, nothing runs ahead, leaving ends it."""
+"""`BackgroundStream`: no item is lost, the queue is bounded, and leaving closes the source."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Source:
             self.closed = True
 
 
-async def read(pump: BackgroundStream) -> list[bytes]:
+async def read(stream: BackgroundStream) -> list[bytes]:
     """To the end; an error is its last item."""
-    return [item async for item in pump.items(lambda exc: type(exc).__name__.encode())]
+    return [item async for item in stream.items(lambda exc: type(exc).__name__.encode())]
 
 
 def numbers(count: int) -> list[bytes]:
@@ -45,10 +45,10 @@ def test_every_item_arrives_in_order(count: int) -> None:
     """Fewer and more than may wait; also when the first was waited for."""
 
     async def story(*, started: bool) -> list[bytes]:
-        pump = BackgroundStream(Source(count)())
+        stream = BackgroundStream(Source(count)())
         if started:
-            await pump.started()
-        return await read(pump)
+            await stream.started()
+        return await read(stream)
 
     for started in (False, True):
         assert asyncio.run(story(started=started)) == numbers(count)
@@ -59,14 +59,14 @@ def test_a_source_waits_for_its_reader() -> None:
 
     async def story() -> None:
         source = Source(1_000)
-        pump = BackgroundStream(source())
+        stream = BackgroundStream(source())
         await asyncio.sleep(0.05)
         assert source.made == _QUEUE
-        items = pump.items(lambda _: b"")
+        items = stream.items(lambda _: b"")
         assert await anext(items) == b"0"
         await asyncio.sleep(0.05)
         assert source.made == _QUEUE + 1
-        await pump.stop()
+        await stream.stop()
 
     asyncio.run(story())
 
@@ -75,9 +75,9 @@ def test_waiting_in_vain_for_the_first_item_loses_nothing() -> None:
     """``started`` returns after its time, and the item comes later."""
 
     async def story() -> list[bytes]:
-        pump = BackgroundStream(Source(3, pause=lambda number: 0.0 if number else 0.1)())
-        await pump.started(0.001)
-        return await read(pump)
+        stream = BackgroundStream(Source(3, pause=lambda number: 0.0 if number else 0.1)())
+        await stream.started(0.001)
+        return await read(stream)
 
     assert asyncio.run(story()) == numbers(3)
 
@@ -88,12 +88,12 @@ def test_leaving_ends_a_source_that_waits_for_room(read_first: int) -> None:
 
     async def story() -> bool:
         source = Source(1_000)
-        pump = BackgroundStream(source())
-        items = pump.items(lambda _: b"")
+        stream = BackgroundStream(source())
+        items = stream.items(lambda _: b"")
         for _ in range(read_first):
             await anext(items)
         await asyncio.sleep(0.05)
-        await pump.stop()
+        await stream.stop()
         return source.closed
 
     assert asyncio.run(story())
@@ -111,9 +111,9 @@ def test_an_error_before_the_first_item_is_raised_and_after_it_is_the_last() -> 
         await BackgroundStream(failing(0)).started()
 
     async def later() -> list[bytes]:
-        pump = BackgroundStream(failing(2))
-        await pump.started()
-        return await read(pump)
+        stream = BackgroundStream(failing(2))
+        await stream.started()
+        return await read(stream)
 
     with pytest.raises(LookupError):
         asyncio.run(first())

@@ -41,6 +41,7 @@ from tests.support.gateway import (
     as_json,
     candidates,
     configure,
+    error_message,
     labelled,
     noisy,
     running,
@@ -90,12 +91,6 @@ def upload(gateway: Gateway, content: bytes | str, name: str = "", **query: Any)
 def jsonl(rows: list[Any]) -> str:
     """One row a line."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def refused(response: httpx2.Response, status: int) -> str:
-    """The one message of a refusal."""
-    assert response.status_code == status, response.text
-    return response.json()["error"]["message"]
 
 
 def told(result: dict[str, Any]) -> dict[str, Any]:
@@ -420,18 +415,20 @@ def test_an_unexpected_active_one_is_a_conflict(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     rows = as_json(labelled(10_000, 40))
     body = {"rows": rows, "expected_active_id": "cal-0"}
-    refused(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
+    error_message(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
     first, second = (gateway.calibrate(100)["id"] for _ in range(2))
     before = history(gateway)
     body = {"rows": rows, "expected_active_id": first}
-    assert "not the active one" in refused(gateway.post("/calibrate", ADMIN_KEY, json=body), 409)
+    assert "not the active one" in error_message(
+        gateway.post("/calibrate", ADMIN_KEY, json=body), 409
+    )
     path = f"/calibrations/{first}/activate"
-    refused(gateway.post(path, ADMIN_KEY, json={"expected_active_id": first}), 409)
+    error_message(gateway.post(path, ADMIN_KEY, json={"expected_active_id": first}), 409)
     assert history(gateway) == before
     answer = gateway.post(path, ADMIN_KEY, json={"expected_active_id": second})
     assert answer.status_code == 200
-    refused(gateway.post(path, ADMIN_KEY, json={"expected_active_id": "", "x": 1}), 422)
+    error_message(gateway.post(path, ADMIN_KEY, json={"expected_active_id": "", "x": 1}), 422)
 
 
 def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
@@ -532,7 +529,9 @@ def test_a_bad_line_is_named_and_changes_nothing(unsure: Gateway, case: str) -> 
     """422 with the line's number and what is wrong; the good lines are not used either."""
     before = history(unsure)
     line, words = BAD_LINES[case]
-    message = refused(upload(unsure, f"{GOOD}\n\n{line}\n{json.dumps(row(4))}\n", "r.jsonl"), 422)
+    message = error_message(
+        upload(unsure, f"{GOOD}\n\n{line}\n{json.dumps(row(4))}\n", "r.jsonl"), 422
+    )
     assert "line 3: " in message
     assert words in message
     assert "line 1:" not in message
@@ -545,7 +544,7 @@ def test_a_bad_line_is_named_and_changes_nothing(unsure: Gateway, case: str) -> 
 def test_a_bad_row_of_a_document_is_named(unsure: Gateway, case: str) -> None:
     """Rows inside a JSON document are counted as rows."""
     rows = [row(1), json.loads(BAD_LINES[case][0]), row(3)]
-    message = refused(unsure.post("/calibrate", ADMIN_KEY, json={"rows": rows}), 422)
+    message = error_message(unsure.post("/calibrate", ADMIN_KEY, json={"rows": rows}), 422)
     assert "row 2: " in message
     assert BAD_LINES[case][1] in message
 
@@ -580,7 +579,7 @@ def test_a_bad_file_is_one_clear_error(unsure: Gateway, case: str) -> None:
     """422 that says what to do; nothing changes."""
     before = history(unsure)
     data, name, words = FILES[case]
-    assert words in refused(upload(unsure, data, name), 422)
+    assert words in error_message(upload(unsure, data, name), 422)
     assert history(unsure) == before
 
 
@@ -593,7 +592,7 @@ def test_parquet_rows_can_be_wrong_too(unsure: Gateway) -> None:
     ]
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([{**r, "candidates": POOL} for r in rows]), buffer)
-    message = refused(upload(unsure, buffer.getvalue(), "x.parquet"), 422)
+    message = error_message(upload(unsure, buffer.getvalue(), "x.parquet"), 422)
     assert "row 2: the score of 'adder' is NaN" in message
     assert "row 3: no label" in message
 
@@ -601,7 +600,7 @@ def test_parquet_rows_can_be_wrong_too(unsure: Gateway) -> None:
 def test_at_most_twenty_problems_are_listed(unsure: Gateway) -> None:
     """The rest is counted."""
     lines = jsonl([row(i, correct={"gpt": True}) for i in range(300)])
-    message = refused(upload(unsure, lines), 422)
+    message = error_message(upload(unsure, lines), 422)
     assert message.count("unknown candidate") == 20
     assert "line 20: " in message
     assert "line 21: " not in message
@@ -643,7 +642,7 @@ def test_a_bad_option_is_named(
     """One error with the option as param, and nothing changes."""
     before = history(unsure)
     response = upload(unsure, jsonl(as_json(ROWS)), **options)
-    refused(response, status)
+    error_message(response, status)
     assert response.json()["error"]["param"] == param
     assert history(unsure) == before
 
@@ -664,16 +663,16 @@ def test_a_bad_form_is_one_clear_error(unsure: Gateway, case: str) -> None:
         "not_a_form": {"content": b"nothing of the kind", "headers": form},
     }
     response = unsure.post("/calibrate", ADMIN_KEY, **requests[case])
-    refused(response, 422 if case == "unknown_field" else 400)
+    error_message(response, 422 if case == "unknown_field" else 400)
 
 
 def test_a_document_without_rows_says_so(unsure: Gateway) -> None:
     """The field is named."""
     for body in ({}, {"rows": None}, {"rows": "x"}, {"rows": {}}):
         response = unsure.post("/calibrate", ADMIN_KEY, json=body)
-        refused(response, 400)
+        error_message(response, 400)
         assert response.json()["error"]["param"] == "rows"
-    assert "no rows" in refused(unsure.post("/calibrate", ADMIN_KEY, json={"rows": []}), 422)
+    assert "no rows" in error_message(unsure.post("/calibrate", ADMIN_KEY, json={"rows": []}), 422)
 
 
 COMPRESSED = {
@@ -688,7 +687,7 @@ COMPRESSED = {
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_a_compressed_file_is_refused(unsure: Gateway, name: str) -> None:
     """A few kilobytes can hold gigabytes: 415 by name and by content, with what to do."""
-    assert "unpack it" in refused(upload(unsure, COMPRESSED[name], name), 415)
+    assert "unpack it" in error_message(upload(unsure, COMPRESSED[name], name), 415)
 
 
 # Training rows, and alpha ---------------------------------------------------------------------
@@ -699,7 +698,7 @@ def test_training_rows_are_refused_or_void_the_guarantee(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     rows = labelled(390, 40)  # ten of them were training rows
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(rows)})
-    assert "10 of 40 rows" in refused(response, 422)
+    assert "10 of 40 rows" in error_message(response, 422)
     assert response.json()["error"]["code"] == "training_overlap"
     assert gateway.get("/readyz").status_code == 503
     result = gateway.calibrate(rows=rows, allow_overlap=True)
@@ -713,7 +712,7 @@ def test_validation_rows_are_training_rows_too(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     rows = as_json(labelled(5_190, 20))
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
-    assert "10 of 20 rows" in refused(response, 422)
+    assert "10 of 20 rows" in error_message(response, 422)
 
 
 def test_too_few_rows_for_alpha_call_everyone_and_say_so(serve: Serve) -> None:
@@ -759,10 +758,10 @@ def test_an_infeasible_alpha_can_be_refused(serve: Serve) -> None:
     """``on_infeasible: reject`` answers 409 instead of calling everyone."""
     gateway = serve(routing={"on_infeasible": "reject"})
     response = gateway.ask(ONE, {"alpha": 0.001})
-    refused(response, 409)
+    error_message(response, 409)
     assert response.json()["error"]["code"] == "infeasible_alpha"
     assert response.headers["x-should-retry"] == "false"
-    refused(gateway.post("/route", json={"query": ONE, "alpha": 0.001}), 409)
+    error_message(gateway.post("/route", json={"query": ONE, "alpha": 0.001}), 409)
     assert gateway.route(ONE, alpha=0.05)["selected"] == ["adder"]
 
 

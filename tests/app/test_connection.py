@@ -108,8 +108,8 @@ class Bare:
         connection.connect(("127.0.0.1", self.port))
         return connection
 
-    def refused(self) -> dict[int, int]:
-        """How many were counted, by status."""
+    def refusals_by_status(self) -> dict[int, int]:
+        """How many refusals the metric counts, by status."""
         [family] = self.told.connection_refusals.collect()
         return {
             int(sample.labels["status"]): int(sample.value)
@@ -150,7 +150,7 @@ def one(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head.split()[1]), json.loads(body)
 
 
-def refused(answer: bytes) -> tuple[int, str]:
+def status_and_code(answer: bytes) -> tuple[int, str]:
     """Status and code of a refusal that is the only answer, in the envelope, and the last."""
     assert answer.count(b"HTTP/1.1 ") == 1, answer
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -218,7 +218,7 @@ def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None
     if shape == "nothing":
         assert answer == b""
     else:
-        assert refused(answer) == (408, "request_timeout")
+        assert status_and_code(answer) == (408, "request_timeout")
 
 
 def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
@@ -237,7 +237,7 @@ def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
             time.sleep(0.8)  # 2.5 KiB a second
         status, told = one(fast)
         assert (status, told["size"]) == (200, len(body))
-        assert refused(rest(slow)) == (408, "request_timeout")
+        assert status_and_code(rest(slow)) == (408, "request_timeout")
         dripper.join()
     assert GRACE_S < time.monotonic() - begun < 10 * GRACE_S
 
@@ -248,7 +248,7 @@ def test_uploads_have_a_deadline_of_their_own(start: Callable[..., Bare]) -> Non
     with server.connect() as upload, server.connect() as question:
         upload.sendall(request("content-length: 4", path="/calibrate", body=b"12"))
         question.sendall(request("content-length: 4", path="/route", body=b"12"))
-        assert refused(rest(question)) == (408, "request_timeout")
+        assert status_and_code(rest(question)) == (408, "request_timeout")
         upload.sendall(b"34")
         assert one(upload)[0] == 200
 
@@ -329,7 +329,7 @@ SMUGGLED = {
 @pytest.mark.parametrize("case", SMUGGLED)
 def test_a_message_of_doubtful_length_is_refused(bare: Bare, case: str) -> None:
     """400 once, then the end: nothing behind a doubtful message is read as a request."""
-    assert refused(bare.say(SMUGGLED[case] + INNER)) == (400, "invalid_http")
+    assert status_and_code(bare.say(SMUGGLED[case] + INNER)) == (400, "invalid_http")
 
 
 def test_a_trailer_adds_no_header(bare: Bare) -> None:
@@ -358,7 +358,7 @@ LARGE_HEADS = {
 @pytest.mark.parametrize("case", LARGE_HEADS)
 def test_a_head_has_a_size(bare: Bare, case: str) -> None:
     """Bytes in all, headers in number, and one that never ends: 431."""
-    assert refused(bare.say(LARGE_HEADS[case])) == (431, "headers_too_large")
+    assert status_and_code(bare.say(LARGE_HEADS[case])) == (431, "headers_too_large")
 
 
 def test_a_head_just_below_the_limits_is_read(bare: Bare) -> None:
@@ -373,7 +373,7 @@ def test_a_head_just_below_the_limits_is_read(bare: Bare) -> None:
 @pytest.mark.parametrize("end", [b" HTTP/1.1\r\nhost: x\r\n\r\n", b""])
 def test_a_request_line_has_a_size(bare: Bare, end: bytes) -> None:
     """414, whether or not the line ever ends."""
-    assert refused(bare.say(b"GET /" + b"a" * 9_000 + end)) == (414, "uri_too_long")
+    assert status_and_code(bare.say(b"GET /" + b"a" * 9_000 + end)) == (414, "uri_too_long")
 
 
 def test_a_body_in_many_pieces_is_not_a_large_head(bare: Bare) -> None:
@@ -454,7 +454,7 @@ def test_connections_are_counted(start: Callable[..., Bare]) -> None:
             assert one(connection)[0] == 200
         with server.connect() as extra:
             answer = rest(extra)
-        assert refused(answer) == (503, "overloaded")
+        assert status_and_code(answer) == (503, "overloaded")
         assert b"retry-after" in answer
     until = time.monotonic() + 10
     while server.server.server_state.connections:
@@ -479,16 +479,18 @@ def test_refusals_are_counted_and_summed_up(
     with caplog.at_level("INFO", logger="app.http.refused_connections"):
         for status, (data, count) in sent.items():
             for _ in range(count):
-                assert refused(server.say(data))[0] == status
+                assert status_and_code(server.say(data))[0] == status
                 wait_until(lambda: not open_connections(server))
         with server.connect() as only, server.connect() as extra:
-            assert refused(rest(extra))[0] == 503
+            assert status_and_code(rest(extra))[0] == 503
             only.sendall(request(method="GET"))
             assert one(only)[0] == 200
-        assert server.refused() == {status: count for status, (_, count) in sent.items()} | {503: 1}
-        wait_until(lambda: told(caplog) == server.refused())
+        assert server.refusals_by_status() == {
+            status: count for status, (_, count) in sent.items()
+        } | {503: 1}
+        wait_until(lambda: told(caplog) == server.refusals_by_status())
         server.say(b"RUBBISH\r\n\r\n")
-        wait_until(lambda: told(caplog) == server.refused())
+        wait_until(lambda: told(caplog) == server.refusals_by_status())
         lines = list(caplog.records)
         server.say(request("connection: close", method="GET"))
         time.sleep(2 * SUMMARY_S)

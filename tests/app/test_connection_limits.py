@@ -25,21 +25,21 @@ from .test_connection import (
     Bare,
     one,
     open_connections,
-    refused,
     request,
     rest,
     start,
+    status_and_code,
 )
 
 __all__ = ["start"]  # the fixture
 
-LONG_S = 300.0  # no deadline but a stranger's
+LONG_S = 300.0  # only the deadline of an unauthenticated connection passes in a test
 KNOWN = request(path="/known", method="GET")
 UNKNOWN = request(path="/", method="GET")
 
 
 @dataclass(eq=False)
-class Someone:
+class FakeConnection:
     """A connection without a socket."""
 
     is_authenticated: bool = False
@@ -48,23 +48,23 @@ class Someone:
 @given(
     st.integers(1, 4), st.lists(st.tuples(st.integers(0, 2), st.sampled_from("eek-l")), max_size=60)
 )
-def test_places_are_those_of_strangers_inside(most: int, steps: list[tuple[int, str]]) -> None:
-    """A visitor gets a place exactly when fewer strangers than places are inside."""
+def test_slots_are_for_unauthenticated_connections(most: int, steps: list[tuple[int, str]]) -> None:
+    """A new connection gets a slot exactly when fewer unauthenticated ones than slots are open."""
     unauthenticated = UnauthenticatedConnections(most)
-    inside: dict[int, list[Someone]] = {address: [] for address in range(3)}
+    connections: dict[int, list[FakeConnection]] = {address: [] for address in range(3)}
     for address, step in steps:
-        here = inside[address]
+        here = connections[address]
         if step == "e":
-            visitor = Someone()
-            has_place = unauthenticated.enter(visitor, f"10.0.0.{address}")
-            assert has_place == (sum(not each.is_authenticated for each in here) < most)
-            if has_place:
-                here.append(visitor)
+            connection = FakeConnection()
+            has_slot = unauthenticated.enter(connection, f"10.0.0.{address}")
+            assert has_slot == (sum(not each.is_authenticated for each in here) < most)
+            if has_slot:
+                here.append(connection)
         elif step == "k" and here:
             here[-1].is_authenticated = True
         elif step == "l" and here:
             unauthenticated.leave(here.pop(0), f"10.0.0.{address}")
-    for address, here in inside.items():
+    for address, here in connections.items():
         for each in here:
             unauthenticated.leave(each, f"10.0.0.{address}")
     assert vars(unauthenticated)["_connections"] == {}
@@ -94,7 +94,9 @@ def silent(server: Bare, stack: ExitStack, count: int) -> list[socket.socket]:
     return made
 
 
-def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -> None:
+def test_an_unauthenticated_connection_without_a_slot_is_answered_and_closed(
+    start: Callable[..., Bare],
+) -> None:
     """After a moment, long before a head is due; other addresses have places of their own."""
     server = start(connections_per_address=3, header_s=LONG_S)
     with ExitStack() as stack:
@@ -102,14 +104,14 @@ def test_a_stranger_too_many_is_told_so_and_closed(start: Callable[..., Bare]) -
         begun = time.monotonic()
         with server.connect() as extra:
             answer = rest(extra)
-        assert refused(answer) == (503, "overloaded")
+        assert status_and_code(answer) == (503, "overloaded")
         assert b"retry-after" in answer
         assert NO_SLOT_S * 0.9 < time.monotonic() - begun < NO_SLOT_S * 10
         with server.connect(of="127.0.0.2") as elsewhere:
             time.sleep(1.5 * NO_SLOT_S)
             elsewhere.sendall(UNKNOWN)
             assert one(elsewhere)[0] == 200
-        assert server.refused() == {503: 1}
+        assert server.refusals_by_status() == {503: 1}
         first[0].close()
         wait_until(lambda: open_connections(server) == 2)
         [late] = silent(server, stack, 1)
@@ -127,7 +129,7 @@ def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]
             extra.sendall(KNOWN + UNKNOWN)
             assert one(extra)[0] == 200
             assert rest(extra) == b""
-    assert server.refused() == {}
+    assert server.refusals_by_status() == {}
 
 
 def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) -> None:
@@ -136,14 +138,14 @@ def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) ->
     with ExitStack() as stack:
         for _ in range(6):
             [client] = silent(server, stack, 1)
-            for asked in (KNOWN, UNKNOWN):
-                client.sendall(asked)
+            for data in (KNOWN, UNKNOWN):
+                client.sendall(data)
                 assert one(client)[0] == 200
         [busy] = silent(server, stack, 1)
         busy.sendall(request("content-length: 4", path="/known", body=b"12"))
         silent(server, stack, 2)
         with server.connect() as extra:
-            assert refused(rest(extra))[0] == 503
+            assert status_and_code(rest(extra))[0] == 503
 
 
 @pytest.fixture
@@ -159,17 +161,17 @@ def connect(gateway: Gateway) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def asked(connection: socket.socket, key: str | None) -> int:
+def models_status(connection: socket.socket, key: str | None) -> int:
     """The status of one request for the models."""
     keys = [] if key is None else [f"authorization: Bearer {key}"]
     connection.sendall(request(*keys, path="/v1/models", method="GET", host="host: localhost"))
     return one(connection)[0]
 
 
-def entered(gateway: Gateway, key: str, status: int) -> socket.socket:
+def connect_with_key(gateway: Gateway, key: str, status: int) -> socket.socket:
     """A connection on which this key was shown."""
     connection = connect(gateway)
-    assert asked(connection, key) == status
+    assert models_status(connection, key) == status
     return connection
 
 
@@ -179,30 +181,33 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
     """Wrong keys and none keep a place, right ones give it up; null is no limit."""
     gateway = serve(limits={"connections_per_address": most, "header_s": LONG_S})
     with ExitStack() as stack:
-        clients = [stack.enter_context(entered(gateway, DATA_KEY, 200)) for _ in range(3)]
-        wrong = stack.enter_context(entered(gateway, "a-wrong-key-of-nobody", 401))
+        clients = [stack.enter_context(connect_with_key(gateway, DATA_KEY, 200)) for _ in range(3)]
+        wrong = stack.enter_context(connect_with_key(gateway, "a-wrong-key-of-nobody", 401))
         silent = stack.enter_context(connect(gateway))
-        entered(gateway, DATA_KEY, 200).close()  # by now the silent one is in
+        connect_with_key(gateway, DATA_KEY, 200).close()  # by now the silent one is in
         extra = stack.enter_context(connect(gateway))
         if most is None:
             time.sleep(1.5 * NO_SLOT_S)
-            assert asked(extra, None) == 401
+            assert models_status(extra, None) == 401
         else:
-            assert refused(rest(extra)) == (503, "overloaded")
+            assert status_and_code(rest(extra)) == (503, "overloaded")
         with connect(gateway) as late:
-            assert asked(late, DATA_KEY) == 200
-        assert [asked(each, DATA_KEY) for each in (*clients, wrong, silent)] == [200] * 5
+            assert models_status(late, DATA_KEY) == 200
+        assert [models_status(each, DATA_KEY) for each in (*clients, wrong, silent)] == [200] * 5
 
 
 def test_a_right_key_is_authenticated_even_where_it_is_refused(serve: Serve) -> None:
-    """Who has used up a quota is told so, keeps the connection and takes no stranger's place."""
+    """Over its quota a key gets 429, keeps its connection and takes no slot of other clients."""
     key = key_format.new_key()
     entry = {"name": "team-a", "hash": key_format.format_hash(key, key_format.new_salt())}
     limits = {"connections_per_address": 1, "header_s": LONG_S}
     gateway = serve(access={"keys": [entry | {"requests_per_minute": 1}]}, limits=limits)
     with ExitStack() as stack:
-        clients = [stack.enter_context(entered(gateway, key, status)) for status in (200, 429, 429)]
-        assert [asked(each, key) for each in clients] == [429] * 3
+        clients = [
+            stack.enter_context(connect_with_key(gateway, key, status))
+            for status in (200, 429, 429)
+        ]
+        assert [models_status(each, key) for each in clients] == [429] * 3
 
 
 @pytest.mark.usefixtures("hurried")
@@ -215,4 +220,4 @@ def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
     with ExitStack() as stack:
         unauthenticated = [stack.enter_context(connect(gateway)) for _ in range(5)]
         time.sleep(1.5 * NO_SLOT_S)
-        assert [asked(each, None) for each in unauthenticated] == [200] * 5
+        assert [models_status(each, None) for each in unauthenticated] == [200] * 5

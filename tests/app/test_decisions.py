@@ -1,4 +1,4 @@
-"""What is remembered of decisions: enough to decide them again, never a prompt or an answer."""
+"""Stored decisions: enough to compute them again, never a prompt or an answer."""
 
 from __future__ import annotations
 
@@ -39,11 +39,17 @@ from tests.support.gateway import (
     configure,
     running,
 )
-from tests.support.monitored import Watched, draw, noted, notes, record
+from tests.support.monitored import (
+    MonitoredStore,
+    calibration_record,
+    decision_record,
+    decision_records,
+    draw_scores,
+)
 from tests.support.statements import before_statements
 from tests.upstreams.scripted import FakePool
 
-RECORD = record()
+RECORD = calibration_record()
 SCORES = [0.9, 0.5, 0.1]
 DATA: dict[str, Any] = {"key": "data", "counts": True}  # whose verdicts they are
 
@@ -58,7 +64,7 @@ def note(**changes: Any) -> DecisionRecord:
         "answered": ("adder", "poet"),
         "shadow_rate": 0.25,
     }
-    return replace(noted(RECORD, SCORES), **full | changes)
+    return replace(decision_record(RECORD, SCORES), **full | changes)
 
 
 # Over HTTP ------------------------------------------------------------------------------------
@@ -117,7 +123,7 @@ def test_neither_prompts_nor_answers_reach_the_disk(
 
 
 def test_a_key_sees_its_own_decisions_and_an_admin_all(serve: Serve) -> None:
-    """A stranger cannot tell another key's decision from one that never was."""
+    """For a data key, another key's decision and an unknown one have the same 404."""
     gateway = serve()
     admins = gateway.post("/route", ADMIN_KEY, json={"query": ONE}).json()["decision_id"]
     own = gateway.route(ONE)["decision_id"]
@@ -152,8 +158,8 @@ def test_nothing_is_kept_when_the_operator_says_so(serve: Serve) -> None:
 
 @pytest.fixture
 def decision_store(store: Store) -> DecisionStore:
-    """An empty archive."""
-    return DecisionStore(Watched(store, RECORD).store)
+    """A `DecisionStore` without decisions."""
+    return DecisionStore(MonitoredStore(store, RECORD).store)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +313,9 @@ def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> Non
 
 def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, store: Store) -> None:
     """Those of another one do not mix in."""
-    decision_store.add(notes(RECORD, draw(np.random.default_rng(0), 5)), [True] * 5)
+    decision_store.add(
+        decision_records(RECORD, draw_scores(np.random.default_rng(0), 5)), [True] * 5
+    )
     decision_store.add([note(calibration_id="another")], [True])
     statistics = DecisionStatistics(store)
     assert statistics.counts(RECORD.id).decisions == 5
@@ -319,8 +327,8 @@ def test_decisions_are_counted_by_calibration(decision_store: DecisionStore, sto
 # How it gets there ----------------------------------------------------------------------------
 
 
-class Desk:
-    """What a journal writes to: slow or broken when told so."""
+class RecordSink:
+    """The target of a `DecisionWriter`; a test makes it slow or lets it fail."""
 
     def __init__(self) -> None:
         self.written: list[DecisionRecord] = []
@@ -346,16 +354,18 @@ class Desk:
         self.dropped += count
 
 
-def with_journal(story: Callable[[DecisionWriter, Desk], Awaitable[None]], **options: Any) -> Desk:
-    """Run a story with a journal, and close it."""
+def with_decision_writer(
+    story: Callable[[DecisionWriter, RecordSink], Awaitable[None]], **options: Any
+) -> RecordSink:
+    """Run a story with a `DecisionWriter`, and close the writer."""
 
-    async def run() -> Desk:
-        desk = Desk()
+    async def run() -> RecordSink:
+        sink = RecordSink()
         async with DecisionWriter(
-            desk.write, desk.drop, **{"limit": 100, **options}
+            sink.write, sink.drop, **{"limit": 100, **options}
         ) as decision_writer:
-            await story(decision_writer, desk)
-        return desk
+            await story(decision_writer, sink)
+        return sink
 
     return asyncio.run(run())
 
@@ -370,130 +380,130 @@ def test_notes_are_written_together_and_in_order() -> None:
     """One transaction for many, in batches of a bounded size; at the end nothing waits."""
     made = several(1_200)
 
-    async def story(decision_writer: DecisionWriter, _: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
         for each in made:
             decision_writer.add(each)
 
-    desk = with_journal(story, limit=2_000)
-    assert desk.written == made
-    assert desk.batches == [500, 500, 200]
-    assert desk.dropped == 0
+    sink = with_decision_writer(story, limit=2_000)
+    assert sink.written == made
+    assert sink.batches == [500, 500, 200]
+    assert sink.dropped == 0
 
 
 def test_notes_that_come_while_others_are_written_gather_too() -> None:
     """Under load a transaction for every few notes would cost more than the requests do."""
     made = several(60)
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
         loop = asyncio.get_running_loop()
-        desk.meanwhile = lambda: loop.call_soon_threadsafe(decision_writer.add, made[1])
+        sink.meanwhile = lambda: loop.call_soon_threadsafe(decision_writer.add, made[1])
         decision_writer.add(made[0])
         async with asyncio.timeout(60):
             await decision_writer.written(made[0].decision_id)
-        desk.meanwhile = lambda: None
+        sink.meanwhile = lambda: None
         for each in made[2:]:
             decision_writer.add(each)
             await asyncio.sleep(0.001)
 
-    desk = with_journal(story, gather_s=3_600.0)
-    assert desk.written == made
-    assert desk.batches == [1, 59]
+    sink = with_decision_writer(story, gather_s=3_600.0)
+    assert sink.written == made
+    assert sink.batches == [1, 59]
 
 
 def test_closing_waits_for_no_gathering() -> None:
     """Whatever is left after a full batch is written at once."""
     made = several(501)
 
-    async def story(decision_writer: DecisionWriter, _: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, _: RecordSink) -> None:
         for each in made:
             decision_writer.add(each)
 
-    assert with_journal(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
+    assert with_decision_writer(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
 
 
 def test_a_journal_that_nobody_used_writes_nothing() -> None:
     """Not even an empty batch."""
 
-    async def story(_decision_writer: DecisionWriter, _desk: Desk) -> None:
+    async def story(_decision_writer: DecisionWriter, _sink: RecordSink) -> None:
         await asyncio.sleep(0)
 
-    assert with_journal(story).batches == []
+    assert with_decision_writer(story).batches == []
 
 
 def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
     """``written`` returns once it is there, and at once for one that never waited."""
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
         (made,) = several(1)
         decision_writer.add(made)
         async with asyncio.timeout(60):
             await decision_writer.written(made.decision_id)
-        assert desk.written == [made]
+        assert sink.written == [made]
         await decision_writer.written("chatcmpl-never")
 
-    with_journal(story, gather_s=3_600.0)
+    with_decision_writer(story, gather_s=3_600.0)
 
 
 def test_a_slow_store_blocks_nobody_and_a_full_journal_drops() -> None:
     """``add`` returns at once while the store hangs; what does not fit is counted."""
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
-        desk.open.clear()
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+        sink.open.clear()
         started = time.monotonic()
         for each in several(130):
             decision_writer.add(each)
             await asyncio.sleep(0)
         assert time.monotonic() - started < 5.0
-        assert desk.dropped == 30
-        desk.open.set()
+        assert sink.dropped == 30
+        sink.open.set()
 
-    desk = with_journal(story)
-    assert len(desk.written) == 100
+    sink = with_decision_writer(story)
+    assert len(sink.written) == 100
 
 
 def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
     """They are tried again, in order; who asks for one meanwhile hears of it."""
     made = several(3)
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
-        desk.fault = StoreError("locked")
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+        sink.fault = StoreError("locked")
         for each in made:
             decision_writer.add(each)
         with pytest.raises(StoreError):
             await decision_writer.written(made[0].decision_id)
-        desk.fault = None
+        sink.fault = None
 
-    desk = with_journal(story)
-    assert (desk.written, desk.dropped) == (made, 0)
+    sink = with_decision_writer(story)
+    assert (sink.written, sink.dropped) == (made, 0)
 
 
 def test_closing_gives_up_on_a_store_that_cannot_be_written() -> None:
     """The process ends; what is lost is counted."""
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
-        desk.fault = StoreError("disk full")
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
+        sink.fault = StoreError("disk full")
         for each in several(7):
             decision_writer.add(each)
 
-    desk = with_journal(story)
-    assert (desk.written, desk.dropped) == ([], 7)
+    sink = with_decision_writer(story)
+    assert (sink.written, sink.dropped) == ([], 7)
 
 
 def test_a_fault_of_our_own_loses_a_batch_and_no_more() -> None:
-    """The journal goes on."""
+    """The `DecisionWriter` writes the next batch."""
 
-    async def story(decision_writer: DecisionWriter, desk: Desk) -> None:
+    async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
         first, second = several(2)
-        desk.fault = ValueError("a bug")
+        sink.fault = ValueError("a bug")
         decision_writer.add(first)
         await decision_writer.written(first.decision_id)
-        desk.fault = None
+        sink.fault = None
         decision_writer.add(second)
         await decision_writer.written(second.decision_id)
 
-    desk = with_journal(story)
-    assert [each.decision_id for each in desk.written] == ["chatcmpl-1"]
-    assert desk.dropped == 1
+    sink = with_decision_writer(story)
+    assert [each.decision_id for each in sink.written] == ["chatcmpl-1"]
+    assert sink.dropped == 1
 
 
 def test_settings_that_could_never_be_judged_stop_the_start(

@@ -1,4 +1,4 @@
-"""What is watched, and when it speaks.
+"""Drift monitoring: the monitored streams, and when each raises its alarm.
 
 Simulations have fixed seeds. Where nothing changes, ``false_alarm`` is one in a million, so that a
 red test means a fault; a change must be seen all the same.
@@ -29,18 +29,26 @@ from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
 from tests.support.gateway import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
-from tests.support.monitored import POOL, Watched, draw, everyone, noted, notes, record
+from tests.support.monitored import (
+    POOL,
+    MonitoredStore,
+    calibration_record,
+    decision_record,
+    decision_records,
+    draw_scores,
+    verdicts_on_all,
+)
 from tests.upstreams.scripted import FakePool
 
 ADMIN = Caller(name="admin", role="admin")
 RARE = 1e-6
 
 
-def watched(
-    store: Store, story: Callable[[Monitor, Watched], Awaitable[None]], **settings: Any
-) -> Watched:
-    """Run a story with a watcher of 600 rows, and close it."""
-    world = Watched(store, settings.pop("record", None) or record())
+def monitored(
+    store: Store, story: Callable[[Monitor, MonitoredStore], Awaitable[None]], **settings: Any
+) -> MonitoredStore:
+    """Run a story with a `Monitor` of a calibration on 600 rows, and close the monitor."""
+    world = MonitoredStore(store, settings.pop("record", None) or calibration_record())
 
     async def run() -> None:
         async with await world.monitor(**settings) as monitor:
@@ -82,34 +90,34 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
     """False alarm one in a million, all streams together, at every moment of the run."""
     rng = np.random.default_rng(5)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         for _ in range(40):
-            await feed(monitor, notes(world.record, draw(rng, 50)))
+            await feed(monitor, decision_records(world.record, draw_scores(rng, 50)))
             assert monitor.stale_reasons == ()
         told = await monitor.drift_report()
         rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
         assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
 
-    watched(store, story, record=record(score=score), false_alarm=RARE)
+    monitored(store, story, record=calibration_record(score=score), false_alarm=RARE)
 
 
 def test_harder_queries_raise_an_alarm(store: Store) -> None:
     """After a thousand like the rows, queries whose scores are a fifth smaller are seen."""
     rng = np.random.default_rng(6)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 1_000)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 1_000)))
         assert monitor.stale_reasons == ()
 
         def harder(count: int) -> list[DecisionRecord]:
-            return notes(world.record, draw(rng, count, harder=0.8))
+            return decision_records(world.record, draw_scores(rng, count, harder=0.8))
 
         assert await until_alarm(monitor, harder, at_most=600) <= 600
         assert set(monitor.stale_reasons) <= {"stale:largest_score", "stale:mean_score"}
         raised = (await monitor.drift_report())["alarms"]["raised"]
         assert [f"stale:{name}" for name in raised] == list(monitor.stale_reasons)
 
-    watched(store, story, false_alarm=RARE)
+    monitored(store, story, false_alarm=RARE)
 
 
 def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
@@ -117,16 +125,16 @@ def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
     rng = np.random.default_rng(7)
 
     def alike(count: int) -> FloatArray:
-        scores = draw(rng, count)
+        scores = draw_scores(rng, count)
         return np.repeat(scores.mean(axis=1, keepdims=True), 3, axis=1).round(6)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 1_000)))
-        await until_alarm(monitor, lambda n: notes(world.record, alike(n)), at_most=600)
-        await feed(monitor, notes(world.record, alike(300)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 1_000)))
+        await until_alarm(monitor, lambda n: decision_records(world.record, alike(n)), at_most=600)
+        await feed(monitor, decision_records(world.record, alike(300)))
         assert "stale:set_size" in monitor.stale_reasons
 
-    watched(store, story, false_alarm=RARE)
+    monitored(store, story, false_alarm=RARE)
 
 
 def test_what_a_request_chooses_is_no_change(store: Store) -> None:
@@ -142,14 +150,14 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
         {"chosen_by": ChosenBy.OVERRIDDEN, "selected": ("poet",)},
     ]
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 500)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 500)))
         for choice in choices:
-            await feed(monitor, notes(world.record, draw(rng, 300), **choice))
+            await feed(monitor, decision_records(world.record, draw_scores(rng, 300), **choice))
         assert monitor.stale_reasons == ()
         assert (await monitor.drift_report())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
 
-    watched(store, story, false_alarm=RARE)
+    monitored(store, story, false_alarm=RARE)
 
 
 @pytest.mark.parametrize(
@@ -170,13 +178,13 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     """Their certificates are void as it is, and they must not void the others'."""
     rng = np.random.default_rng(9)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        made = notes(world.record, draw(rng, 20, harder=0.1))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        made = decision_records(world.record, draw_scores(rng, 20, harder=0.1))
         await feed(monitor, [replace(note, **changes) for note in made])
         assert monitor.stale_reasons == ()
         assert (await monitor.drift_report())["alarms"]["streams"]["mean_score"]["rounds"] == 0
 
-    watched(store, story)
+    monitored(store, story)
 
 
 def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
@@ -196,43 +204,43 @@ def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
 
 def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     """Nor is a query under a new calibration that has it among its rows; others are new there."""
-    row, query = record().calibration.fingerprints[0], b"a query"
+    row, query = calibration_record().calibration.fingerprints[0], b"a query"
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         assert monitor.is_repeat(row, ())
         assert not monitor.is_repeat(query, ())
         assert monitor.is_repeat(query, ())
-        await world.active.swap(record(seed=2))
+        await world.active.swap(calibration_record(seed=2))
         assert not monitor.is_repeat(query, ())
         assert not monitor.is_repeat(row, ())
 
-    watched(store, story, false_alarm=None)
+    monitored(store, story, false_alarm=None)
 
 
 def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
-    async def story(monitor: Monitor, _: Watched) -> None:
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
         for reason in ("multi_turn_uncalibrated", "later_turn"):
             assert not monitor.is_repeat(b"yes", (reason,))
         assert not monitor.is_repeat(b"yes", ())
         for reason in ("multi_turn_uncalibrated", "later_turn"):
             assert not monitor.is_repeat(b"yes", (reason,))
 
-    watched(store, story)
+    monitored(store, story)
 
 
 def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
     """`watching.false_alarm: null`."""
     rng = np.random.default_rng(10)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 500, harder=0.1)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 500, harder=0.1)))
         await monitor.reset_drift()
         assert monitor.stale_reasons == ()
         assert (await monitor.drift_report())["alarms"] is None
 
-    watched(store, story, false_alarm=None)
+    monitored(store, story, false_alarm=None)
 
 
 # Losses, judged -------------------------------------------------------------------------------
@@ -240,7 +248,7 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
 
 async def judge(
     monitor: Monitor,
-    world: Watched,
+    world: MonitoredStore,
     rng: np.random.Generator,
     count: int,
     chances: Callable[[FloatArray], FloatArray] = lambda scores: scores,
@@ -250,14 +258,14 @@ async def judge(
     ``chances`` tells from the scores how likely each candidate is right.
     """
     options = world.record.calibration.options
-    scores = draw(rng, count)
+    scores = draw_scores(rng, count)
     labels = rng.random(scores.shape) < chances(scores)
-    made = notes(world.record, scores, shadow_rate=0.5)
+    made = decision_records(world.record, scores, shadow_rate=0.5)
     for note in made:
         monitor.record(note)
     losses: list[float] = []
     for note, right in zip(made, labels, strict=True):
-        await monitor.feedback.add(note.decision_id, everyone(right), ADMIN)
+        await monitor.feedback.add(note.decision_id, verdicts_on_all(right), ADMIN)
         inside = [name in note.selected for name in POOL]
         if options.risk_target is RiskTarget.PAPER:
             inside, right = [*inside, note.null_selected], augment_truth(right[None, :])[0]
@@ -271,7 +279,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
     """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
     rng = np.random.default_rng(11)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         losses = await judge(monitor, world, rng, 150)
         told = await monitor.drift_report()
         shadow = told["shadow"]
@@ -283,37 +291,45 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
         assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
         assert monitor.stale_reasons == ()
 
-    watched(store, story, record=record(risk_target=target), shadow_rate=0.5, false_alarm=RARE)
+    monitored(
+        store,
+        story,
+        record=calibration_record(risk_target=target),
+        shadow_rate=0.5,
+        false_alarm=RARE,
+    )
 
 
 def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
     """The queries are as before; now those candidates are right that used to be wrong."""
     rng = np.random.default_rng(12)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await judge(monitor, world, rng, 50)
         assert monitor.stale_reasons == ()
         await judge(monitor, world, rng, 100, lambda scores: 1.0 - scores)
         assert monitor.stale_reasons == ("stale:risk",)
 
-    watched(store, story, shadow_rate=0.5, false_alarm=RARE)
+    monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
 
 
 def test_a_judged_decision_counts_once(store: Store) -> None:
     """However often its verdicts are sent, and after a restart."""
     rng = np.random.default_rng(13)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        note = noted(world.record, draw(rng, 1)[0].tolist(), shadow_rate=0.5)
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        note = decision_record(world.record, draw_scores(rng, 1)[0].tolist(), shadow_rate=0.5)
         monitor.record(note)
         for _ in range(3):
-            await monitor.feedback.add(note.decision_id, everyone([True, False, False]), ADMIN)
+            await monitor.feedback.add(
+                note.decision_id, verdicts_on_all([True, False, False]), ADMIN
+            )
             await monitor.feedback.accept([note.decision_id])
         told = await monitor.drift_report()
         assert told["alarms"]["streams"]["risk"]["rounds"] == 1
         assert told["shadow"]["counted"] == 1
 
-    watched(store, story, shadow_rate=0.5)
+    monitored(store, story, shadow_rate=0.5)
 
 
 @pytest.mark.parametrize(
@@ -328,28 +344,30 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
 ) -> None:
     """The loss is that of the calibration's own set, so another alpha does no harm."""
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        note = replace(noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        note = replace(decision_record(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5), **changes)
         monitor.record(note)
         correct = dict.fromkeys(note.pool, True)
         await monitor.feedback.add(note.decision_id, correct, ADMIN)
         assert (await monitor.feedback.decision(note.decision_id, ADMIN)).judged
         assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == counted
 
-    watched(store, story, shadow_rate=0.5)
+    monitored(store, story, shadow_rate=0.5)
 
 
 def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
     """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
     rng = np.random.default_rng(16)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        cut = notes(world.record, draw(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",))
-        usual = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        cut = decision_records(
+            world.record, draw_scores(rng, 60), shadow_rate=0.5, reasons=("conditions_differ",)
+        )
+        usual = decision_record(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         for note in [*cut, usual]:
             monitor.record(note)
             right = [note is usual, note is usual, note is not usual]
-            await monitor.feedback.add(note.decision_id, everyone(right), ADMIN)
+            await monitor.feedback.add(note.decision_id, verdicts_on_all(right), ADMIN)
         told = await monitor.drift_report()
         assert monitor.stale_reasons == ()
         assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
@@ -358,7 +376,7 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
         rows = [json.loads(line) for line in (await monitor.shadow_rows()).splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
-    watched(store, story, shadow_rate=0.5)
+    monitored(store, story, shadow_rate=0.5)
 
 
 def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
@@ -366,44 +384,46 @@ def test_a_query_is_drawn_when_it_is_first_to_be_answered_as_the_rows_were(
 ) -> None:
     """Being seen uses up no draw, nor do other conditions; being drawn does, and rows were."""
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         assert not monitor.is_repeat(b"query", ())  # `POST /route`
         assert not monitor.draw_shadow("other", b"query", ("conditions_differ",))
         assert monitor.draw_shadow("first", b"query", ())
         assert not monitor.draw_shadow("second", b"query", ())
         assert not monitor.draw_shadow("row", world.record.calibration.fingerprints[0], ())
 
-    watched(store, story, shadow_rate=1.0)
+    monitored(store, story, shadow_rate=1.0)
 
 
 def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
     """A data key cannot raise an alarm, nor hush one, before an admin accepts."""
     data = Caller(name="data")
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        note = noted(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        note = decision_record(world.record, [0.9, 0.5, 0.1], shadow_rate=0.5)
         monitor.record(note)
-        await monitor.feedback.add(note.decision_id, everyone([False, False, True]), data)
+        await monitor.feedback.add(note.decision_id, verdicts_on_all([False, False, True]), data)
         assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 0
         assert (await monitor.drift_report())["feedback"]["identified"] == 0
         await monitor.feedback.accept([note.decision_id])
         assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 1
         assert (await monitor.drift_report())["feedback"]["identified"] == 1
 
-    watched(store, story, shadow_rate=0.5)
+    monitored(store, story, shadow_rate=0.5)
 
 
 def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> None:
     """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(np.random.default_rng(14), 3)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(
+            monitor, decision_records(world.record, draw_scores(np.random.default_rng(14), 3))
+        )
         told = await monitor.drift_report()
         assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
         levels = [each["level"] for each in told["alarms"]["streams"].values()]
         assert sum(levels) == pytest.approx(0.01)
 
-    watched(store, story, record=record(rows=5))
+    monitored(store, story, record=calibration_record(rows=5))
 
 
 # What feedback alone says ---------------------------------------------------------------------
@@ -415,8 +435,8 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
     The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
     """
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        made = [noted(world.record, [0.9, 0.2, 0.1]) for _ in range(10)]
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        made = [decision_record(world.record, [0.9, 0.2, 0.1]) for _ in range(10)]
         assert {note.selected for note in made} == {("adder",)}
         verdicts: list[dict[str, bool]] = [
             {"adder": True},
@@ -433,13 +453,13 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
         assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
         assert told["decisions"]["of_these_with_feedback"] == 4
 
-    watched(store, story)
+    monitored(store, story)
 
 
 def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) -> None:
     """Other decisions are counted as kept, and not in the range."""
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         others: list[dict[str, Any]] = [
             {"alpha": 0.5},
             {"pool": POOL[:2]},
@@ -448,7 +468,10 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
             {"reasons": ("unlabelled_request_kind",)},
             {"score": "prob"},
         ]
-        made = [replace(noted(world.record, [0.9, 0.2, 0.1]), **each) for each in ({}, *others)]
+        made = [
+            replace(decision_record(world.record, [0.9, 0.2, 0.1]), **each)
+            for each in ({}, *others)
+        ]
         await feed(monitor, made)
         for note in made:
             await monitor.feedback.add(note.decision_id, {"adder": True}, ADMIN)
@@ -458,7 +481,7 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
         assert told["decisions"]["of_these_with_feedback"] == 1
         assert told["feedback"]["identified"] == 1
 
-    watched(store, story)
+    monitored(store, story)
 
 
 # Restarts, swaps, resets ----------------------------------------------------------------------
@@ -469,12 +492,12 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
     rng = np.random.default_rng(15)
     told: list[dict[str, Any]] = []
 
-    async def before(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def before(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
         told.append(await monitor.drift_report())
         assert monitor.stale_reasons
 
-    world = watched(store, before)
+    world = monitored(store, before)
 
     async def after() -> None:
         async with await world.monitor() as monitor:
@@ -487,10 +510,10 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
 def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Store) -> None:
     """Swapping to fresh rows ends the alarm; rolling back brings it back at once."""
     rng = np.random.default_rng(16)
-    fresh = record(seed=2)
+    fresh = calibration_record(seed=2)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
         raised = monitor.stale_reasons
         assert raised
         world.store.add(fresh, activate=True)
@@ -503,7 +526,7 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         await world.active.add_follower(meanwhile)
         await world.active.swap(fresh)
         assert monitor.stale_reasons == ()
-        await feed(monitor, notes(fresh, draw(rng, 10)))
+        await feed(monitor, decision_records(fresh, draw_scores(rng, 10)))
         told = await monitor.drift_report()
         assert told["calibration_id"] == fresh.id
         assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
@@ -511,17 +534,17 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         await world.active.swap(world.record)
         assert monitor.stale_reasons == raised
 
-    watched(store, story)
+    monitored(store, story)
 
 
 def test_a_reset_begins_again(store: Store) -> None:
     """The alarm is gone, after a restart too, and the next change is seen again."""
     rng = np.random.default_rng(17)
 
-    async def before(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def before(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
 
-    world = watched(store, before)
+    world = monitored(store, before)
 
     async def reset() -> None:
         async with await world.monitor() as monitor:
@@ -536,7 +559,7 @@ def test_a_reset_begins_again(store: Store) -> None:
     async def after() -> None:
         async with await world.monitor() as monitor:
             assert monitor.stale_reasons == ()
-            await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+            await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
             assert monitor.stale_reasons
 
     asyncio.run(reset())
@@ -548,10 +571,10 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
     """The gateway starts, and watches."""
     rng = np.random.default_rng(18)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 200, harder=0.5)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
 
-    world = watched(store, story)
+    world = monitored(store, story)
     with world.store.transaction() as session:
         row = session.get(WatchRow, world.record.id)
         assert row is not None
@@ -569,10 +592,10 @@ def test_the_saved_state_is_small(store: Store) -> None:
     """With full bags: well under a megabyte of JSON."""
     rng = np.random.default_rng(19)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
-        await feed(monitor, notes(world.record, draw(rng, 10)))
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 10)))
 
-    world = watched(store, story, record=record(rows=12_000))
+    world = monitored(store, story, record=calibration_record(rows=12_000))
     with world.store.transaction() as session:
         row = session.get(WatchRow, world.record.id)
     assert row is not None
@@ -588,10 +611,12 @@ def test_an_alarm_is_one_log_line_and_a_metric(
     """One line a stream, however many queries follow."""
     rng = np.random.default_rng(20)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         with caplog.at_level(logging.WARNING, "app.monitoring"):
             for _ in range(5):
-                await feed(monitor, notes(world.record, draw(rng, 100, harder=0.5)))
+                await feed(
+                    monitor, decision_records(world.record, draw_scores(rng, 100, harder=0.5))
+                )
         raised = (await monitor.drift_report())["alarms"]["raised"]
         said = [line for line in caplog.messages if "drift alarm" in line]
         assert sorted(said) == sorted(
@@ -602,10 +627,10 @@ def test_an_alarm_is_one_log_line_and_a_metric(
             value = float(name in raised)
             assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
 
-    watched(store, story)
+    monitored(store, story)
 
 
-def series(world: Watched, name: str, label: str) -> dict[str, float]:
+def series(world: MonitoredStore, name: str, label: str) -> dict[str, float]:
     """The values of a metric, by its one label."""
     return {
         sample.labels[label]: sample.value
@@ -619,11 +644,11 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
     """What an operator sees before the alarm; none is there before the first query."""
     rng = np.random.default_rng(23)
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
-        await feed(monitor, notes(world.record, draw(rng, 60, harder=0.8)))
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 60, harder=0.8)))
         seen = [series(world, "racer_drift_evidence", "stream")]
-        await feed(monitor, notes(world.record, draw(rng, 400, harder=0.5)))
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 400, harder=0.5)))
         seen.append(series(world, "racer_drift_evidence", "stream"))
         streams = (await monitor.drift_report())["alarms"]["streams"]
         for name, each in streams.items():
@@ -635,7 +660,7 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
         await monitor.reset_drift()
         assert set(series(world, "racer_drift_evidence", "stream").values()) == {0.0}
 
-    watched(store, story)
+    monitored(store, story)
 
 
 def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
@@ -643,14 +668,14 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     rng = np.random.default_rng(24)
     told: dict[str, Any] = {}
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         unknown = series(world, "racer_realised_risk", "bound")
         assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
         assert math.isnan(unknown["mean"])
         await judge(monitor, world, rng, 60)
         told.update(await monitor.drift_report())
 
-    world = watched(store, story, shadow_rate=0.5, false_alarm=RARE)
+    world = monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
 
     async def later() -> None:
         async with await world.monitor(shadow_rate=0.5, false_alarm=RARE):
@@ -672,10 +697,10 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
 def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:
     """Too few rows for alpha: there is no threshold whose risk could be above anything."""
 
-    async def story(_: Monitor, world: Watched) -> None:
+    async def story(_: Monitor, world: MonitoredStore) -> None:
         assert "racer_risk_bound NaN\n" in world.metrics.render().decode()
 
-    watched(store, story, record=record(rows=5))
+    monitored(store, story, record=calibration_record(rows=5))
 
 
 def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:
@@ -720,21 +745,21 @@ def test_drift_needs_a_calibration(serve: Serve) -> None:
 def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
     """Replicas agree on every decision; about a fifth of 5,000, false alarm 1e-6."""
 
-    async def story(monitor: Monitor, world: Watched) -> None:
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
         other = await world.monitor(seed=99, shadow_rate=0.2)
         ids = [f"chatcmpl-{number}" for number in range(5_000)]
         drawn = [monitor.draw_shadow(each, each.encode(), ()) for each in ids]
         assert drawn == [other.draw_shadow(each, each.encode(), ()) for each in ids]
         assert 1_000 - 140 < sum(drawn) < 1_000 + 140  # 4.9 standard deviations
 
-    watched(store, story, shadow_rate=0.2)
+    monitored(store, story, shadow_rate=0.2)
 
 
 def test_nothing_is_sampled_by_default(store: Store) -> None:
     """Everyone is called only where the operator pays for it."""
 
-    async def story(monitor: Monitor, _: Watched) -> None:
+    async def story(monitor: Monitor, _: MonitoredStore) -> None:
         assert MonitoringSettings().shadow_rate == 0.0
         assert not any(monitor.draw_shadow(f"{n}", b"%d" % n, ()) for n in range(1_000))
 
-    watched(store, story)
+    monitored(store, story)

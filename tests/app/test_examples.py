@@ -86,11 +86,11 @@ def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
 
 
 @pytest.fixture(scope="module")
-def asked(
+def example_gateway(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
     """A calibrated gateway without a data key."""
-    path = configure(tmp_path_factory.mktemp("asked"), artifact, shared_pool.url)
+    path = configure(tmp_path_factory.mktemp("examples"), artifact, shared_pool.url)
     with running(path, {"RACER_ADMIN_KEY": ADMIN_KEY}) as gateway:
         gateway.calibrate()
         yield gateway
@@ -111,10 +111,10 @@ def filled(text: str, gateway: Gateway) -> str:
 
 @pytest.mark.slow
 @of("python")
-def test_python_runs(block: Block, asked: Gateway) -> None:
+def test_python_runs(block: Block, example_gateway: Gateway) -> None:
     """As a program of its own, in the folder of the repository."""
     done = subprocess.run(
-        [sys.executable, "-c", filled(block.text, asked)],
+        [sys.executable, "-c", filled(block.text, example_gateway)],
         cwd=ROOT,
         env=ANYWHERE,
         capture_output=True,
@@ -134,17 +134,17 @@ def is_server(block: Block) -> bool:
 @pytest.mark.slow
 @of("sh")
 def test_commands_run(
-    block: Block, asked: Gateway, pool: FakePool, artifact: Path, tmp_path: Path
+    block: Block, example_gateway: Gateway, pool: FakePool, artifact: Path, tmp_path: Path
 ) -> None:
     """In bash, in a folder with the files that documents name."""
     folder = tmp_path / "folder"
     prepare(folder, artifact, pool)
-    text = filled(block.text, asked)
+    text = filled(block.text, example_gateway)
     at = ROOT if text.startswith(SHIPPED) else folder
     if text.startswith(SHIPPED):
-        text = text.replace("racer route", f"racer route --url {asked.url}")
+        text = text.replace("racer route", f"racer route --url {example_gateway.url}")
     elif "racer calibrate" in text:
-        text = text.replace("--alpha", f"--url {asked.url} --alpha")
+        text = text.replace("--alpha", f"--url {example_gateway.url} --alpha")
     command = ["bash", "-euo", "pipefail", "-c", text]
     environment = ANYWHERE | {"HOME": str(tmp_path)} | ENVIRONMENT
     if is_server(block):

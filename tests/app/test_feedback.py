@@ -20,6 +20,7 @@ from tests.support.gateway import (
     Gateway,
     Serve,
     configure,
+    error_message,
     running,
 )
 from tests.upstreams.scripted import FakePool
@@ -53,12 +54,6 @@ def said(
     response = say(gateway, decision_id, correct, key)
     assert response.status_code == 200, response.text
     return response.json()
-
-
-def refused(response: httpx2.Response, status: int) -> str:
-    """The one message of a refusal."""
-    assert response.status_code == status, response.text
-    return response.json()["error"]["message"]
 
 
 def decision(gateway: Gateway, query: str = TWO, key: str = DATA_KEY) -> str:
@@ -101,7 +96,7 @@ def test_another_verdict_is_a_conflict_and_changes_nothing(gateway: Gateway, key
     """409, and nothing of the request is taken: not even what is new in it."""
     decision_id = decision(gateway, key=key)
     said(gateway, decision_id, {"adder": True}, key)
-    message = refused(say(gateway, decision_id, {"poet": True, "adder": False}, key), 409)
+    message = error_message(say(gateway, decision_id, {"poet": True, "adder": False}, key), 409)
     assert "adder" in message
     assert said(gateway, decision_id, {"adder": True}, key)["correct"] == {"adder": True}
 
@@ -112,15 +107,15 @@ def test_a_candidate_that_was_not_called_can_be_judged(gateway: Gateway) -> None
     assert said(gateway, decision_id, {"poet": False})["correct"] == {"poet": False}
 
 
-def test_strangers_to_the_pool_are_refused(gateway: Gateway) -> None:
-    """400 that names the field; of a sub-pool's decision, the rest of the pool is a stranger."""
+def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
+    """400 that names the field; for a sub-pool's decision, also for the rest of the pool."""
     decision_id = decision(gateway)
     response = say(gateway, decision_id, {"adder": True, "gpt": True})
-    assert "'gpt'" in refused(response, 400)
+    assert "'gpt'" in error_message(response, 400)
     assert response.json()["error"]["param"] == "correct"
     body = {"query": TWO, "candidates": ["adder", "poet"]}
     smaller = gateway.post("/route", json=body).json()["decision_id"]
-    assert "'speller'" in refused(say(gateway, smaller, {"speller": True}), 400)
+    assert "'speller'" in error_message(say(gateway, smaller, {"speller": True}), 400)
     assert said(gateway, decision_id, {"poet": True})["correct"] == {"poet": True}
 
 
@@ -128,7 +123,7 @@ def test_decisions_of_others_and_of_nobody_are_alike(gateway: Gateway) -> None:
     """404 for both, for a data key; an admin may judge every decision."""
     admins = decision(gateway, key=ADMIN_KEY)
     for decision_id in (admins, "chatcmpl-none"):
-        assert decision_id in refused(say(gateway, decision_id, {"adder": True}), 404)
+        assert decision_id in error_message(say(gateway, decision_id, {"adder": True}), 404)
     own = decision(gateway)
     assert said(gateway, own, {"adder": True}, ADMIN_KEY)["correct"] == {"adder": True}
 
@@ -151,7 +146,7 @@ def test_decisions_of_others_and_of_nobody_are_alike(gateway: Gateway) -> None:
 )
 def test_what_is_no_feedback_is_refused(gateway: Gateway, body: object, status: int) -> None:
     """The shape is checked before anything is looked up, the size before that."""
-    refused(gateway.post("/feedback", json=body), status)
+    error_message(gateway.post("/feedback", json=body), status)
 
 
 # What counts ----------------------------------------------------------------------------------
@@ -163,7 +158,7 @@ def test_a_data_keys_verdicts_wait_for_an_admin(gateway: Gateway) -> None:
     told = said(gateway, decision_id, {"adder": True, "poet": False})
     assert told["waiting"] == ["adder", "poet"]
     assert counted(gateway, decision_id) == {}
-    refused(gateway.post("/feedback/accept", json={"decision_ids": [decision_id]}), 403)
+    error_message(gateway.post("/feedback/accept", json={"decision_ids": [decision_id]}), 403)
     accepted = gateway.post("/feedback/accept", ADMIN_KEY, json={"decision_ids": [decision_id]})
     assert accepted.status_code == 200
     assert accepted.json()["data"][0]["waiting"] == []
@@ -176,7 +171,9 @@ def test_accepting_is_for_all_or_none(gateway: Gateway) -> None:
     decision_id = decision(gateway)
     said(gateway, decision_id, {"adder": True})
     body = {"decision_ids": [decision_id, "chatcmpl-none"]}
-    assert "chatcmpl-none" in refused(gateway.post("/feedback/accept", ADMIN_KEY, json=body), 404)
+    assert "chatcmpl-none" in error_message(
+        gateway.post("/feedback/accept", ADMIN_KEY, json=body), 404
+    )
     assert counted(gateway, decision_id) == {}
 
 
@@ -186,14 +183,14 @@ def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
     assert said(gateway, decision_id, {"adder": False}, ADMIN_KEY)["waiting"] == []
     assert counted(gateway, decision_id) == {"adder": False}
     for key in (DATA_KEY, ADMIN_KEY):
-        refused(say(gateway, decision_id, {"adder": True}, key), 409)
+        error_message(say(gateway, decision_id, {"adder": True}, key), 409)
 
 
 def test_an_admins_word_goes_over_one_that_waits(gateway: Gateway) -> None:
     """Whether it agrees or not; a data key cannot undo a verdict that waits."""
     decision_id = decision(gateway)
     said(gateway, decision_id, {"adder": True, "poet": True})
-    refused(say(gateway, decision_id, {"adder": False}), 409)
+    error_message(say(gateway, decision_id, {"adder": False}), 409)
     told = said(gateway, decision_id, {"adder": False, "poet": True}, ADMIN_KEY)
     assert not told["repeated"]
     assert counted(gateway, decision_id) == {"adder": False, "poet": True}

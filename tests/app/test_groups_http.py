@@ -34,7 +34,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import record
+from tests.support.monitored import calibration_record
 from tests.upstreams.scripted import FakePool
 
 SIZES = {"easy": (20_000, 240, 0.05), "hard": (30_000, 240, 0.45), "tiny": (40_000, 3, 0.3)}
@@ -272,7 +272,7 @@ def test_a_long_text_costs_no_more_than_its_beginning(monkeypatch: pytest.Monkey
 
 def big() -> CalibrationRecord:
     """A record of 20,000 rows in two groups and none."""
-    made = record(rows=20_000)
+    made = calibration_record(rows=20_000)
     groups = tuple(np.random.default_rng(0).choice(["a", "b", ""], 20_000).tolist())
     named = tuple(group or None for group in groups)
     return replace(made, calibration=replace(made.calibration, groups=named))
@@ -281,7 +281,7 @@ def big() -> CalibrationRecord:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rows_are_those_of_the_core(seed: int) -> None:
     """Row by row what ``Calibration.for_group`` takes, for large, small and unknown groups."""
-    made = record(seed=seed, rows=80)
+    made = calibration_record(seed=seed, rows=80)
     names = np.random.default_rng(seed).choice(["a", "b", "c", ""], 80, p=[0.5, 0.35, 0.05, 0.1])
     calibration = replace(made.calibration, groups=tuple(name or None for name in names.tolist()))
     rows = GroupedRows(calibration)
@@ -350,7 +350,7 @@ def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
 
 def test_plans_follow_the_rows() -> None:
     """A group is apart when it has rows enough for the calibration's own alpha."""
-    made = record(rows=60)
+    made = calibration_record(rows=60)
     groups = ("large",) * 40 + ("small",) * 5 + (None,) * 15
     rows = GroupedRows(replace(made.calibration, groups=groups))
     apart = frozenset({"large"})

@@ -50,7 +50,7 @@ def files() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()}
 
 
-def refused(racer: Command, code: int, *arguments: object) -> str:
+def fails_and_writes_nothing(racer: Command, code: int, *arguments: object) -> str:
     """One sentence, and nothing is written."""
     before = files()
     found, out, said = racer("init", *arguments)
@@ -117,19 +117,21 @@ def test_the_key_stays_in_the_environment(racer: Command, monkeypatch: pytest.Mo
     monkeypatch.setenv("FLEET_KEY", SECRET)
     with served("qwen", key=SECRET) as server:
         values = written(racer, server.url, "--key-env", "FLEET_KEY")
-        assert "--key-env" in refused(racer, 2, server.url, "--out", "other.yaml")
+        assert "--key-env" in fails_and_writes_nothing(racer, 2, server.url, "--out", "other.yaml")
     assert values["candidates"][0]["api_key_env"] == "FLEET_KEY"
     assert SECRET not in "".join(path.read_text() for path in Path.cwd().iterdir())
 
 
 def test_the_usual_variables_are_enough(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the ``openai`` client, where no URL is given."""
-    assert "$OPENAI_BASE_URL" in refused(racer, 2)
+    assert "$OPENAI_BASE_URL" in fails_and_writes_nothing(racer, 2)
     with served("gpt", key=SECRET) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)
         values = written(racer)
-        assert "refuses the key" in refused(racer, 2, server.url, "--out", "other.yaml")
+        assert "refuses the key" in fails_and_writes_nothing(
+            racer, 2, server.url, "--out", "other.yaml"
+        )
     assert values["candidates"][0]["api_key_env"] == "OPENAI_API_KEY"
     assert values["candidates"][0]["base_url"] == server.url
 
@@ -164,7 +166,7 @@ def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
 def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
     """Exit code 3, for a pool that lacks somebody is another pool."""
     with served("qwen") as server:
-        said = refused(racer, 3, server.url, NOBODY)
+        said = fails_and_writes_nothing(racer, 3, server.url, NOBODY)
         assert f"{NOBODY}/v1 cannot be reached" in said
         assert "--keep-unreachable" in said
         assert server.url not in said
@@ -178,7 +180,7 @@ def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
     """Neither file, and before anybody is asked."""
     Path(there).write_text("mine")
     with served("qwen") as server:
-        assert "--force" in refused(racer, 2, server.url)
+        assert "--force" in fails_and_writes_nothing(racer, 2, server.url)
         assert server.seen == []
         written(racer, server.url, "--force")
     assert Path(there).read_text() != "mine"
@@ -190,7 +192,7 @@ def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]
     """Nothing is left in or beside it. Red when it is found out while the files are written."""
     Path("inner").mkdir()
     with served("qwen") as server:
-        said = refused(racer, 2, server.url, "--out", folder, *force)
+        said = fails_and_writes_nothing(racer, 2, server.url, "--out", folder, *force)
     assert "is a folder: name a file in it with --out" in said
 
 
@@ -215,24 +217,24 @@ def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:
 def test_what_is_no_list_is_said(racer: Command, change: dict[str, Any], words: str) -> None:
     """As somebody who cannot be reached."""
     with served(**change) as server:
-        assert words in refused(racer, 3, server.url)
+        assert words in fails_and_writes_nothing(racer, 3, server.url)
 
 
 def test_a_server_without_models_is_said(racer: Command) -> None:
     """There is nothing to write."""
     with served() as server:
-        assert "no model is served" in refused(racer, 2, server.url)
+        assert "no model is served" in fails_and_writes_nothing(racer, 2, server.url)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://x:99999"])
 def test_what_is_no_url_is_said(racer: Command, url: str) -> None:
     """With the shape of one."""
-    assert "http://host:8000/v1" in refused(racer, 2, url)
+    assert "http://host:8000/v1" in fails_and_writes_nothing(racer, 2, url)
 
 
 def test_a_url_with_a_password_is_refused(racer: Command) -> None:
     """It would stand in the file. Red when the sentence repeats it."""
-    assert "hunter2" not in refused(racer, 2, "http://me:hunter2@127.0.0.1:1/v1")
+    assert "hunter2" not in fails_and_writes_nothing(racer, 2, "http://me:hunter2@127.0.0.1:1/v1")
 
 
 def test_people_are_told_the_next_step(racer: Command) -> None:

@@ -146,7 +146,7 @@ def test_a_wrong_key_is_unauthorized(patient: Gateway, pool: FakePool, header: s
 
 
 def test_the_key_is_checked_before_the_body(gateway: Gateway) -> None:
-    """Strangers learn nothing about how bodies are read."""
+    """A client without a key learns nothing about how bodies are read."""
     for body in (b"{", b"\xff", b"[" * 100_000):
         assert gateway.post("/route", None, content=body).status_code == 401
 

@@ -30,7 +30,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import record
+from tests.support.monitored import calibration_record
 from tests.upstreams.scripted import FakePool
 
 FIRST, LATER = noisy(20_000, 240, flipped=0.05), noisy(30_000, 240, flipped=0.45)
@@ -304,7 +304,7 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
 
 def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
     """With every array, and the text that was read."""
-    made = record()
+    made = calibration_record()
     turns = LaterTurns(
         calibration=replace(
             made.calibration,

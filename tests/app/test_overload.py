@@ -176,7 +176,7 @@ def test_everybody_gets_in_below_the_capacity() -> None:
     assert max(counts) < IN_FLIGHT / 2
 
 
-# The gate.
+# Admission and access control.
 
 
 def test_a_burst_is_answered_whole(gateway: Gateway) -> None:
@@ -199,10 +199,10 @@ def test_a_request_waits_for_no_pool_of_threads(
 ) -> None:
     """FastAPI calls a dependency that is no coroutine on one of AnyIO's forty threads."""
 
-    async def refused(*_: object, **__: object) -> None:
+    async def no_thread(*_: object, **__: object) -> None:
         raise AssertionError("a thread was asked for")
 
-    monkeypatch.setattr("anyio.to_thread.run_sync", refused)
+    monkeypatch.setattr("anyio.to_thread.run_sync", no_thread)
     gateway.route(ONE)
     gateway.chat(ONE)
 

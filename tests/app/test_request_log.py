@@ -186,8 +186,10 @@ def test_a_terminal_that_is_gone_does_not_end_the_log() -> None:
     assert [line["message"] for line in lines(stream)] == ["written"]
 
 
-def through(outermost: Any, headers: list[tuple[bytes, bytes]], **state: str) -> dict[bytes, bytes]:
-    """Send one answer with these headers through the outermost layer; what comes out."""
+def answer_headers(
+    middleware: Any, headers: list[tuple[bytes, bytes]], **state: str
+) -> dict[bytes, bytes]:
+    """The headers of a response with these headers, after the middleware sent it."""
 
     async def handler(scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"].update(state)
@@ -203,12 +205,12 @@ def through(outermost: Any, headers: list[tuple[bytes, bytes]], **state: str) ->
         return {"type": "http.request", "body": b"", "more_body": False}
 
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
-    asyncio.run(outermost(handler)(scope, receive, send))
+    asyncio.run(middleware(handler)(scope, receive, send))
     return dict(sent[0]["headers"])
 
 
-def outermost(*, log_prompts: bool = False) -> Any:
-    """The layer as the application has it."""
+def request_log(*, log_prompts: bool = False) -> Any:
+    """`RequestLog`, the first middleware, as the application adds it."""
     return lambda app: RequestLog(app, metrics=Metrics(), drain=Drain(), log_prompts=log_prompts)
 
 
@@ -217,15 +219,15 @@ def test_prompts_are_written_only_if_asked_for() -> None:
     for wanted in (False, True):
         stream = io.StringIO()
         with logs.logging_to(stream, "json"):
-            through(outermost(log_prompts=wanted), [], prompt=CANARY, answer="42")
+            answer_headers(request_log(log_prompts=wanted), [], prompt=CANARY, answer="42")
         assert (CANARY in stream.getvalue()) is wanted
         assert accesses(stream)[0].get("prompt") == (CANARY if wanted else None)
 
 
 def test_no_text_breaks_out_of_a_header_of_ours() -> None:
     """The last net: a name from elsewhere can end neither the value nor the message."""
-    out = through(
-        outermost(),
+    out = answer_headers(
+        request_log(),
         [
             (b"x-racer-selected", b"a,b-1.0/c@d+e_f"),
             (b"x-racer-guarantee", b"void; reason=x\r\nset-cookie: a=b\0\xe9"),

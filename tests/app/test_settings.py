@@ -22,7 +22,7 @@ from tests.support.gateway import POOL, Command, candidates, configure, labelled
 URL = "http://127.0.0.1:1/v1"
 
 
-def refused(racer: Command, path: Path, *words: str) -> str:
+def validate_and_serve_fail(racer: Command, path: Path, *words: str) -> str:
     """``racer validate`` and ``racer serve`` say the same one sentence and exit with 2."""
     said = ""
     for command in ("validate", "serve"):
@@ -115,12 +115,14 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_a_wrong_field_is_named(racer: Command, tmp_path: Path, artifact: Path, case: str) -> None:
     """The file or the field, and what is wrong with it."""
     changes, words = FIELDS[case]
-    refused(racer, configure(tmp_path, artifact, URL, **changes), *words)
+    validate_and_serve_fail(racer, configure(tmp_path, artifact, URL, **changes), *words)
 
 
 def test_an_artifact_that_is_not_there(racer: Command, tmp_path: Path) -> None:
     """The folder is named."""
-    refused(racer, configure(tmp_path, Path("/no/such/folder"), URL), "/no/such/folder")
+    validate_and_serve_fail(
+        racer, configure(tmp_path, Path("/no/such/folder"), URL), "/no/such/folder"
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_url_that_cannot_be_called_is_named(
 ) -> None:
     """Found at the start, not at the first request."""
     path = configure(tmp_path, artifact, URL, candidates=candidates(URL, adder={"base_url": url}))
-    refused(racer, path, "candidates.0.base_url")
+    validate_and_serve_fail(racer, path, "candidates.0.base_url")
 
 
 @pytest.mark.parametrize(
@@ -161,28 +163,30 @@ def test_a_file_that_is_no_configuration(racer: Command, tmp_path: Path, text: s
     """Whatever YAML makes of it."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
-    refused(racer, path, "racer.yaml")
+    validate_and_serve_fail(racer, path, "racer.yaml")
 
 
 def test_a_file_that_cannot_be_read(racer: Command, tmp_path: Path) -> None:
     """Missing, a folder, or not UTF-8."""
-    refused(racer, tmp_path / "missing.yaml", "missing.yaml", "No such file", "`racer init`")
-    refused(racer, tmp_path, "directory")
+    validate_and_serve_fail(
+        racer, tmp_path / "missing.yaml", "missing.yaml", "No such file", "`racer init`"
+    )
+    validate_and_serve_fail(racer, tmp_path, "directory")
     (tmp_path / "latin1.yaml").write_bytes(b"host: \xe9")
-    refused(racer, tmp_path / "latin1.yaml", "latin1.yaml")
+    validate_and_serve_fail(racer, tmp_path / "latin1.yaml", "latin1.yaml")
 
 
 def test_a_key_that_stands_twice_is_refused(racer: Command, tmp_path: Path, artifact: Path) -> None:
     """YAML would take the last: whoever reads the first believes in another alpha."""
     path = configure(tmp_path, artifact, URL)
     path.write_text(path.read_text() + "routing: {alpha: 0.1}\nrouting: {alpha: 0.5}\n")
-    refused(racer, path, "routing")
+    validate_and_serve_fail(racer, path, "routing")
 
 
 def test_every_problem_is_listed(racer: Command, tmp_path: Path, artifact: Path) -> None:
     """One look is enough to repair the file."""
     path = configure(tmp_path, artifact, URL, port=-1, routing={"alpha": 2}, typo=1)
-    refused(racer, path, "port", "routing.alpha", "typo")
+    validate_and_serve_fail(racer, path, "port", "routing.alpha", "typo")
 
 
 def test_candidates_must_be_as_they_were_labelled(racer: Command, tmp_path: Path) -> None:
@@ -201,7 +205,7 @@ def test_candidates_must_be_as_they_were_labelled(racer: Command, tmp_path: Path
     assert racer("validate", "--config", path)[0] == 0
     other = candidates(URL, parameters={"temperature": 0}, poet={"parameters": {"temperature": 1}})
     path = configure(tmp_path, artifact, URL, candidates=other)
-    refused(racer, path, "poet", "temperature")
+    validate_and_serve_fail(racer, path, "poet", "temperature")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "router.safetensors"])
@@ -220,7 +224,7 @@ def test_a_damaged_artifact_is_one_sentence(
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
         case _:
             file.write_bytes(b'{"schema_version": 1}')
-    refused(racer, configure(tmp_path, folder, URL), str(folder))
+    validate_and_serve_fail(racer, configure(tmp_path, folder, URL), str(folder))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import draw, notes, record
+from tests.support.monitored import calibration_record, decision_records, draw_scores
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -232,7 +232,7 @@ def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
 
 def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -> None:
     """Twenty times ten queries each: red when one writes over what the other added."""
-    calibrated = record()
+    calibrated = calibration_record()
     start, failed = threading.Barrier(2), list[Exception]()
 
     def add(url: str, seed: int) -> dict[str, Any]:
@@ -248,7 +248,7 @@ def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -
             drift.set_calibration(calibrated)
             start.wait()
             for _ in range(20):
-                drift.add_queries(notes(calibrated, draw(rng, 10)))
+                drift.add_queries(decision_records(calibrated, draw_scores(rng, 10)))
                 try:
                     drift.flush()
                 except Exception as exc:  # noqa: BLE001 - looked at below

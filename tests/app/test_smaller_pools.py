@@ -15,7 +15,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 from tests.support.gateway import ONE, POOL, Serve
-from tests.support.monitored import record
+from tests.support.monitored import calibration_record
 
 Part = Callable[[tuple[str, ...]], Awaitable[Calibration]]
 
@@ -48,7 +48,7 @@ def warming(monkeypatch: pytest.MonkeyPatch) -> Warming:
 
 def play(story: Callable[[Part], Awaitable[None]]) -> None:
     """Run a story with what asks for the part of a pool."""
-    made = record(rows=40)
+    made = calibration_record(rows=40)
 
     async def run() -> None:
         calibrations = ActiveCalibration(Metrics())

@@ -77,7 +77,7 @@ def under(spans: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
 
 
 @pytest.fixture
-def asked(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gateway:
+def traced_gateway(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gateway:
     """A chat request of which one candidate fails, and whose answers an evaluator weighs."""
     gateway = serve(telemetry=TOLD, aggregation=judged(pool.url))
     pool.say("adder", f"7 {CANARY}")
@@ -93,7 +93,7 @@ def asked(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gatew
 
 
 def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
-    asked: Gateway, exporter: InMemorySpanExporter
+    traced_gateway: Gateway, exporter: InMemorySpanExporter
 ) -> None:
     """One tree; a call that was made again is two spans. Red when a context is lost on the way."""
     spans = finished(exporter)
@@ -116,7 +116,9 @@ def test_calls_are_below_the_request_and_an_evaluators_below_the_vote(
     }
 
 
-def test_only_what_failed_is_an_error(asked: Gateway, exporter: InMemorySpanExporter) -> None:
+def test_only_what_failed_is_an_error(
+    traced_gateway: Gateway, exporter: InMemorySpanExporter
+) -> None:
     """The request was answered all the same."""
     spans = finished(exporter)
     failed = [span for span in spans if span.status.status_code is StatusCode.ERROR]
@@ -128,7 +130,7 @@ def test_only_what_failed_is_an_error(asked: Gateway, exporter: InMemorySpanExpo
 
 
 def test_whoever_is_called_is_told_its_own_span(
-    asked: Gateway, pool: FakePool, exporter: InMemorySpanExporter
+    traced_gateway: Gateway, pool: FakePool, exporter: InMemorySpanExporter
 ) -> None:
     """Candidates and the evaluator: what they trace themselves hangs below the call to them."""
     spans = finished(exporter)
@@ -138,7 +140,7 @@ def test_whoever_is_called_is_told_its_own_span(
     assert sorted(each for each in told if TRACE in each) == sorted(ids)
 
 
-def test_no_text_is_in_any_span(asked: Gateway, exporter: InMemorySpanExporter) -> None:
+def test_no_text_is_in_any_span(traced_gateway: Gateway, exporter: InMemorySpanExporter) -> None:
     """Neither what was asked nor what was answered, wherever a span could hold it."""
     for span in finished(exporter):
         assert CANARY not in span.to_json()
@@ -147,10 +149,10 @@ def test_no_text_is_in_any_span(asked: Gateway, exporter: InMemorySpanExporter) 
 
 
 def test_names_that_are_not_ours_are_those_of_the_conventions(
-    asked: Gateway, exporter: InMemorySpanExporter
+    traced_gateway: Gateway, exporter: InMemorySpanExporter
 ) -> None:
     """Red when one is made up, or the conventions drop it."""
-    asked.post("/v1/embeddings", json={"model": "adder", "input": ONE})
+    traced_gateway.post("/v1/embeddings", json={"model": "adder", "input": ONE})
     known = {
         value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
     }
@@ -162,10 +164,10 @@ def test_names_that_are_not_ours_are_those_of_the_conventions(
 
 
 def test_the_page_names_every_span_and_no_other(
-    asked: Gateway, exporter: InMemorySpanExporter
+    traced_gateway: Gateway, exporter: InMemorySpanExporter
 ) -> None:
     """Red when a span gets another name than operators read about."""
-    asked.post("/v1/embeddings", json={"model": "adder", "input": ONE})
+    traced_gateway.post("/v1/embeddings", json={"model": "adder", "input": ONE})
     page = PAGE.read_text(encoding="utf-8")
     table = page.partition("| span | content |")[2].partition("\n\n")[0]
     cells = [line.split(" | ")[0] for line in table.splitlines()]

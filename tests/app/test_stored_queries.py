@@ -32,11 +32,11 @@ from tests.support.gateway import (
     running,
     user,
 )
-from tests.support.monitored import Watched, noted, record
+from tests.support.monitored import MonitoredStore, calibration_record, decision_record
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-RECORD = record()
+RECORD = calibration_record()
 SCORES = [0.9, 0.5, 0.1]
 
 
@@ -225,11 +225,11 @@ def test_shadow_rows_with_queries_calibrate_as_any_rows_do(serve: Serve, pool: F
 
 def test_a_query_is_one_shadow_row(store: Store) -> None:
     """An upload in which one query had two labels would be refused as a whole: the first counts."""
-    world = Watched(store, RECORD)
+    world = MonitoredStore(store, RECORD)
     decision_store = DecisionStore(store)
-    one = replace(noted(RECORD, SCORES), shadow_rate=0.5, query=ONE)
+    one = replace(decision_record(RECORD, SCORES), shadow_rate=0.5, query=ONE)
     again = replace(one, decision_id="chatcmpl-again", created_at=now())
-    before = replace(noted(RECORD, SCORES), shadow_rate=0.5)
+    before = replace(decision_record(RECORD, SCORES), shadow_rate=0.5)
     decision_store.add([again, one, before], [True] * 3)
     for note, right in ((again, False), (one, True), (before, True)):
         labels = dict.fromkeys(POOL, right)

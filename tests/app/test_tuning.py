@@ -338,10 +338,10 @@ def test_tune_of_a_file_that_cannot_be_written_is_one_sentence(
     The refusal is made up: root, as in a container, may write whatever a file's mode says.
     """
 
-    def refused(*_: object, **__: object) -> None:
+    def raise_permission_error(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "write_text", refused)
+    monkeypatch.setattr(Path, "write_text", raise_permission_error)
     code, out, said = racer("tune", "--config", config, "--validation", validation, "--write")
     assert (code, out) == (2, "")
     assert said.splitlines()[-1].endswith("racer.yaml: cannot be written (Permission denied)")

@@ -125,7 +125,7 @@ def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> N
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:
-    """What comes back from a process that strangers' bytes went into is checked."""
+    """The result of the process that parses untrusted bytes is checked."""
     texts, arrays = io.BytesIO(), io.BytesIO()
     parse(
         order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=nobody,

@@ -30,10 +30,10 @@ from tests.support.gateway import (
     noisy,
     running,
 )
-from tests.support.monitored import noted, record
+from tests.support.monitored import calibration_record, decision_record
 from tests.upstreams.scripted import FakePool
 
-RECORD = record()
+RECORD = calibration_record()
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +194,9 @@ def test_what_cannot_be_verified_is_one_sentence(
 @pytest.mark.parametrize("salt", [None, b"salt"], ids=["plain", "smoothed"])
 def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | None) -> None:
     """With the null model in the set or not, with the noise of the query's own hash or without."""
-    made = record(risk_target=target, smoothing_salt=salt, score=Score.PROB)
+    made = calibration_record(risk_target=target, smoothing_salt=salt, score=Score.PROB)
     for scores in ([0.9, 0.5, 0.1], [0.2, 0.2, 0.2], [0.0, 0.0, 0.0]):
-        note = noted(made, scores)
+        note = decision_record(made, scores)
         assert verify(note, made).matches
         assert not verify(replace(note, null_selected=not note.null_selected), made).matches
 
@@ -216,11 +216,11 @@ def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | 
 )  # fmt: skip
 def test_what_made_the_set_decides_what_is_compared(changes: dict[str, Any], matches: bool) -> None:
     """Everyone, whatever the scores; another set than the threshold's, its threshold alone."""
-    note: DecisionRecord = replace(noted(RECORD, [0.9, 0.5, 0.1]), **changes)
+    note: DecisionRecord = replace(decision_record(RECORD, [0.9, 0.5, 0.1]), **changes)
     assert verify(note, RECORD).matches is matches
 
 
 def test_another_record_proves_nothing() -> None:
     """It is refused, not compared."""
     with pytest.raises(InputError):
-        verify(noted(RECORD, [0.9, 0.5, 0.1]), record(seed=2))
+        verify(decision_record(RECORD, [0.9, 0.5, 0.1]), calibration_record(seed=2))

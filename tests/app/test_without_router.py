@@ -86,7 +86,7 @@ def unrouted(tmp_path: Path, pool: FakePool) -> Iterator[Gateway]:
 
 
 def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> None:
-    """Whole and streaming, on each surface; who answered is said, and nobody else is asked."""
+    """Whole and streaming, in each API format; a header names it, and no other one is called."""
     pool.say("poet", "a rose")
     chat = unrouted.ask("a poem?", model="poet")
     assert chat.status_code == 200

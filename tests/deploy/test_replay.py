@@ -116,7 +116,7 @@ def test_the_image_holds_the_package_with_its_pins_and_no_tools_for_developers(i
 
 
 def test_without_a_data_key_the_image_refuses_to_start(configured):
-    """Its CMD binds 0.0.0.0. Red when it serves strangers, or fails without saying what to do."""
+    """Its CMD binds 0.0.0.0. Red when it serves without keys, or fails without a hint."""
     log = configured.folder / "refused.log"
     assert configured.start(cmd(configured), {}, log).wait(60) == 2
     said = " ".join(log.read_text("utf-8").split())

@@ -114,10 +114,10 @@ class _Anyone:
     """In the place of a service: whatever is asked of it is the end of the way."""
 
     def __getattr__(self, _: str) -> Endpoint:
-        async def asked(*arguments: Any) -> None:
+        async def reached(*arguments: Any) -> None:
             raise _Reached(*arguments)
 
-        return asked
+        return reached
 
 
 class Door:

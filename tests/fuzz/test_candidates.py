@@ -123,7 +123,7 @@ _events = objects(
         "sequence_number": st.integers(),
     }
 )
-SURFACES: dict[str, tuple[list[ApiFormat], Strategy, Strategy]] = {
+FORMATS: dict[str, tuple[list[ApiFormat], Strategy, Strategy]] = {
     "chat": ([Chat(), Chat(n=2, include_usage=True)], _completions, _completions),
     "completions": (
         [Completions(), Completions(n=2, include_usage=True)],
@@ -144,12 +144,12 @@ def sent(values: Strategy) -> Strategy:
     )
 
 
-@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_any_body_is_an_answer_or_an_error(name: str) -> None:
     """An answer that was taken can be told in every way: whole, as a stream, as a vote."""
-    surfaces, bodies, _ = SURFACES[name]
+    api_formats, bodies, _ = FORMATS[name]
 
-    @given(api_format=st.sampled_from(surfaces), data=sent(bodies))
+    @given(api_format=st.sampled_from(api_formats), data=sent(bodies))
     def check(api_format: ApiFormat, data: bytes) -> None:
         try:
             body = api_format.body("qwen", data)
@@ -174,12 +174,12 @@ def _check_answer(api_format: ApiFormat, body: dict[str, Any]) -> None:
     _check_stream(api_format, api_format.pieces(body))
 
 
-@pytest.mark.parametrize("name", SURFACES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_any_stream_is_an_answer_or_an_error(name: str) -> None:
     """A stream that was taken reaches the client as events that can be read."""
-    surfaces, _, pieces = SURFACES[name]
+    api_formats, _, pieces = FORMATS[name]
 
-    @given(api_format=st.sampled_from(surfaces), data=st.lists(sent(pieces), max_size=4))
+    @given(api_format=st.sampled_from(api_formats), data=st.lists(sent(pieces), max_size=4))
     def check(api_format: ApiFormat, data: list[bytes]) -> None:
         read: list[dict[str, Any]] = []
         for each in data:

@@ -79,6 +79,12 @@ def decided(answer: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in answer.items() if k not in ("decision_id", "overhead_ms")}
 
 
+def error_message(response: httpx2.Response, status: int) -> str:
+    """The message of an error response, with the status checked."""
+    assert response.status_code == status, response.text
+    return response.json()["error"]["message"]
+
+
 @dataclass
 class Gateway:
     """A running gateway, and keys to talk to it."""

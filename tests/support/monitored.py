@@ -1,4 +1,4 @@
-"""A small world to watch: a calibrated record, queries like its rows, and queries unlike them."""
+"""Data for drift monitoring: a calibration record, queries like its rows, and harder queries."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from racer_core.types import FloatArray
 POOL = ("adder", "speller", "poet")
 
 
-def draw(rng: np.random.Generator, count: int, *, harder: float = 1.0) -> FloatArray:
+def draw_scores(rng: np.random.Generator, count: int, *, harder: float = 1.0) -> FloatArray:
     """Router scores of queries, shape (count, 3); ``harder`` below 1 makes them smaller."""
     return np.round(rng.beta(2.0, 2.0, (count, len(POOL))) * harder, 6)
 
 
-def record(
+def calibration_record(
     seed: int = 1, rows: int = 600, *, name: str | None = None, **options: Any
 ) -> CalibrationRecord:
     """A calibration whose router is right: f is the chance that a candidate is."""
     rng = np.random.default_rng(seed)
-    scores = draw(rng, rows)
+    scores = draw_scores(rng, rows)
     return CalibrationRecord(
         id=name or f"cal-{secrets.token_hex(8)}",
         created_at=now(),
@@ -48,12 +48,14 @@ def record(
     )
 
 
-def noted(record: CalibrationRecord, scores: Sequence[float], **changes: Any) -> DecisionRecord:
-    """What is remembered of a query with these scores, decided by the record."""
+def decision_record(
+    record: CalibrationRecord, scores: Sequence[float], **changes: Any
+) -> DecisionRecord:
+    """The stored decision of a query with these scores, computed with the record."""
     calibration = record.calibration
-    print_ = secrets.token_bytes(16)
+    fingerprint = secrets.token_bytes(16)
     alpha = changes.get("alpha", calibration.options.alpha)
-    decision = calibration.decide(print_, scores, alpha=alpha)
+    decision = calibration.decide(fingerprint, scores, alpha=alpha)
     usual: dict[str, Any] = {
         "decision_id": f"chatcmpl-{secrets.token_hex(16)}",
         "created_at": now(),
@@ -66,7 +68,7 @@ def noted(record: CalibrationRecord, scores: Sequence[float], **changes: Any) ->
         "pool": calibration.pool,
         "selected": tuple(name for name in calibration.pool if name in decision.selected),
         "null_selected": decision.null_selected,
-        "fingerprint": print_.hex(),
+        "fingerprint": fingerprint.hex(),
         "scores": tuple(scores),
         "neighbours": None,
         "chosen_by": ChosenBy.THRESHOLD,
@@ -75,13 +77,15 @@ def noted(record: CalibrationRecord, scores: Sequence[float], **changes: Any) ->
     return DecisionRecord(**usual | changes)
 
 
-def notes(record: CalibrationRecord, scores: FloatArray, **changes: Any) -> list[DecisionRecord]:
-    """One note a row of scores."""
-    return [noted(record, row, **changes) for row in scores.tolist()]
+def decision_records(
+    record: CalibrationRecord, scores: FloatArray, **changes: Any
+) -> list[DecisionRecord]:
+    """One decision record for each row of scores, shape (count, 3)."""
+    return [decision_record(record, row, **changes) for row in scores.tolist()]
 
 
-class Watched:
-    """A store and an active calibration; ``watcher()`` begins as the process would."""
+class MonitoredStore:
+    """A store and its active calibration; ``monitor()`` builds a `Monitor` as a gateway does."""
 
     def __init__(self, store: Store, record: CalibrationRecord) -> None:
         self.store = store
@@ -89,7 +93,7 @@ class Watched:
         self.record = record
 
     async def monitor(self, *, seed: int = 7, **settings: Any) -> Monitor:
-        """A watcher of the record; use it as a context."""
+        """A `Monitor` of the record, not yet entered: use it with ``async with``."""
         metrics = Metrics()
         self.active = ActiveCalibration(metrics)
         await self.active.swap(self.record)
@@ -104,6 +108,6 @@ class Watched:
         )
 
 
-def everyone(labels: Sequence[bool]) -> Mapping[str, bool]:
+def verdicts_on_all(labels: Sequence[bool]) -> Mapping[str, bool]:
     """A verdict on every candidate."""
     return dict(zip(POOL, (bool(label) for label in labels), strict=True))
