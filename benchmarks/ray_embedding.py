@@ -77,6 +77,8 @@ def cluster() -> Generator[str]:
     from ray.cluster_utils import Cluster  # reads them when it is imported
 
     node = {"num_cpus": max(1, len(rig.CORES) // NODES), "object_store_memory": 256 * 2**20}
+    # Ray writes the cluster's address there, whatever `temp_dir` says, and makes no folder.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="racer-ray-") as folder:
         head = node | {"temp_dir": folder, "include_dashboard": False}
         started = Cluster(initialize_head=True, head_node_args=head)

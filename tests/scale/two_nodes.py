@@ -5,12 +5,16 @@ Ray is kept out of the tests' own process, whose warnings are errors.
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 from ray.cluster_utils import Cluster
 
 
 def main(folder: str) -> None:
     """Start both, say where they are, and wait."""
+    # Ray writes the cluster's address there, whatever `temp_dir` says, and makes no folder.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     node = {"num_cpus": 6, "object_store_memory": 100 * 2**20}
     head = node | {"temp_dir": folder, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
