@@ -16,10 +16,14 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
+from app import lifespan
 from app.errors import Overloaded, SettingsError
+from app.lifespan import OpenedRouter
 from app.ray_serve import deployments
 from app.ray_serve.scorer import RayRouterBackend
 from app.routing.scorer import ScoredQuery
+from app.settings import Settings
+from app.telemetry.metrics import Metrics
 from app.tools.ray_batch.connection import joined
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
@@ -180,23 +184,31 @@ def configuration(tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_replica_of_the_router_refuses_a_gateway_of_another_artifact(
-    configuration: Path, loaded: Racer
+    configuration: Path, loaded: Racer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of a rollout: its scores would meet thresholds of other scores."""
+    opened: list[OpenedRouter] = []  # a replica never closes its router, but this test must
+
+    def router_here(configured: Settings, metrics: Metrics) -> OpenedRouter:
+        opened.append(open_router(configured, metrics))
+        return opened[-1]
+
+    open_router = lifespan.router_here
+    monkeypatch.setattr(lifespan, "router_here", router_here)
 
     async def ask() -> None:
         router = deployments.Router.__new__(deployments.Router)
         await router.__init__(configuration)  # as Serve makes it
         try:
-            for asked in (router.score(ONE, "x"), router.score_rows([ONE], "x")):
+            for scores in (router.score(ONE, "x"), router.score_rows([ONE], "x")):
                 with pytest.raises(ArtifactError):
-                    await asked
+                    await scores
             with pytest.raises(ArtifactError):
                 await router.embed([ONE], "x")
             scored = await router.score_rows(TEXTS, loaded.artifact.digest)
             assert np.array_equal(scored.scores, loaded.score(TEXTS).scores)
         finally:
-            await router._scoring.__aexit__()
+            await opened[0].scoring.__aexit__(None, None, None)
 
     asyncio.run(ask())
 
@@ -231,6 +243,7 @@ def test_a_relative_configuration_is_the_same_file_on_every_node(
 ) -> None:
     """Ray may be started in another folder elsewhere; an error says where the file should be."""
     monkeypatch.chdir(configuration.parent)
+    # Ray has no public name for the arguments that a deployment is bound to.
     gateway = deployments.build({"config": configuration.name})._bound_deployment
     config, router = gateway.init_args
     assert config == configuration

@@ -1,6 +1,9 @@
 """Fake upstreams.
 
-``scripted`` is a pool of candidates that answer as a test says, in each API format (``formats``).
-``hostile`` is a process that breaks in 75 ways. ``replicas`` are sockets on the loop of a test, for
-connections and deadlines. ``single_server`` has a list of models, a key and a clock.
+- ``scripted``: a pool of candidates that answer as a test says, in each API format (``formats``).
+- ``hostile``: a process that breaks in 75 ways.
+- ``replicas``: servers of one candidate on the event loop of the test. They count connections and
+  health checks, see when a caller leaves, and can stop and listen again on the same port.
+- ``single_server``: a server that ``racer init`` and ``racer doctor`` inspect. A test changes its
+  list of models, its key and its clock.
 """
