@@ -112,8 +112,8 @@ class Trained:
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
         """The rows whose query the router was trained or tuned on."""
-        known = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
-        return [i for i, each in enumerate(fingerprints) if each in known]
+        trained = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
+        return [i for i, each in enumerate(fingerprints) if each in trained]
 
     def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
         """Raises :class:`OverlapError` if a row has a query of training or tuning."""
@@ -254,11 +254,11 @@ def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:
     Given scores have no neighbours. If any row has given scores, ``cover`` tilts by the scores
     alone, for all rows and in serving.
     """
-    asked = np.flatnonzero(np.isnan(rows.scores[:, 0]))
-    if len(asked) == len(rows.queries):
+    unscored = np.flatnonzero(np.isnan(rows.scores[:, 0]))
+    if len(unscored) == len(rows.queries):
         return scorer(rows.queries)
     scores, truncated = rows.scores.copy(), np.zeros(len(rows.queries), dtype=bool)
-    if asked.size:
-        scored = scorer([rows.queries[int(i)] for i in asked])
-        scores[asked], truncated[asked] = scored.scores, scored.truncated
+    if unscored.size:
+        scored = scorer([rows.queries[int(i)] for i in unscored])
+        scores[unscored], truncated[unscored] = scored.scores, scored.truncated
     return Scored(on_grid(scores), truncated)

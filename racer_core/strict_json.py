@@ -31,8 +31,8 @@ def loads(data: bytes | str) -> Any:
     except UnicodeDecodeError as exc:
         raise InputError(f"not UTF-8: bad byte at position {exc.start}") from exc
     except json.JSONDecodeError as exc:
-        said = exc.msg.removesuffix(" at")  # "Unterminated string starting at"
-        raise InputError(f"not JSON: {said} at {_place(exc.doc, exc.pos)}") from exc
+        reason = exc.msg.removesuffix(" at")  # "Unterminated string starting at"
+        raise InputError(f"not JSON: {reason} at {_place(exc.doc, exc.pos)}") from exc
     except RecursionError as exc:
         raise InputError(f"JSON is nested deeper than {MAX_DEPTH} levels") from exc
     except ValueError as exc:  # an integer of more than 4,300 digits

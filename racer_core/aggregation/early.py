@@ -142,15 +142,15 @@ class _Rule:
             classes: Number of distinct answers, the rival's included.
             outstanding: Number of outstanding votes.
         """
-        known = max(self.options, classes)
+        distinct = max(self.options, classes)
         match self.method:
             case Method.MAJORITY | Method.STACKED:
-                yield known, 0, 0
+                yield distinct, 0, 0
             case Method.WEIGHTED:  # votes apart change what the weights are normalised by
-                yield known, 0, outstanding
+                yield distinct, 0, outstanding
             case Method.LOG_ODDS:  # each vote apart beyond the known makes one more possible answer
-                yield known, 0, 0
-                for possible in range(known + 1, classes + outstanding + 1):
+                yield distinct, 0, 0
+                for possible in range(distinct + 1, classes + outstanding + 1):
                     yield possible, possible - classes, possible - classes
 
 

@@ -72,11 +72,11 @@ def _linked(clusters: list[list[int]], similarity: FloatArray, threshold: float)
     ).reshape(len(clusters), len(clusters))
     np.fill_diagonal(linkage, -np.inf)
     while linkage.size and linkage.max() >= threshold:
-        kept, gone = divmod(int(linkage.argmax()), len(clusters))
-        clusters[kept] += clusters[gone]
-        clusters[gone] = []
-        linkage[kept] = linkage[:, kept] = np.minimum(linkage[kept], linkage[gone])
-        linkage[gone] = linkage[:, gone] = -np.inf
+        target, source = divmod(int(linkage.argmax()), len(clusters))
+        clusters[target] += clusters[source]
+        clusters[source] = []
+        linkage[target] = linkage[:, target] = np.minimum(linkage[target], linkage[source])
+        linkage[source] = linkage[:, source] = -np.inf
     return [members for members in clusters if members]
 
 

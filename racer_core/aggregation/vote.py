@@ -171,8 +171,8 @@ def _weights(answers: Sequence[CandidateAnswer], weight: Weight) -> list[float]:
     """
     if weight is Weight.ROUTER:
         return [answer.score for answer in answers]
-    known = [answer.weight for answer in answers if answer.weight is not None]
-    mean = math.fsum(known) / len(known) if known else 0.0
+    ratings = [answer.weight for answer in answers if answer.weight is not None]
+    mean = math.fsum(ratings) / len(ratings) if ratings else 0.0
     return [mean if answer.weight is None else answer.weight for answer in answers]
 
 

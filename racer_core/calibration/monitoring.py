@@ -190,10 +190,10 @@ class ExchangeabilityMartingale(EProcess):
             raise InputError("drift statistics must be finite: remove or correct such rows")
         super().__init__(Wager(len(EPSILONS), JUMP), level)
         self.cap = max(cap, 1)
-        kept = calibration
+        sample = calibration
         if calibration.size > self.cap:
-            kept = rng.choice(calibration, self.cap, replace=False)
-        self.bag: list[float] = np.sort(kept).tolist()
+            sample = rng.choice(calibration, self.cap, replace=False)
+        self.bag: list[float] = np.sort(sample).tolist()
 
     def update(self, value: float, tie_draw: float, evict_draw: float) -> float:
         """Bet on the next query's value and return its p-value.

@@ -1,1 +1,1 @@
-"""Text encoders: Hugging Face models, and hashed character n-grams; they know no routers."""
+"""Text encoders: Hugging Face models, and hashed character n-grams; know no router."""

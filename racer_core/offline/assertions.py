@@ -51,10 +51,10 @@ class Assertion:
         """Compare the means over splits.
 
         Raises:
-            Refuted: Some setting does not show it; what was not measured shows nothing.
+            AssertionRefuted: Some setting does not show it; what was not measured shows nothing.
         """
         failed = [
-            f"{_told(self.left, left)}{_told(self.right, right)}{_named(setting)}"
+            f"{_operand_value(self.left, left)}{_operand_value(self.right, right)}{_named(setting)}"
             for setting in evaluation.cells
             for left, right in [[_value(evaluation, setting, x) for x in (self.left, self.right)]]
             if not _OPERATORS[self.compared](left, right)
@@ -82,7 +82,7 @@ def _value(evaluation: Evaluation, setting: Setting, side: str) -> float:
     return evaluation.mean(setting, measure)
 
 
-def _told(side: str, value: float) -> str:
+def _operand_value(side: str, value: float) -> str:
     return f"{side} {value:.4g}, " if side in NAMES else ""
 
 

@@ -65,12 +65,14 @@ class CachedEncoder:
                     "CREATE TABLE IF NOT EXISTS embeddings"
                     " (key BLOB PRIMARY KEY, vector BLOB NOT NULL, truncated INTEGER NOT NULL)"
                 )
-                known = _known(cache, keys)
-                missing = [i for i, key in enumerate(keys) if key not in known]
+                cached = _cached(cache, keys)
+                missing = [i for i, key in enumerate(keys) if key not in cached]
                 pieces = [missing[at : at + _PIECE] for at in range(0, len(missing), _PIECE)]
-                asked = [[texts[i] for i in rows] for rows in pieces]
-                for number, encoded in (self.spread or self._here)(asked) if asked else ():
-                    known |= _keep(cache, [keys[i] for i in pieces[number]], encoded)
+                missing_texts = [[texts[i] for i in rows] for rows in pieces]
+                for number, encoded in (
+                    (self.spread or self._here)(missing_texts) if missing_texts else ()
+                ):
+                    cached |= _store(cache, [keys[i] for i in pieces[number]], encoded)
         except (OSError, sqlite3.Error) as exc:
             raise InputError(
                 f"embeddings {self.file} cannot be used ({exc}): delete the file or name another"
@@ -78,29 +80,29 @@ class CachedEncoder:
         if not keys:
             return self.encoder.encode([])
         return Encoded(
-            np.stack([np.frombuffer(known[key][0], np.float32) for key in keys]),
-            np.array([known[key][1] for key in keys], dtype=bool),
+            np.stack([np.frombuffer(cached[key][0], np.float32) for key in keys]),
+            np.array([cached[key][1] for key in keys], dtype=bool),
         )
 
     def _here(self, pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, Encoded]]:
         return enumerate(map(self.encoder.encode, pieces))
 
 
-_Known = dict[bytes, tuple[bytes, int]]
+_Vectors = dict[bytes, tuple[bytes, int]]
 
 
-def _known(cache: sqlite3.Connection, keys: Sequence[bytes]) -> _Known:
-    known: _Known = {}
+def _cached(cache: sqlite3.Connection, keys: Sequence[bytes]) -> _Vectors:
+    cached: _Vectors = {}
     for start in range(0, len(keys), _PIECE):
         part = keys[start : start + _PIECE]
         marks = ",".join("?" * len(part))
         query = f"SELECT key, vector, truncated FROM embeddings WHERE key IN ({marks})"
-        known |= {key: (vector, cut) for key, vector, cut in cache.execute(query, part)}
-    return known
+        cached |= {key: (vector, cut) for key, vector, cut in cache.execute(query, part)}
+    return cached
 
 
-def _keep(cache: sqlite3.Connection, keys: Sequence[bytes], encoded: Encoded) -> _Known:
-    fresh: _Known = {
+def _store(cache: sqlite3.Connection, keys: Sequence[bytes], encoded: Encoded) -> _Vectors:
+    fresh: _Vectors = {
         key: (vector.astype(np.float32).tobytes(), int(cut))
         for key, vector, cut in zip(keys, encoded.embeddings, encoded.truncated, strict=True)
     }

@@ -28,5 +28,5 @@ def check_names(router: str, given: Mapping[str, Any], known: Iterable[str]) -> 
     known = list(known)
     for name in given:
         if name not in known:
-            told = ", ".join(known) if known else "none"
-            raise InputError(f"router {router} has no option {name!r}; it has {told}", param=name)
+            names = ", ".join(known) if known else "none"
+            raise InputError(f"router {router} has no option {name!r}; it has {names}", param=name)

@@ -219,8 +219,8 @@ def _loss(
             pick(~same, settings.strangers, rng),
         )
         parts.append(None if between is None else settings.cluster_weight * between)
-    told = [part for part in parts if part is not None]
-    return torch.stack(told).sum() if told else None
+    losses = [part for part in parts if part is not None]
+    return torch.stack(losses).sum() if losses else None
 
 
 def _descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor | None) -> float:

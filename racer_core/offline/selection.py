@@ -112,14 +112,14 @@ def choose_score(
     Returns ``cover``, or the first offered score, if there are fewer than 50 answerable rows.
     ``static`` takes part: a router that cannot beat it should not decide.
     """
-    known = [each for each in offered if prices is not None or each is not Score.COVER_COST]
+    eligible = [each for each in offered if prices is not None or each is not Score.COVER_COST]
     if np.count_nonzero(any_column(rows.labels)) < MIN_ROWS:
-        return Score.COVER if Score.COVER in known else known[0]
+        return Score.COVER if Score.COVER in eligible else eligible[0]
 
     def cost(score: Score) -> float:
         return mean_cost(rows, patterns, score, alpha=alpha, risk_target=risk_target, prices=prices)
 
-    return min(known, key=cost)
+    return min(eligible, key=cost)
 
 
 def mean_cost(

@@ -182,7 +182,7 @@ def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, Labelle
     first = next(iter(benchmarks.values()))
     seen: set[bytes] = set()
     labelled: dict[str, frozenset[str]] = {}
-    kept: dict[str, LabelledRows] = {}
+    unique: dict[str, LabelledRows] = {}
     copies = 0
     for name, rows in benchmarks.items():
         if set(rows.pool) != set(first.pool):
@@ -199,8 +199,8 @@ def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, Labelle
                 own.append(row)
             seen.add(print_)
         copies += len(rows) + rows.duplicates - len(own)
-        kept[name] = LabelledRows(pool=first.pool, rows=tuple(own))
-    return kept, copies
+        unique[name] = LabelledRows(pool=first.pool, rows=tuple(own))
+    return unique, copies
 
 
 def _places(

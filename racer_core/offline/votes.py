@@ -106,9 +106,9 @@ class Votes:
         if self.ratings is None:
             return self.scores
         missing = np.isnan(self.ratings)
-        known = readable & ~missing
-        total = np.where(known, self.ratings, 0.0).sum(axis=1, keepdims=True)
-        mean = total / np.maximum(known.sum(axis=1, keepdims=True), 1)
+        rated = readable & ~missing
+        total = np.where(rated, self.ratings, 0.0).sum(axis=1, keepdims=True)
+        mean = total / np.maximum(rated.sum(axis=1, keepdims=True), 1)
         return np.where(missing, mean, self.ratings)
 
     def _distinct(self, selected: BoolArray) -> FloatArray:

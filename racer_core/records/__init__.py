@@ -1,1 +1,1 @@
-"""Readers and writers of labelled rows; they know no encoder, router or calibration."""
+"""Readers and writers of labelled rows; know no encoder, router or calibration."""

@@ -93,7 +93,9 @@ class CheckedRows:
             if isinstance(value, dict) and (pool := row_pool(cast("dict[str, Any]", value))):
                 self._lines = chain(read, self._lines)
                 return pool
-        if unreadable := [self._told(at, row) for at, row in read if isinstance(row, InputError)]:
+        if unreadable := [
+            self._located(at, row) for at, row in read if isinstance(row, InputError)
+        ]:
             raise RowsError(self._source, unreadable)
         raise InputError(
             'the rows do not name their pool: give "correct" as a map of every candidate, '
@@ -124,7 +126,7 @@ class CheckedRows:
                         f"same query as {self._unit} {first[0]}, with different labels"
                     )
             except InputError as exc:
-                problems.append(self._told(number, exc))
+                problems.append(self._located(number, exc))
                 if len(problems) == _MAX_PROBLEMS:
                     break
             else:
@@ -143,7 +145,7 @@ class CheckedRows:
             value, self.pool, limits.query_chars, header=self._header, text=limits.text
         )
 
-    def _told(self, place: Place, problem: object) -> str:
+    def _located(self, place: Place, problem: object) -> str:
         return f"{self._unit} {place}: {problem}"
 
 

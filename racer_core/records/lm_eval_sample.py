@@ -42,7 +42,7 @@ class Sample:
     """One document as one model answered it."""
 
     document: str  # the same text for every model that was shown the same document
-    prompt: str | None  # what the model was asked; None where that differs between the options
+    prompt: str | None  # the text sent to the model; None where that differs between the options
     question: str | None  # the document's own wording of it
     answer: str | None
     reference: str | None
@@ -55,14 +55,14 @@ def chosen(names: Sequence[str], preferred: Sequence[str], wanted: str | None, w
     Raises:
         InputError: There is no such name; ``what`` names its kind in the message.
     """
-    known = sorted(set(names))
-    if wanted is None and len(known) == 1:
-        return known[0]
+    available = sorted(set(names))
+    if wanted is None and len(available) == 1:
+        return available[0]
     for name in preferred if wanted is None else (wanted,):
-        if name in known:
+        if name in available:
             return name
     missing = f"no known {what}" if wanted is None else f"no {what} {wanted!r}"
-    raise InputError(f"{missing}; name one of {known}" if known else missing)
+    raise InputError(f"{missing}; name one of {available}" if available else missing)
 
 
 def metric_of(sample: Mapping[str, Any], wanted: str | None) -> str:
@@ -95,9 +95,9 @@ def read_sample(
     document = cast("dict[str, Any]", doc) if isinstance(doc, dict) else {}
     if field is not None and not isinstance(document.get(field), str):
         raise InputError(f"its document has no text {field!r}; it has {sorted(document)[:20]}")
-    asked = _asked(sample.get("arguments"), templated=templated)
-    prompts = {prompt for prompt, _ in asked}
-    scored, options = any(after for _, after in asked), _options(asked)
+    calls = _calls(sample.get("arguments"), templated=templated)
+    prompts = {prompt for prompt, _ in calls}
+    scored, options = any(after for _, after in calls), _options(calls)
     return Sample(
         document=str(sample.get("doc_hash") or json.dumps(doc, sort_keys=True)),
         prompt=prompts.pop() if len(prompts) == 1 and field is None else None,
@@ -119,7 +119,7 @@ def _flag(sample: Mapping[str, Any], metric: str) -> bool:
     return flag
 
 
-def _asked(arguments: object, *, templated: bool) -> list[tuple[str | None, str]]:
+def _calls(arguments: object, *, templated: bool) -> list[tuple[str | None, str]]:
     """Pairs of a prompt and the scored continuation ("" for generated text)."""
     if isinstance(arguments, dict):
         spread = cast("dict[str, object]", arguments).values()
@@ -151,8 +151,8 @@ def _prompt(argument: object, *, templated: bool) -> str | None:
         argument = cast("list[object]", argument)[0]
     if not isinstance(argument, str):
         raise InputError("its arguments hold no text")
-    said = _last_user_message(argument) if argument.startswith("[{") else None
-    return said if said is not None else None if templated else argument
+    content = _last_user_message(argument) if argument.startswith("[{") else None
+    return content if content is not None else None if templated else argument
 
 
 def _last_user_message(text: str) -> str | None:
@@ -183,9 +183,9 @@ def _choices(document: Mapping[str, Any]) -> list[object]:
     return cast("list[object]", choices) if isinstance(choices, list) else []
 
 
-def _options(asked: Sequence[tuple[str | None, str]]) -> list[str]:
+def _options(calls: Sequence[tuple[str | None, str]]) -> list[str]:
     """The options of a log-likelihood task; their numbers if the texts do not differ."""
-    texts = [after.strip() for _, after in asked]
+    texts = [after.strip() for _, after in calls]
     if len(texts) < 2 or not any(texts):
         return []
     return texts if len(set(texts)) == len(texts) else [str(i) for i in range(len(texts))]

@@ -1,1 +1,1 @@
-"""Base routers, which estimate each candidate's chance to be right; they know no thresholds."""
+"""Routers that estimate each candidate's chance to be right; know no threshold."""

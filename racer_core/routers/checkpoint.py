@@ -140,10 +140,10 @@ class Checkpoint:
         keys = sorted(wanted.keys() | found.keys())
         differing = [key for key in keys if wanted.get(key) != found.get(key)]
         if differing:
-            told = ", ".join(f"{key} was {found.get(key)!r}" for key in differing)
+            differences = ", ".join(f"{key} was {found.get(key)!r}" for key in differing)
             raise ArtifactError(
-                f"the checkpoint in {self.folder} is of another training ({told}): train as it "
-                "was, or remove that folder to begin anew"
+                f"the checkpoint in {self.folder} is of another training ({differences}): train as "
+                "it was, or remove that folder to begin anew"
             )
 
 

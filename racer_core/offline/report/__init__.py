@@ -1,1 +1,1 @@
-"""Report of `racer evaluate --report`: tables, figures, a page; knows nothing but an evaluation."""
+"""Report of `racer evaluate --report`: tables, figures, a page; knows only an evaluation."""

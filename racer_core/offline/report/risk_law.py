@@ -71,12 +71,14 @@ def risk_law(view: View, alpha: float) -> RiskLaw | None:
 def _own(view: View, alpha: float) -> RiskLaw | None:
     score = view.scores[0]  # all scores have the same rows
     rows = view.runs(score, alpha, "calibration_rows")
-    asked = view.runs(score, alpha, "test_rows")
-    if not asked.all():
+    test_rows = view.runs(score, alpha, "test_rows")
+    if not test_rows.all():
         return None
-    moments = [_moments(int(n), int(trials), alpha) for n, trials in zip(rows, asked, strict=True)]
+    moments = [
+        _moments(int(n), int(trials), alpha) for n, trials in zip(rows, test_rows, strict=True)
+    ]
     means, variances = np.array(moments).T
-    n, trials = round(float(rows.mean())), round(float(asked.mean()))
+    n, trials = round(float(rows.mean())), round(float(test_rows.mean()))
     missed = allowed_misses(n, alpha) + 1
     low, high = beta_binomial_interval(trials, missed, n + 1 - missed) if missed else (0, 0)
     return RiskLaw(
