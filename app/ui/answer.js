@@ -8,25 +8,25 @@ import { failureInWords, guaranteeInWords, reasonInWords } from "./words.js";
 /**
  * The cards of one answer.
  *
- * @param told Response of /route.
+ * @param response Response of /route.
  * @param seen The question, its duration, the number of candidates, and the requested level if it is
  *   known.
  */
-export function answerCards(told, seen) {
+export function answerCards(response, seen) {
   return el(
     "div",
     { class: "answers" },
     el(
       "section",
       { class: "card", "aria-labelledby": "answer-title" },
-      el("h2", { id: "answer-title" }, told.abstained ? "No candidate was called" : "The answer"),
+      el("h2", { id: "answer-title" }, response.abstained ? "No candidate was called" : "The answer"),
       el("p", { class: "muted asked" }, seen.query),
-      el("p", { class: "text big" }, told.answer ?? "The answer holds no text."),
-      told.abstained ? null : el("p", { class: "muted" }, servedBy(told)),
-      el("div", { class: "facts" }, facts(told, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
-      certificate(told.certificate),
+      el("p", { class: "text big" }, response.answer ?? "The answer holds no text."),
+      response.abstained ? null : el("p", { class: "muted" }, servedBy(response)),
+      el("div", { class: "facts" }, facts(response, seen).map(([name, value]) => el("div", {}, el("span", { class: "fact" }, value), el("span", { class: "muted" }, name)))),
+      certificate(response.certificate),
     ),
-    told.abstained ? null : sideBySide(told),
+    response.abstained ? null : sideBySide(response),
   );
 }
 
@@ -40,20 +40,20 @@ function servedBy({ served_by: name, votes, calls }) {
 }
 
 /** The cost compared with calling the whole pool, as far as it is known. */
-function facts(told, { ms, size, level }) {
-  const called = told.calls.filter((call) => !call.skipped);
+function facts(response, { ms, size, level }) {
+  const called = response.calls.filter((call) => !call.skipped);
   const answered = called.filter((call) => call.ms !== undefined);
-  const tokens = told.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
+  const tokens = response.usage.reduce((sum, each) => sum + (each.total_tokens ?? (each.prompt_tokens ?? 0) + (each.completion_tokens ?? 0)), 0);
   const found = [
     ["candidates called", `${called.length} of ${size}`],
     level?.cost_share == null || !sameNames(called, level.selected)
       ? [`${size - called.length === 1 ? "call" : "calls"} saved compared with calling all`, String(size - called.length)]
       : [`of the price of calling all ${size}`, percent(level.cost_share, 0)],
     ["until the answer arrived", duration(ms)],
-    ["of which the gateway", duration(told.overhead_ms)],
+    ["of which the gateway", duration(response.overhead_ms)],
   ];
   if (answered.length > 0) found.push(["the slowest call", duration(Math.max(...answered.map((call) => call.ms)))]);
-  if (tokens > 0) found.push([told.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
+  if (tokens > 0) found.push([response.usage_incomplete ? "tokens, at least" : "tokens, all calls", tokens.toLocaleString("en")]);
   return found;
 }
 
@@ -63,9 +63,9 @@ function sameNames(called, names) {
 }
 
 /** The certificate: the guarantee, or why it is void. */
-function certificate(told) {
-  const remarks = told.reasons.map(reasonInWords);
-  if (!told.holds) {
+function certificate(terms) {
+  const remarks = terms.reasons.map(reasonInWords);
+  if (!terms.holds) {
     return notice(
       "warn",
       el("h3", {}, "No guarantee for this answer"),
@@ -76,16 +76,16 @@ function certificate(told) {
   return notice(
     "good",
     el("h3", {}, "The guarantee holds"),
-    el("p", {}, guaranteeInWords(told)),
+    el("p", {}, guaranteeInWords(terms)),
     remarks.length ? el("ul", {}, remarks.map((each) => el("li", {}, each))) : null,
   );
 }
 
 /** Every answer beside the others, and the votes. */
-function sideBySide(told) {
-  const answers = told.answers ?? {};
-  const calls = Object.fromEntries(told.calls.map((call) => [call.candidate, call]));
-  const kinds = Object.entries(told.votes).sort(([, a], [, b]) => b - a);
+function sideBySide(response) {
+  const answers = response.answers ?? {};
+  const calls = Object.fromEntries(response.calls.map((call) => [call.candidate, call]));
+  const kinds = Object.entries(response.votes).sort(([, a], [, b]) => b - a);
   const most = Math.max(...kinds.map(([, weight]) => weight), 1e-9);
   return el(
     "section",
@@ -106,20 +106,20 @@ function sideBySide(told) {
           ),
         )
       : null,
-    el("div", { class: "grid said" }, Object.keys(calls).map((name) => said(name, calls[name], answers[name], told))),
+    el("div", { class: "grid said" }, Object.keys(calls).map((name) => said(name, calls[name], answers[name], response))),
   );
 }
 
 /** One candidate's answer, with what its call took, and whether it was right. */
-function said(name, call, text, told) {
-  const won = name === told.served_by;
+function said(name, call, text, response) {
+  const won = name === response.served_by;
   const state = call.error ? failureInWords(call.error) : call.skipped || call.cancelled ? "not needed: the vote was decided" : duration(call.ms);
   return el(
     "article",
     { class: `answer${won ? " won" : ""}` },
     el("header", {}, el("h3", { title: name }, name), won ? el("span", { class: "chip" }, "chosen") : null),
     text === undefined || text === null ? el("p", { class: "muted" }, "no answer") : el("p", { class: "text", tabindex: text.length > 400 ? "0" : null }, text),
-    el("footer", {}, el("span", { class: "muted" }, state), text ? verdict(name, told.decision_id) : null),
+    el("footer", {}, el("span", { class: "muted" }, state), text ? verdict(name, response.decision_id) : null),
   );
 }
 

@@ -48,8 +48,8 @@ export function startCalibrate() {
     try {
       const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected }) };
       fill(work, progressCard({ status: "waiting", phase: "waiting" }, null, `sending ${bytes(file.size)}`));
-      const told = await postFile("calibrate", "admin", file, query);
-      const job = told.job ? await follow(told.job, (each) => fill(work, progressCard(each, cancel(each)))) : { status: "done", result: told };
+      const response = await postFile("calibrate", "admin", file, query);
+      const job = response.job ? await follow(response.job, (each) => fill(work, progressCard(each, cancel(each)))) : { status: "done", result: response };
       if (job.error) throw new ApiError(job.error.status ?? 422, job.error.code, job.error.message);
       fill(work, dryRun ? lookCard(job.result, { file, options }) : doneCard(job.result));
       say(dryRun ? "The dry run is done; its evidence is below." : `Calibration ${shortId(job.result.id)} is active.`);

@@ -25,15 +25,15 @@ export function driftView() {
       return;
     }
     try {
-      const told = await getJson("drift", "admin");
-      const identity = `${told.calibration_id} ${told.alarms?.since}`;
+      const response = await getJson("drift", "admin");
+      const identity = `${response.calibration_id} ${response.alarms?.since}`;
       if (identity !== followed) points = [];
       followed = identity;
-      fill(risk, riskView(told));
-      fill(alarms, alarmView(told));
-      evidence.hidden = told.alarms === null;
-      if (told.alarms === null) return;
-      points.push({ at: new Date(), streams: told.alarms.streams });
+      fill(risk, riskView(response));
+      fill(alarms, alarmView(response));
+      evidence.hidden = response.alarms === null;
+      if (response.alarms === null) return;
+      points.push({ at: new Date(), streams: response.alarms.streams });
       if (points.length > KEPT) points.shift();
       drawEvidence(evidence, points);
     } catch (error) {
@@ -58,8 +58,8 @@ export function driftView() {
 }
 
 /** Between which bounds the risk lies, by feedback and by the shadow sample. */
-function riskView(told) {
-  const { feedback, shadow, alpha, risk_q95: high, decisions } = told;
+function riskView(response) {
+  const { feedback, shadow, alpha, risk_q95: high, decisions } = response;
   const rows = [interval("All feedback", feedback.lower, feedback.upper, alpha)];
   if (shadow.sampled > 0) rows.push(interval("Shadow sample", shadow.lower, shadow.upper, alpha, shadow.risk));
   return [

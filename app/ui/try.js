@@ -51,9 +51,9 @@ export function startTry() {
       return;
     }
     try {
-      const told = await postJson("route/levels", "data", { query }, signal);
+      const response = await postJson("route/levels", "data", { query }, signal);
       fill(byId("ask-error"));
-      shown = showSet(query, told, risk);
+      shown = showSet(query, response, risk);
     } catch (error) {
       if (error.name === "AbortError") return;
       forget();
@@ -86,11 +86,11 @@ export function startTry() {
       const begun = performance.now();
       const alpha = risk.chosen();
       const body = { query, execute: true, ...(alpha === undefined ? {} : { alpha }) };
-      const told = await postJson("route", "data", body);
-      const size = Object.keys(told.pool_scores).length || told.certificate.guarantee.pool.length;
-      const level = shown?.query === query ? shown.levelOf(told.certificate.guarantee.alpha) : undefined;
-      say(`${told.abstained ? "No candidate was called." : `The answer of ${told.served_by}:`} ${(told.answer ?? "").slice(0, 300)}`);
-      fill(byId("answer"), answerCards(told, { query, ms: performance.now() - begun, size, level }));
+      const response = await postJson("route", "data", body);
+      const size = Object.keys(response.pool_scores).length || response.certificate.guarantee.pool.length;
+      const level = shown?.query === query ? shown.levelOf(response.certificate.guarantee.alpha) : undefined;
+      say(`${response.abstained ? "No candidate was called." : `The answer of ${response.served_by}:`} ${(response.answer ?? "").slice(0, 300)}`);
+      fill(byId("answer"), answerCards(response, { query, ms: performance.now() - begun, size, level }));
     } catch (error) {
       fail(error);
     } finally {
@@ -109,14 +109,14 @@ export function startTry() {
 }
 
 /** The bars of one question, moved by the slider. `risk` says which level is wanted. */
-function showSet(query, told, risk) {
-  const { levels, certificate } = told;
+function showSet(query, response, risk) {
+  const { levels, certificate } = response;
   const usual = certificate.guarantee.alpha;
   const names = certificate.guarantee.pool;
   const summary = el("p", { class: "sentence" });
   const saving = el("span", { class: "muted" });
   const isWholePool = levels.length === 0;
-  const bars = isWholePool ? null : candidateBars(told);
+  const bars = isWholePool ? null : candidateBars(response);
   const why = certificate.reasons.map(reasonInWords);
   fill(
     byId("set"),
@@ -125,7 +125,7 @@ function showSet(query, told, risk) {
       { class: "card", "aria-labelledby": "set-title" },
       el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Candidates that would be called"), saving),
       summary,
-      isWholePool ? notice("info", `${told.selected.length === names.length ? "All" : "The best"} ${told.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
+      isWholePool ? notice("info", `${response.selected.length === names.length ? "All" : "The best"} ${response.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
       isWholePool ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );
