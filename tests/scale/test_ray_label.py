@@ -303,7 +303,7 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
 ) -> None:
     """What was under way is, once more. The rows are those of one process in the end."""
     out = tmp_path / "rows.jsonl"
-    pool.say("adder", "4", delay_s=1.0)  # it must not be done before it is stopped
+    pool.say("adder", "4", delay_s=3.0)  # it must not be done before it is stopped
     with labelling(config, out, "--ray", nodes.address) as process:
         wait_while_running(lambda: len(lines(out)) >= 4, process, RUNNING_S)
         process.send_signal(how)
