@@ -35,18 +35,18 @@ from app.telemetry.tracing import Tracer, open_tracer
 from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
 from racer_core.aggregation.answers import Equality
-from racer_core.racer import Trained
+from racer_core.racer import TrainedRouter
 
 log = logging.getLogger(__name__)
 
-Opened = TypeVar("Opened", bound=Trained)
+Opened = TypeVar("Opened", bound=TrainedRouter)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRouter:
     """A trained router, and the context manager of the backend that computes its scores."""
 
-    trained: Trained
+    trained: TrainedRouter
     scoring: AbstractAsyncContextManager[RouterBackend]
 
 
@@ -171,7 +171,7 @@ async def _open_routing(
                 key=trained.artifact.salt.encode(),
             )
         )
-        calibration_sync.subscribe(monitor.on_pulse)
+        calibration_sync.subscribe(monitor.on_shared_state)
         chat = await stack.enter_async_context(
             _open_chat(
                 settings=settings,

@@ -21,7 +21,7 @@ import rig
 from verdict import Arm, table, typical
 
 from app.monitoring.drift import FLUSH_S
-from app.store.engine import PULSES, THREADS
+from app.store.engine import SHARED_STATE_THREADS, THREADS
 from racer_core.offline.report.canvas import LAW, Canvas
 
 RESULTS = rig.HERE / "results"
@@ -29,7 +29,7 @@ UTILISATION = 0.7  # share of a component's measured rate
 RATES = (10, 100, 1_000, 10_000, 100_000)
 MAX_CONNECTIONS, RESERVED = 100, 3  # PostgreSQL's defaults
 # Of one gateway: store threads, polling, the decision writer and the notification listener.
-CONNECTIONS = THREADS + PULSES + 2
+CONNECTIONS = THREADS + SHARED_STATE_THREADS + 2
 DAY_S = 86_400
 ENCODER = "lean, float32"
 TOKENS = 64

@@ -36,7 +36,7 @@ from verdict import Goal, aims, number, table
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoded, EncoderSpec, unit_rows
+from racer_core.encoder.base import EncoderOutput, EncoderSpec, unit_rows
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.selection import NEIGHBOURS
@@ -60,16 +60,16 @@ ENCODER_RUN, ENCODER_ARM = "2 threads", "lean, float32"
 
 
 @dataclass(frozen=True)
-class Embedded:
+class RowNumberEncoder:
     """An encoder whose texts are row numbers of precomputed embeddings."""
 
     vectors: np.ndarray
     spec: EncoderSpec = SPEC
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """The rows with these numbers."""
         rows = self.vectors[[int(text) for text in texts]]
-        return Encoded(rows, np.zeros(len(texts), dtype=bool))
+        return EncoderOutput(rows, np.zeros(len(texts), dtype=bool))
 
 
 def main() -> None:
@@ -207,7 +207,7 @@ def open_router(name: str, folder: Path, queries: np.ndarray) -> Opened:
     settings = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
     router = KnnRouter.load(load_file(folder / f"{name}.safetensors"), settings)
     calibration = calibrated(router)
-    encoder = Embedded(queries)
+    encoder = RowNumberEncoder(queries)
 
     def ask(number: int) -> dict[str, float]:
         begun = time.perf_counter()

@@ -22,7 +22,7 @@ import numpy as np
 import queries
 import rig
 
-from racer_core.encoder.base import Encoded
+from racer_core.encoder.base import EncoderOutput
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.embeddings import CachedEncoder, Spread
 
@@ -59,7 +59,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def embedded(encoder: CachedEncoder, texts: list[str]) -> tuple[Encoded, float]:
+def embedded(encoder: CachedEncoder, texts: list[str]) -> tuple[EncoderOutput, float]:
     """Embeddings, and the time they took, the start of the cluster's processes in it."""
     begun = time.perf_counter()
     found = encoder.encode(texts)

@@ -75,7 +75,7 @@ def measured(url: str, seconds: float, rows: int) -> dict[str, Any]:
         found: dict[str, Any] = {
             "server": version(store),
             "watch_ms": 1e3 * watch_s(store, small),
-            "pulse_ms": 1e3 * median_s(lambda: store.pulse(small.artifact)),
+            "pulse_ms": 1e3 * median_s(lambda: store.shared_state(small.artifact)),
             "leases_ms": 1e3 * leases_s(store),
             "seen_ms": {
                 str(count): [1e3 * s for s in seen_s(store, url, each)]

@@ -29,6 +29,7 @@ from racer_core.errors import (
     OverlapError,
     RowsError,
 )
+from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.types import (
     BoolArray,
@@ -41,7 +42,7 @@ from racer_core.types import (
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class RouterScores:
     """Router scores f (B, K) of a batch, truncation flags (B,), and neighbours (B, J)."""
 
     scores: FloatArray
@@ -49,7 +50,7 @@ class Scored:
     neighbours: IdArray | None = None
 
 
-Scorer = Callable[[Sequence[str]], Scored]
+Scorer = Callable[[Sequence[str]], RouterScores]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class LabelledColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedRouter:
     """A loaded artifact without its encoder: everything except scoring a query."""
 
     artifact: Artifact
@@ -130,7 +131,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Racer(Trained):
+class Racer(TrainedRouter):
     """A loaded artifact with its encoder opened."""
 
     encoder: Encoder
@@ -148,7 +149,7 @@ class Racer(Trained):
             raise ArtifactError(f"the router gives no chances for a first query: {exc}") from exc
         return racer
 
-    def score(self, queries: Sequence[str]) -> Scored:
+    def score(self, queries: Sequence[str]) -> RouterScores:
         """F for each query, identical in calibration and serving.
 
         Rounded to a grid, because the last bits of float32 kernels depend on the batch: a query
@@ -158,7 +159,7 @@ class Racer(Trained):
         batch = Batch(queries, self.encoder)
         output = self.artifact.router.predict(batch)
         scores = np.asarray(output.scores, dtype=np.float64)
-        return Scored(on_grid(scores), batch.encoded.truncated, output.neighbours)
+        return RouterScores(on_grid(scores), batch.encoded.truncated, output.neighbours)
 
     def calibrate(
         self,
@@ -248,7 +249,7 @@ def refuse_uncounted(calibration: Calibration) -> None:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
 
 
-def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:
+def _row_scores(rows: LabelledColumns, scorer: Scorer) -> RouterScores:
     """The router's scores of the rows, or the scores given with them.
 
     Given scores have no neighbours. If any row has given scores, ``cover`` tilts by the scores
@@ -261,4 +262,7 @@ def _row_scores(rows: LabelledColumns, scorer: Scorer) -> Scored:
     if unscored.size:
         scored = scorer([rows.queries[int(i)] for i in unscored])
         scores[unscored], truncated[unscored] = scored.scores, scored.truncated
-    return Scored(on_grid(scores), truncated)
+    return RouterScores(on_grid(scores), truncated)
+
+
+__getattr__ = renamed(__name__, {"Scored": "RouterScores", "Trained": "TrainedRouter"})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from fastapi import Request
 from pydantic import SecretStr
 
 from app.settings import Secrets, key_format
@@ -35,11 +34,6 @@ class Caller:
 
 
 LOCAL: Final = Caller(name="local")
-
-
-def caller_of(request: Request) -> Caller:
-    """The caller of a request, as access control found it."""
-    return request.state.caller
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,9 @@ class QuotaLeases:
         if not due:
             return
         held = {limit: self._buckets[limit].leased for limit in due}
-        drawing = asyncio.ensure_future(self._store.pulsing(draw, self._store, self._gateway, held))
+        drawing = asyncio.ensure_future(
+            self._store.run_short(draw, self._store, self._gateway, held)
+        )
         await asyncio.wait([drawing], timeout=self._store_timeout_s)
         if not drawing.done():
             self._continue_without_store("no response in time")

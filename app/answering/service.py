@@ -99,7 +99,7 @@ class ChatService:
                 return await self._streaming.live(state)
             except UpstreamError as exc:  # before its first event
                 results.failures[state.called[0]] = exc
-                state = await self._replaced(state, results, exc)
+                state = await self._with_replacements(state, results, exc)
         return await self._streaming.merged(state, partial(self._answer, state, results))
 
     async def decide(self, request: RoutingRequest) -> Outcome:
@@ -123,7 +123,7 @@ class ChatService:
             raise
         return self._decision_log.record(state, results, outcome)
 
-    async def _replaced(
+    async def _with_replacements(
         self, state: RequestState, results: FanOutResult, failure: UpstreamError
     ) -> RequestState:
         """The request without its only candidate, which failed: the surviving pool's set is called.

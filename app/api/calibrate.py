@@ -11,6 +11,7 @@ from typing import Any, Final
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
+from app.api.caller import caller_of
 from app.api.openapi import BODY, EVENTS, KEYED, content, errors, inline
 from app.calibrations.jobs import Job
 from app.calibrations.upload import receive, spool_folder
@@ -79,7 +80,7 @@ async def calibrate(request: Request, services: Services) -> Response:
         folder = spool_folder(services.store.url)
         upload = await receive(request, settings.limits.upload_bytes, folder)
     try:
-        job = calibrations.start(upload, options | upload.fields, request.state.caller.name)
+        job = calibrations.start(upload, options | upload.fields, caller_of(request).name)
     except BaseException:
         upload.close()
         raise

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from fastapi import Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.access.api_keys import caller_of
+from app.api.caller import caller_of
 from app.api.openapi import BODY, KEYED, errors
 from app.monitoring.feedback import verdicts_as_json
 from app.route_table import JsonBody, Routes

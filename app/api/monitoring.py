@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from fastapi import Request, Response
 
-from app.access.api_keys import caller_of
+from app.api.caller import caller_of
 from app.api.openapi import KEYED, content, errors
 from app.monitoring.feedback import verdicts_as_json
 from app.route_table import Routes

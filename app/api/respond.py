@@ -15,9 +15,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.access.api_keys import caller_of
 from app.answering.named_candidate import NamedCandidateRequest
 from app.answering.request import InferenceRequest
+from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import Forbidden

@@ -11,8 +11,8 @@ from typing import Any, Final
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
-from app.access.api_keys import caller_of
 from app.answering.request import InferenceRequest
+from app.api.caller import caller_of
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
 from app.api.respond import note_answer, note_prompt, unless_disconnected

@@ -53,7 +53,7 @@ class ReadInstructions:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParseSummary:
     """The result beside the two files of columns."""
 
     pool: tuple[str, ...]
@@ -69,7 +69,7 @@ def parse(
     *,
     fields: Fields,
     progress: ReportBytes,
-) -> Parsed:
+) -> ParseSummary:
     """Read all rows, or none.
 
     Args:
@@ -121,7 +121,7 @@ def parse(
     texts.flush()
     writer.save(arrays)
     arrays.flush()
-    return Parsed(rows.pool, rows.duplicates, writer.near_duplicates)
+    return ParseSummary(rows.pool, rows.duplicates, writer.near_duplicates)
 
 
 def _document_rows(

@@ -23,7 +23,7 @@ from app.store.calibration_record import CalibrationRecord, LaterTurns
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.errors import CalibrationError
-from racer_core.racer import LabelledColumns, Scorer, Trained, refuse_uncounted
+from racer_core.racer import LabelledColumns, Scorer, TrainedRouter, refuse_uncounted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class BuiltCalibration:
 
 
 def build(
-    trained: Trained,
+    trained: TrainedRouter,
     rows: RowColumns,
     options: CalibrationOptions,
     *,
@@ -85,7 +85,7 @@ class RecordBuilder:
         self,
         *,
         settings: Settings,
-        trained: Trained,
+        trained: TrainedRouter,
         scorer: RouterBackend,
         grouping: Grouping,
         setup: str,

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final, cast
 
 from app.calibrations.column_files import load
 from app.calibrations.columns import RowColumns
-from app.calibrations.parsing import MAX_LINE_BYTES, Fields, Parsed, ReadInstructions, parse
+from app.calibrations.parsing import MAX_LINE_BYTES, Fields, ParseSummary, ReadInstructions, parse
 from app.calibrations.progress import Progress
 from app.calibrations.upload import Upload
 from app.concurrency.sandbox import Message, SandboxedProcess
@@ -74,7 +74,7 @@ def _parse_in_sandbox(
     arrays: BinaryIO,
     progress: Progress,
     fields: Fields,
-) -> Parsed:
+) -> ParseSummary:
     upload.file.flush()
     descriptors = [file.fileno() for file in (upload.file, texts, arrays)]
     process = SandboxedProcess(
@@ -105,7 +105,7 @@ def _last_message(process: SandboxedProcess, progress: Progress, fields: Fields)
     return None
 
 
-def _parsed(result: Message | None, source: str, exit_code: int) -> Parsed:
+def _parsed(result: Message | None, source: str, exit_code: int) -> ParseSummary:
     """The result of a process.
 
     Raises:
@@ -116,7 +116,7 @@ def _parsed(result: Message | None, source: str, exit_code: int) -> Parsed:
     """
     match result:
         case {"pool": pool, "duplicates": duplicates, "near_duplicates": near}:
-            return Parsed(tuple(pool), int(duplicates), int(near))
+            return ParseSummary(tuple(pool), int(duplicates), int(near))
         case {"problems": problems, "count": count}:
             # The process sends only the problems that are listed; the others are counted.
             raise RowsError(source, [*problems, *[""] * (int(count) - len(problems))])

@@ -31,7 +31,7 @@ from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
-from racer_core.racer import Trained
+from racer_core.racer import TrainedRouter
 
 
 class CalibrationService:
@@ -51,7 +51,7 @@ class CalibrationService:
         self,
         *,
         settings: Settings,
-        trained: Trained,
+        trained: TrainedRouter,
         scorer: RouterBackend,
         store: Store,
         active: ActiveCalibration,

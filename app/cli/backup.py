@@ -29,7 +29,7 @@ def backup(file: Path, config: Path, as_json: bool) -> None:
     url = secrets.store(configured)
     if inspection.read_only(url) is None:  # an empty backup would pass for a good one
         raise SettingsError(
-            f"store {engine.shown(url)} does not exist: check `store` in {config}, or "
+            f"store {engine.redacted_url(url)} does not exist: check `store` in {config}, or "
             f"${configured.store_env}"
         )
     with Store(url) as store:

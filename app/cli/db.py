@@ -24,7 +24,7 @@ def db() -> None:
 def upgrade(config: Path, as_json: bool) -> None:
     """Migrate the tables to this version of the program, in one transaction. Back up first."""
     from app.store import schema
-    from app.store.engine import open_engine, shown
+    from app.store.engine import open_engine, redacted_url
 
     configured, secrets = settings.load(config)
     url = secrets.store(configured)
@@ -32,8 +32,8 @@ def upgrade(config: Path, as_json: bool) -> None:
     try:
         before, after = schema.upgrade(engine)
     except SQLAlchemyError as exc:
-        raise SettingsError(f"store {shown(url)}: {str(exc).splitlines()[0]}") from exc
+        raise SettingsError(f"store {redacted_url(url)}: {str(exc).splitlines()[0]}") from exc
     finally:
         engine.dispose()
-    result = {"store": shown(url), "before": before or "no tables", "after": after}
+    result = {"store": redacted_url(url), "before": before or "no tables", "after": after}
     print_json(result) if as_json else out.print(tables.fields(result))

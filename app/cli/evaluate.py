@@ -160,12 +160,12 @@ def evaluate(
     """Measure risk, set size and accuracy on labelled rows over random splits."""
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
-    from racer_core.offline.protocol import PAPER_ALPHAS, Calibrated, Protocol
+    from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol
     from racer_core.offline.train import EncoderChoice
 
     protocol = Protocol(
         splits=splits,
-        calibrated=Calibrated(calibrated),
+        calibrated=CalibrationScope(calibrated),
         alphas=alphas or PAPER_ALPHAS,
         scores=tuple(map(Score, scores)) or evaluation.default_scores(prices),
         risk_targets=tuple(map(RiskTarget, risk_targets)) or tuple(RiskTarget),

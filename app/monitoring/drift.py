@@ -9,9 +9,9 @@ every few seconds, and learns from the store which streams alarmed. The order in
 added is independent of their values. A gateway that is killed loses the queries that it had not
 added; which ones is independent of their values too. Neither affects the false-alarm probability.
 
-Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.on_pulse` blocks, and
-may be called from several threads. An update of the drift state waits for a lock and perhaps for
-the store. A change of the calibration waits for neither, so that feedback cannot delay an
+Every method but :meth:`DriftMonitor.stale_reasons` and :meth:`DriftMonitor.on_shared_state` blocks,
+and may be called from several threads. An update of the drift state waits for a lock and perhaps
+for the store. A change of the calibration waits for neither, so that feedback cannot delay an
 activation.
 """
 
@@ -35,7 +35,7 @@ from app.monitoring.decision_store import DecisionStore
 from app.monitoring.drift_store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
-from app.store import Pulse, now
+from app.store import SharedState, now
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.monitoring import DriftState, ExchangeabilityMartingale, RiskEProcess
 
@@ -101,7 +101,7 @@ class DriftMonitor:
         alarms = None
         try:
             alarms = self._drift_store.alarms(record.id)
-        except StoreError as exc:  # the next pulse brings them
+        except StoreError as exc:  # the next shared state contains them
             log.warning("the drift alarms of calibration %s are not known yet: %s", record.id, exc)
         with self._memory_lock:
             self._previous, self._current = self._current, _CalibrationDrift(record=record)
@@ -111,10 +111,10 @@ class DriftMonitor:
         if alarms is not None:
             self._add_alarms(record.id, *alarms)
 
-    def on_pulse(self, pulse: Pulse) -> None:
+    def on_shared_state(self, state: SharedState) -> None:
         """Learn which alarms other gateways raised."""
-        if pulse.active_id is not None and pulse.watched_since is not None:
-            self._add_alarms(pulse.active_id, pulse.watched_since, pulse.raised)
+        if state.active_id is not None and state.watched_since is not None:
+            self._add_alarms(state.active_id, state.watched_since, state.raised)
 
     def reset(self) -> None:
         """Begin again for the same calibration, with a new false-alarm probability."""

@@ -30,7 +30,7 @@ from app.monitoring.shadow_sample import ShadowSample
 from app.monitoring.verification import Verification, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.settings.monitoring import MonitoringSettings
-from app.store import Pulse, Store
+from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 
@@ -159,10 +159,10 @@ class Monitor:
         """Add this gateway's queries to the drift state now."""
         await self._store.run(self._flush_drift)
 
-    def on_pulse(self, pulse: Pulse) -> None:
+    def on_shared_state(self, state: SharedState) -> None:
         """Learn which alarms other gateways raised."""
         if self._drift is not None:
-            self._drift.on_pulse(pulse)
+            self._drift.on_shared_state(state)
 
     async def shadow_rows(self) -> bytes:
         """The judged shadow decisions as labelled rows, JSON lines. Raises NotReady, StoreError."""

@@ -26,7 +26,7 @@ from app.settings import Secrets, Settings
 from app.telemetry import logs
 from app.telemetry.metrics import Metrics
 from racer_core.errors import ArtifactError
-from racer_core.racer import Scored
+from racer_core.racer import RouterScores
 
 # Serve forms a batch from the requests of one pass of the event loop. The encoder worker behind it
 # forms the batches that are scored, when its thread is free, and rejects requests beyond its queue.
@@ -83,7 +83,7 @@ class Router:
         self._refuse_other(artifact)
         return await self._together(query)
 
-    async def score_rows(self, texts: Sequence[str], artifact: str) -> Scored:
+    async def score_rows(self, texts: Sequence[str], artifact: str) -> RouterScores:
         """Score rows of a calibration, behind live queries."""
         self._refuse_other(artifact)
         return await asyncio.to_thread(self._scoring.score_rows, texts)

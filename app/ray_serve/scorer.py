@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from app.errors import Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
-from racer_core.racer import Scored
+from racer_core.racer import RouterScores
 
 _PIECE: Final = 64  # rows of a calibration that go to a replica together
 _AHEAD: Final = 4  # pieces in flight, so that several replicas share them
@@ -25,7 +25,7 @@ _AHEAD: Final = 4  # pieces in flight, so that several replicas share them
 class _Piece:
     rows: range
     texts: list[str]
-    response: DeploymentResponse[Scored]
+    response: DeploymentResponse[RouterScores]
 
 
 class RayRouterBackend:
@@ -53,11 +53,11 @@ class RayRouterBackend:
 
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
-    ) -> Scored:
+    ) -> RouterScores:
         """Score many rows in pieces, some of which are under way at once. Blocks."""
         count = len(texts)
         under_way: deque[_Piece] = deque()
-        whole: Scored | None = None
+        whole: RouterScores | None = None
         try:
             for start in range(0, count, _PIECE):
                 if progress is not None:
@@ -88,15 +88,15 @@ class RayRouterBackend:
 
     def _begin(self, rows: range, texts: list[str]) -> _Piece:
         response = self._router.score_rows.remote(texts, self._artifact)
-        return _Piece(rows, texts, cast("DeploymentResponse[Scored]", response))
+        return _Piece(rows, texts, cast("DeploymentResponse[RouterScores]", response))
 
     def _again(self, piece: _Piece) -> _Piece:
         return self._begin(piece.rows, piece.texts)
 
 
 def _finish(
-    whole: Scored | None, piece: _Piece, again: Callable[[_Piece], _Piece], count: int
-) -> Scored:
+    whole: RouterScores | None, piece: _Piece, again: Callable[[_Piece], _Piece], count: int
+) -> RouterScores:
     """Wait for a piece, and put it in its place."""
     try:
         part = piece.response.result()

@@ -7,9 +7,9 @@ from typing import TypeVar
 from app.errors import NoRouter, SettingsError
 from app.settings import Settings
 from racer_core.aggregation.vote import Method
-from racer_core.racer import Racer, Trained
+from racer_core.racer import Racer, TrainedRouter
 
-Opened = TypeVar("Opened", bound=Trained)
+Opened = TypeVar("Opened", bound=TrainedRouter)
 
 
 def open_racer(settings: Settings) -> Racer:
@@ -22,9 +22,9 @@ def open_racer(settings: Settings) -> Racer:
     return _opened(Racer, settings)
 
 
-def open_trained(settings: Settings) -> Trained:
+def open_trained(settings: Settings) -> TrainedRouter:
     """Load the artifact without its encoder, which another process has."""
-    return _opened(Trained, settings)
+    return _opened(TrainedRouter, settings)
 
 
 def _opened(kind: type[Opened], settings: Settings) -> Opened:

@@ -19,7 +19,7 @@ from prometheus_client import Gauge
 
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
-from app.store import Pulse, Store
+from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.notifications import NotificationListener
 from app.telemetry.metrics import Metrics
@@ -57,7 +57,7 @@ class CalibrationSync:
         self._text = text
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # id of a record that is not tried again
-        self._listeners: list[Callable[[Pulse], None]] = []
+        self._listeners: list[Callable[[SharedState], None]] = []
         self._listener = NotificationListener(store.url)
         self._task: asyncio.Task[None] | None = None
         self._answered_at = time.monotonic()
@@ -89,8 +89,8 @@ class CalibrationSync:
             self._store.cut()
         await self._listener.__aexit__(None, None, None)
 
-    def subscribe(self, listener: Callable[[Pulse], None]) -> None:
-        """Call ``listener`` with each pulse of the store; it must not block."""
+    def subscribe(self, listener: Callable[[SharedState], None]) -> None:
+        """Call ``listener`` with each shared state read from the store; it must not block."""
         self._listeners.append(listener)
 
     async def catch_up(self, made: CalibrationRecord | None = None) -> None:
@@ -103,14 +103,14 @@ class CalibrationSync:
             StoreError: The store cannot be read, or the record in it is damaged.
         """
         async with self._one_at_a_time:
-            pulse = await self._store.pulsing(self._store.pulse, self.setup)
+            state = await self._store.run_short(self._store.shared_state, self.setup)
             self._lost(False)
-            await self._activate(pulse, made)
+            await self._activate(state, made)
             for listener in self._listeners:
-                listener(pulse)
+                listener(state)
 
-    async def _activate(self, pulse: Pulse, made: CalibrationRecord | None) -> None:
-        wanted = pulse.active_id
+    async def _activate(self, state: SharedState, made: CalibrationRecord | None) -> None:
+        wanted = state.active_id
         if wanted is None:
             await self._explain()
         elif wanted != self._damaged and wanted != self._current():
@@ -122,7 +122,7 @@ class CalibrationSync:
 
     async def _read(self, calibration_id: str) -> CalibrationRecord:
         try:
-            return await self._store.pulsing(self._store.record, calibration_id)
+            return await self._store.run_short(self._store.record, calibration_id)
         except StoreDamaged as exc:
             self._damaged = calibration_id
             log.error("%s; the last calibration stays active", exc)
@@ -135,7 +135,7 @@ class CalibrationSync:
         """Set the reason where the only calibration belongs to another artifact."""
         if self._active.ready:
             return
-        other = await self._store.pulsing(self._store.others, self.setup)
+        other = await self._store.run_short(self._store.others, self.setup)
         if other is not None:
             self._active.refuse(
                 f"calibration {other} was made with another artifact, or with candidates that were "

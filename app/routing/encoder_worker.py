@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from app.errors import NotReady, Overloaded
 from app.routing.scorer import ScoredQuery, put, room_for
 from app.telemetry.metrics import Metrics
-from racer_core.racer import Racer, Scored
+from racer_core.racer import Racer, RouterScores
 
 _ROWS: Final = 4  # rows of a calibration that a live query may have to wait for
 _SORTED: Final = 64  # rows that are sorted by length, to score rows of similar length together
@@ -99,7 +99,7 @@ class EncoderWorker:
 
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
-    ) -> Scored:
+    ) -> RouterScores:
         """Score many rows, in slices; live queries go first between two slices.
 
         Pauses between slices while there are live queries, so that few of them wait. Blocks the
@@ -111,7 +111,7 @@ class EncoderWorker:
                 exception that it raises ends the scoring.
         """
         count, done = len(texts), 0
-        whole: Scored | None = None
+        whole: RouterScores | None = None
         for rows in _slices(texts):
             if progress is not None:
                 progress(done, count)
@@ -172,11 +172,11 @@ class EncoderWorker:
         except Exception as exc:  # noqa: BLE001 - every waiting query must get the error
             _fail(batch, exc)
 
-    def _timed(self, texts: Sequence[str]) -> tuple[Scored, float]:
+    def _timed(self, texts: Sequence[str]) -> tuple[RouterScores, float]:
         started = time.monotonic()
         return self._racer.score(texts), time.monotonic() - started
 
-    async def _on_thread(self, texts: Sequence[str]) -> Scored:
+    async def _on_thread(self, texts: Sequence[str]) -> RouterScores:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._racer.score, texts)
 

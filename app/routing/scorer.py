@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.racer import Scored
+from racer_core.racer import RouterScores
 from racer_core.types import IdArray
 
 
@@ -40,7 +40,7 @@ class RouterBackend(Protocol):
 
     def score_rows(
         self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
-    ) -> Scored:
+    ) -> RouterScores:
         """Score many rows, after live queries. Blocks the calling thread, not the event loop's.
 
         Args:
@@ -55,17 +55,17 @@ class RouterBackend(Protocol):
         ...
 
 
-def room_for(part: Scored, count: int) -> Scored:
+def room_for(part: RouterScores, count: int) -> RouterScores:
     """An empty result for ``count`` rows, to be filled slice by slice, without a second copy."""
     near = part.neighbours
-    return Scored(
+    return RouterScores(
         np.empty((count, part.scores.shape[1])),
         np.empty(count, bool),
         None if near is None else np.empty((count, near.shape[1]), near.dtype),
     )
 
 
-def put(part: Scored, whole: Scored, rows: Sequence[int]) -> None:
+def put(part: RouterScores, whole: RouterScores, rows: Sequence[int]) -> None:
     """Write the scores of a slice to the places of its rows."""
     whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
     if whole.neighbours is not None and part.neighbours is not None:

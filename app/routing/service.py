@@ -27,7 +27,7 @@ from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.errors import InfeasibleAlphaError, InputError
-from racer_core.racer import Trained
+from racer_core.racer import TrainedRouter
 from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class RoutingService:
         self,
         *,
         settings: Settings,
-        trained: Trained,
+        trained: TrainedRouter,
         scoring: RouterBackend,
         active: ActiveCalibration,
         grouping: Grouping,

@@ -14,7 +14,7 @@ from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
-from app.settings.routing import Encoder, Pool, Routing
+from app.settings.routing import EncoderSettings, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
@@ -56,7 +56,7 @@ class Settings(Frozen):
     """Subsets of the pool by name; each is the model `auto/<name>`."""
     embeddings: Name | None = None
     """Candidate that serves `/v1/embeddings`; null: the endpoint is off."""
-    encoder: Encoder = Encoder()
+    encoder: EncoderSettings = EncoderSettings()
     routing: Routing = Routing()
     aggregation: Aggregation = Aggregation()
     fleet: FleetSettings = FleetSettings()

@@ -14,7 +14,7 @@ from racer_core.types import RiskTarget, Score
 Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
-class Encoder(Frozen):
+class EncoderSettings(Frozen):
     """Expected backend and format of the encoder; null: the artifact's."""
 
     backend: Literal["cpu", "cuda"] | None = None

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class SharedState:
     """The state that all gateways share: the active calibration and its alarms."""
 
     active_id: str | None
@@ -64,19 +64,21 @@ class Store:
             schema.prepare(self._engine)
         except SQLAlchemyError as exc:
             reason = str(exc).splitlines()[0]
-            raise SettingsError(f"store {engine.shown(url)}: {reason}") from exc
+            raise SettingsError(f"store {engine.redacted_url(url)}: {reason}") from exc
         finally:
             self._engine.dispose()  # the store begins without a connection
         self._connections = ServerConnections(self._engine)
         self._threads = ThreadPoolExecutor(engine.THREADS, thread_name_prefix="racer-store")
         # Threads of their own, so that long work does not delay the shared state.
-        self._pulses = ThreadPoolExecutor(engine.PULSES, thread_name_prefix="racer-store-pulse")
+        self._shared_state_threads = ThreadPoolExecutor(
+            engine.SHARED_STATE_THREADS, thread_name_prefix="racer-store-state"
+        )
         self.url = url
         self.is_shared = self._engine.dialect.name != "sqlite"  # other gateways may use it, too
 
     def close(self) -> None:
         """End the threads, and return the connections."""
-        for threads in (self._pulses, self._threads):
+        for threads in (self._shared_state_threads, self._threads):
             threads.shutdown(cancel_futures=True)
         self._engine.dispose()
 
@@ -95,10 +97,10 @@ class Store:
         call = partial(contextvars.copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def pulsing(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run_short(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a short, frequent function on the threads for the shared state."""
         call = partial(work, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._pulses, call)
+        return await asyncio.get_running_loop().run_in_executor(self._shared_state_threads, call)
 
     def add(
         self, record: CalibrationRecord, *, activate: bool, expected_active_id: str | None = None
@@ -136,7 +138,7 @@ class Store:
             _activate(session, calibration_id, artifact, expected_active_id)
         return record
 
-    def pulse(self, artifact: str) -> Pulse:
+    def shared_state(self, artifact: str) -> SharedState:
         """Return what is active for the artifact and fleet with this digest, and its alarms."""
         statement = (
             select(ActiveRow.calibration_id, WatchRow.since, WatchRow.raised)
@@ -146,9 +148,9 @@ class Store:
         with self.transaction() as session:
             found = session.execute(statement).one_or_none()
         if found is None:
-            return Pulse(active_id=None, watched_since=None, raised=())
+            return SharedState(active_id=None, watched_since=None, raised=())
         active_id, since, raised = found
-        return Pulse(
+        return SharedState(
             active_id=active_id, watched_since=since, raised=tuple(json.loads(raised or "[]"))
         )
 

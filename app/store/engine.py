@@ -26,7 +26,7 @@ from app.store.tables import Base
 from racer_core.errors import InputError, RacerError
 
 THREADS: Final = 4  # that use the store at the same time
-PULSES: Final = 2  # more of them, for the state that gateways share
+SHARED_STATE_THREADS: Final = 2  # more of them, for the state that gateways share
 CONNECT_S: Final = 5
 _POSTGRESQL: Final[dict[str, Any]] = {
     "application_name": "racer",
@@ -57,7 +57,7 @@ def open_engine(url: str) -> Engine:
                     parsed,
                     connect_args=_POSTGRESQL,
                     pool_pre_ping=True,
-                    pool_size=THREADS + PULSES + 1,
+                    pool_size=THREADS + SHARED_STATE_THREADS + 1,
                     hide_parameters=True,  # a prompt may be one: errors must not repeat it
                 )
             case other:
@@ -68,7 +68,7 @@ def open_engine(url: str) -> Engine:
         ) from exc
     except (ArgumentError, ValueError) as exc:  # ValueError: a port that is no number
         raise SettingsError(
-            f"store {shown(url)}: expected a URL such as sqlite:///racer.db"
+            f"store {redacted_url(url)}: expected a URL such as sqlite:///racer.db"
         ) from exc
 
 
@@ -183,7 +183,7 @@ def _sqlite_pragmas(connection: Any, _: Any) -> None:
     cursor.close()
 
 
-def shown(url: str) -> str:
+def redacted_url(url: str) -> str:
     """Return a URL without user, password and options, which may be secret."""
     try:
         plain = make_url(url).set(username=None, password=None, query={})

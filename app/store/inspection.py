@@ -29,7 +29,7 @@ class StoreInspection:
     other: Summary | None = None  # otherwise the newest active one of another
 
 
-def look(url: str, setup: str | None) -> StoreInspection:
+def inspect_store(url: str, setup: str | None) -> StoreInspection:
     """Read the version, and which calibration decides.
 
     Args:
@@ -57,9 +57,13 @@ def look(url: str, setup: str | None) -> StoreInspection:
     except SQLAlchemyError as exc:
         cause = getattr(exc, "orig", None)
         if isinstance(cause, sqlite3.Error) and cause.sqlite_errorname == _CUT_SHORT:
-            raise RecoveryNeeded(f"a program died while it wrote to {engine.shown(url)}") from exc
+            raise RecoveryNeeded(
+                f"a program died while it wrote to {engine.redacted_url(url)}"
+            ) from exc
         reason = " ".join(str(cause or type(exc).__name__).split())
-        raise StoreUnavailable(f"store {engine.shown(url)} cannot be read: {reason}") from exc
+        raise StoreUnavailable(
+            f"store {engine.redacted_url(url)} cannot be read: {reason}"
+        ) from exc
     finally:
         opened.dispose()
 

@@ -12,7 +12,7 @@ import yaml
 
 from app.settings import AUTO
 from app.settings.schema import FILE_NAME, modeline
-from app.upstream.model_list import Listing
+from app.upstream.model_list import ModelList
 
 _LONGEST: Final = 128
 _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._:/@+-]+")
@@ -29,7 +29,7 @@ class CandidateEntry:
 
 
 def candidate_entries(
-    listings: Iterable[Listing], missing: Iterable[tuple[str, str]] = ()
+    listings: Iterable[ModelList], missing: Iterable[tuple[str, str]] = ()
 ) -> list[CandidateEntry]:
     """List candidates in the order of their servers; a model of several servers has replicas.
 

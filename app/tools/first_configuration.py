@@ -14,7 +14,7 @@ from app.errors import ModelListError, SettingsError, UpstreamUnauthorized, Upst
 from app.settings import schema
 from app.settings.base import http_url
 from app.tools import configuration_template
-from app.upstream.model_list import Listing, list_models
+from app.upstream.model_list import ModelList, list_models
 
 _OPENAI: Final = "https://api.openai.com/v1"
 _AT_ONCE: Final = 8
@@ -112,10 +112,10 @@ def write(
                 f"${options.key_env} is not set: set it to the API key of the servers"
             )
         headers["authorization"] = f"Bearer {key}"
-    listings: list[Listing] = []
+    listings: list[ModelList] = []
     missing: list[tuple[str, str]] = []
     for url, answer in _list_all(options.urls, headers):
-        if isinstance(answer, Listing):
+        if isinstance(answer, ModelList):
             listings.append(answer)
         elif isinstance(answer, UpstreamUnauthorized):
             raise SettingsError(f"{answer}: name the variable with the right key with --key-env")
@@ -142,8 +142,8 @@ def write(
 
 def _list_all(
     urls: Sequence[str], headers: Mapping[str, str]
-) -> Iterator[tuple[str, Listing | UpstreamUnauthorized | ModelListError]]:
-    def ask(url: str) -> Listing | UpstreamUnauthorized | ModelListError:
+) -> Iterator[tuple[str, ModelList | UpstreamUnauthorized | ModelListError]]:
+    def ask(url: str) -> ModelList | UpstreamUnauthorized | ModelListError:
         try:
             return list_models(url, headers)
         except (UpstreamUnauthorized, ModelListError) as exc:

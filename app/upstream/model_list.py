@@ -20,7 +20,7 @@ _UNREACHABLE: Final = (502, 503, 504)  # a proxy's answer for a server behind it
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ModelList:
     """A server's answer."""
 
     base_url: str
@@ -28,7 +28,7 @@ class Listing:
     ahead_s: float | None  # its clock ahead of ours; None where it sends no date
 
 
-def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool = True) -> Listing:
+def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool = True) -> ModelList:
     """Fetch the list of one server.
 
     Args:
@@ -67,7 +67,7 @@ def list_models(base_url: str, headers: Mapping[str, str], *, verify_tls: bool =
     except (InputError, KeyError, TypeError) as exc:
         raise ModelListError(f"{base_url} gives no list of models") from exc
     now = (sent_at + time.time()) / 2
-    return Listing(base_url, models, _ahead_s(response.headers.get("date"), now))
+    return ModelList(base_url, models, _ahead_s(response.headers.get("date"), now))
 
 
 def _ids(document: Mapping[str, Any]) -> tuple[str, ...]:

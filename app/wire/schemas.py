@@ -65,7 +65,7 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class _Routed(BaseModel):
+class _RoutedBody(BaseModel):
     """What every routed body has in common."""
 
     model_config = ConfigDict(extra="allow", strict=True)
@@ -83,14 +83,14 @@ class _Routed(BaseModel):
         return self
 
 
-class ChatRequest(_Routed):
+class ChatRequest(_RoutedBody):
     """The OpenAI chat shape: only what is read here is named, the rest passes through."""
 
     messages: list[Message] = Field(min_length=1)
     stream_options: dict[str, Any] | None = None
 
 
-class CompletionRequest(_Routed):
+class CompletionRequest(_RoutedBody):
     """A prompt to continue; several at once have no set in common."""
 
     prompt: str | list[Any] = Field(description="Routing needs one text.")
@@ -107,7 +107,7 @@ class InputItem(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ResponsesRequest(_Routed):
+class ResponsesRequest(_RoutedBody):
     """The Responses shape; what a server would have to remember is refused."""
 
     input: str | list[InputItem]

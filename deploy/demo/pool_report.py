@@ -34,7 +34,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class PoolMeasurement:
     """Who was right on what; ``right`` covers the four splits, ``probe_right`` the probes."""
 
     names: tuple[str, ...]
@@ -69,7 +69,7 @@ class Measured:
         return dict(zip(self.names, best.tolist(), strict=True))
 
 
-def failures(measured: Measured) -> list[str]:
+def failures(measured: PoolMeasurement) -> list[str]:
     """Return a sentence for each property that the pool should have and has not."""
     found = []
     best = float(measured.overall.max())
@@ -87,7 +87,7 @@ def failures(measured: Measured) -> list[str]:
     return found
 
 
-def candidate_table(candidates: Sequence[Candidate], measured: Measured) -> str:
+def candidate_table(candidates: Sequence[Candidate], measured: PoolMeasurement) -> str:
     """Return the Markdown table of the candidates."""
     lines = [
         "| candidate | trained on | parameters | bytes | seed | steps | minutes | overall |",
@@ -102,7 +102,7 @@ def candidate_table(candidates: Sequence[Candidate], measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def skill_table(measured: Measured) -> str:
+def skill_table(measured: PoolMeasurement) -> str:
     """Return the Markdown table of accuracies by skill; the best of a row is bold."""
     lines = [
         "| skill | " + " | ".join(f"`{name}`" for name in measured.names) + " |",
@@ -114,7 +114,7 @@ def skill_table(measured: Measured) -> str:
     return "\n".join(lines)
 
 
-def sizes_table(measured: Measured) -> str:
+def sizes_table(measured: PoolMeasurement) -> str:
     """Return the Markdown table of how many candidates are right at once."""
     counts = np.bincount(measured.right.sum(axis=1), minlength=len(measured.names) + 1)
     shares = counts / counts.sum()
@@ -127,7 +127,7 @@ def sizes_table(measured: Measured) -> str:
     )
 
 
-def render(candidates: Sequence[Candidate], measured: Measured) -> str:
+def render(candidates: Sequence[Candidate], measured: PoolMeasurement) -> str:
     """Return the README of the pool."""
     best = measured.overall.max()
     rows = ", ".join(f"{name} {size:,}" for name, size in SPLIT_SIZES.items())

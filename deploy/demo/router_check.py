@@ -20,7 +20,7 @@ ALPHA: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class RouterQuality:
     """How a KNN router does on the test rows."""
 
     top1: float
@@ -89,7 +89,7 @@ def with_null(right: Labels) -> Labels:
 
 def evaluate(
     train: tuple[Floats, Labels], calibration: tuple[Floats, Labels], test: tuple[Floats, Labels]
-) -> Routed:
+) -> RouterQuality:
     """Return how KNN on these embeddings routes; each pair is embeddings and labels."""
     f_cal, f_test = (knn_scores(*train, rows[0]) for rows in (calibration, test))
     g_cal, g_test = calibration[1], test[1]
@@ -98,7 +98,7 @@ def evaluate(
     null_cal, null_test = with_null(g_cal), with_null(g_test)
     paper = conformal(augmented(f_cal), null_cal, augmented(f_test), null_test, size)
     answerable = conformal(f_cal, g_cal, f_test, g_test, size)
-    return Routed(
+    return RouterQuality(
         float(g_test[np.arange(len(first)), first].mean()),
         float(((f_test - g_test) ** 2).mean()),
         *paper,

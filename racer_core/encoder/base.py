@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_core.renamed import renamed
 from racer_core.types import BoolArray
 
 Kind = Literal["huggingface", "char-ngrams"]
@@ -36,7 +37,7 @@ class EncoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncoderOutput:
     """Embeddings (B, D), float32, each of length 1, and truncation flags (B,)."""
 
     embeddings: NDArray[np.float32]
@@ -51,7 +52,7 @@ class Encoder(Protocol):
         """The encoder's identity."""
         ...
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts; row i of the result belongs to texts[i]."""
         ...
 
@@ -60,3 +61,6 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scale each row to length 1, so that a dot product is the cosine; a zero row stays zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+
+
+__getattr__ = renamed(__name__, {"Encoded": "EncoderOutput"})

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from racer_core.encoder.base import Encoded, EncoderSpec, unit_rows
+from racer_core.encoder.base import EncoderOutput, EncoderSpec, unit_rows
 
 _WIDTH: Final = 4096
 _SIZES: Final = (2, 3, 4)
@@ -37,7 +37,7 @@ class CharNgramEncoder:
         """The same for every instance."""
         return SPEC
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts; see :class:`racer_core.encoder.base.Encoder`."""
         vectors = np.zeros((len(texts), _WIDTH), dtype=np.float32)
         for row, text in zip(vectors, texts, strict=True):
@@ -45,7 +45,7 @@ class CharNgramEncoder:
             # Signs make collisions cancel on average; the logarithm damps repetition.
             np.add.at(row, hashes % _WIDTH, np.where(hashes & (1 << 31), -1.0, 1.0))
         damped = np.sign(vectors) * np.log1p(np.abs(vectors))
-        return Encoded(
+        return EncoderOutput(
             embeddings=unit_rows(damped),
             truncated=np.array([len(text) > _MAX_CHARS for text in texts], dtype=bool),
         )

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from racer_core.encoder.base import Encoded, EncoderSpec, Forward, Pooling, unit_rows
+from racer_core.encoder.base import EncoderOutput, EncoderSpec, Forward, Pooling, unit_rows
 from racer_core.encoder.pooling import pool
 from racer_core.errors import ArtifactError
 
@@ -115,11 +115,11 @@ class HuggingFaceEncoder:
                     embed, shapes=recorded, device=backend, recorder=recorder
                 )
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts in batches of similar length, longest first, to keep padding small."""
         embeddings = np.zeros((len(texts), int(self._model.config.hidden_size)), np.float32)
         if not texts:
-            return Encoded(embeddings, np.zeros(0, dtype=bool))
+            return EncoderOutput(embeddings, np.zeros(0, dtype=bool))
         encoding: Any = self._tokenizer(
             list(texts), truncation=True, max_length=self.spec.max_tokens
         )
@@ -129,7 +129,7 @@ class HuggingFaceEncoder:
                 {name: [values[i] for i in rows] for name, values in encoding.items()}
             )
         truncated = np.array([bool(each.overflowing) for each in encoding.encodings], dtype=bool)
-        return Encoded(unit_rows(embeddings), truncated)
+        return EncoderOutput(unit_rows(embeddings), truncated)
 
     def _forward(self, tokens: dict[str, list[list[int]]]) -> NDArray[np.float32]:
         import torch

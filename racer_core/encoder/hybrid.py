@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 
 
@@ -26,9 +26,9 @@ class HybridEncoder:
         """The semantic encoder's, marked."""
         return replace(self.semantic.spec, lexical=True)
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts; truncated where the semantic encoder cut."""
         semantic = self.semantic.encode(texts)
         lexical = CharNgramEncoder().encode(texts)
         both = np.concatenate([semantic.embeddings, lexical.embeddings], axis=1)
-        return Encoded((both * np.float32(0.5**0.5)).astype(np.float32), semantic.truncated)
+        return EncoderOutput((both * np.float32(0.5**0.5)).astype(np.float32), semantic.truncated)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
 
 _PIECE = 256
 # Embeds pieces elsewhere, and yields each with its number as soon as it is done.
-Spread = Callable[[Sequence[Sequence[str]]], Iterable[tuple[int, Encoded]]]
+Spread = Callable[[Sequence[Sequence[str]]], Iterable[tuple[int, EncoderOutput]]]
 
 
 def default_cache() -> Path:
@@ -53,7 +53,7 @@ class CachedEncoder:
         """The encoder's own."""
         return self.encoder.spec
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed the uncached texts, in pieces that are stored as soon as they are done."""
         identity = {k: v for k, v in asdict(self.spec).items() if k != "name"}
         prefix = json.dumps(identity, sort_keys=True).encode()
@@ -79,12 +79,12 @@ class CachedEncoder:
             ) from exc
         if not keys:
             return self.encoder.encode([])
-        return Encoded(
+        return EncoderOutput(
             np.stack([np.frombuffer(cached[key][0], np.float32) for key in keys]),
             np.array([cached[key][1] for key in keys], dtype=bool),
         )
 
-    def _here(self, pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, Encoded]]:
+    def _here(self, pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, EncoderOutput]]:
         return enumerate(map(self.encoder.encode, pieces))
 
 
@@ -101,7 +101,7 @@ def _cached(cache: sqlite3.Connection, keys: Sequence[bytes]) -> _Vectors:
     return cached
 
 
-def _store(cache: sqlite3.Connection, keys: Sequence[bytes], encoded: Encoded) -> _Vectors:
+def _store(cache: sqlite3.Connection, keys: Sequence[bytes], encoded: EncoderOutput) -> _Vectors:
     fresh: _Vectors = {
         key: (vector.astype(np.float32).tobytes(), int(cut))
         for key, vector, cut in zip(keys, encoded.embeddings, encoded.truncated, strict=True)

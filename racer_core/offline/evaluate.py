@@ -23,7 +23,7 @@ from racer_core.calibration.threshold import (
 )
 from racer_core.offline.protocol import (
     COMPARED_AT,
-    Calibrated,
+    CalibrationScope,
     Protocol,
     Rows,
     Split,
@@ -34,6 +34,7 @@ from racer_core.offline.selection import ALPHAS, MIN_ROWS, choose_tau, cost_that
 from racer_core.offline.table import EvaluationTable
 from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
+from racer_core.renamed import renamed
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
 MERGED = "merged"
@@ -54,7 +55,7 @@ Runs = dict[str, list[float]]  # a measure in every split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class BestSetting:
     """The alpha and the vote with the best accuracy on a split's validation rows."""
 
     scope: str
@@ -81,7 +82,7 @@ class Evaluation:
     answered: bool  # whether the rows have answers, which votes need
     cells: Mapping[Setting, Runs]
     controls: Mapping[str, Runs]  # by scope
-    choices: tuple[Choice, ...]
+    choices: tuple[BestSetting, ...]
 
     def mean(self, setting: Setting, measure: str) -> float:
         """The mean over splits; NaN if a measure does not exist."""
@@ -135,12 +136,12 @@ def evaluate(
     rng = np.random.default_rng(protocol.seed)
     cells: dict[Setting, Runs] = {}
     controls: dict[str, Runs] = {}
-    choices: list[Choice] = []
+    choices: list[BestSetting] = []
     rows: dict[str, tuple[int, int, int]] = {}
     for number in range(protocol.splits):
         for scope, part in _scopes(table, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
-            run = _Run(table=table, scope=scope, part=part, rng=rng)
+            run = _SplitEvaluation(table=table, scope=scope, part=part, rng=rng)
             for setting, measured in run.cells():
                 _append(cells.setdefault(setting, {}), measured)
             _append(controls.setdefault(scope, {}), run.controls())
@@ -169,7 +170,7 @@ def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[
     parts = {
         name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
     }
-    if table.protocol.calibrated is Calibrated.EACH or len(parts) == 1:
+    if table.protocol.calibrated is CalibrationScope.EACH or len(parts) == 1:
         yield from parts.items()
         return
     yield (
@@ -183,12 +184,12 @@ def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class _Validated:
+class _ValidationScore:
     """A setting with its measures on the validation rows."""
 
     accuracy: float
     size: float
-    choice: Choice
+    choice: BestSetting
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -196,7 +197,7 @@ class _Validated:
         return self.accuracy, -self.size
 
 
-class _Run:
+class _SplitEvaluation:
     """One split of one scope."""
 
     def __init__(
@@ -213,7 +214,7 @@ class _Run:
         self._test_votes = table.votes and table.votes.at(part.test)
         self._validation_votes = table.votes and table.votes.at(part.validation)
         self._temperatures: dict[tuple[RiskTarget, Score], float] = {}
-        self._validated: list[_Validated] = []
+        self._validated: list[_ValidationScore] = []
 
     def cells(self) -> Iterator[tuple[Setting, dict[str, float]]]:
         """Every setting's measures on the test rows."""
@@ -232,12 +233,12 @@ class _Run:
                     counts = {"calibration_rows": float(len(ascending)), "test_rows": counted}
                     yield setting, self._measure(setting, fit, lambda_hat) | counts
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.
 
         Among equally accurate ones the smallest set.
         """
-        best: dict[tuple[RiskTarget, Score], _Validated] = {}
+        best: dict[tuple[RiskTarget, Score], _ValidationScore] = {}
         for each in self._validated:
             key = each.choice.risk_target, each.choice.score
             if key not in best or each.rank > best[key].rank:
@@ -348,10 +349,10 @@ class _Run:
                 accuracy = self._test_votes.accuracy(rule, selected, temperature)
                 measured[f"accuracy_{rule}"] = accuracy
                 self._validated.append(
-                    _Validated(
+                    _ValidationScore(
                         self._validation_votes.accuracy(rule, held_out, temperature),
                         float(held_out.sum(axis=1).mean()),
-                        Choice(
+                        BestSetting(
                             scope=setting.scope,
                             risk_target=target,
                             score=setting.score,
@@ -398,3 +399,6 @@ def _averaged_cells(cells: Mapping[Setting, Runs]) -> dict[Setting, Runs]:
 
 def _averaged(parts: list[Runs]) -> Runs:
     return {name: np.mean([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
+
+
+__getattr__ = renamed(__name__, {"Choice": "BestSetting"})

@@ -16,6 +16,7 @@ from racer_core.errors import InputError
 from racer_core.offline.options import check_names, check_number
 from racer_core.offline.reporting import Progress, ReportingEncoder, silent
 from racer_core.offline.selection import NEIGHBOURS
+from racer_core.renamed import renamed
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.routers.checkpoint import Checkpoint
@@ -74,7 +75,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class TrainingResult:
     """A trained router.
 
     Attributes:
@@ -101,7 +102,7 @@ def fit(
     encoder: Encoder,
     folder: Path,
     progress: Progress = silent,
-) -> Fitted:
+) -> TrainingResult:
     """Train the chosen router.
 
     Args:
@@ -121,14 +122,14 @@ def fit(
         return _fit_router_dc(choice, rows, validation, pool, encoder, folder, progress)
     if choice.kind not in registry.BUILT_IN:
         router = registry.create(choice.kind, pool, choice.options)
-        return Fitted(router=router, encoder=encoder)
+        return TrainingResult(router=router, encoder=encoder)
     settings = _checked(choice)
     checkpoint = None
     if choice.kind == MlpRouter.kind:
         checkpoint = _checkpoint(choice, settings, rows, pool, encoder.spec, folder)
     losses: list[float] = []
     embeddings = encoder.encode(rows.texts).embeddings
-    return Fitted(
+    return TrainingResult(
         router=fit_embedded(
             choice,
             embeddings,
@@ -186,7 +187,7 @@ def _fit_router_dc(
     encoder: Encoder,
     folder: Path,
     progress: Progress,
-) -> Fitted:
+) -> TrainingResult:
     from racer_core.offline.router_dc import RouterDcSettings, fine_tune  # needs torch
 
     settings = choice.settings(asdict(RouterDcSettings()))
@@ -204,7 +205,7 @@ def _fit_router_dc(
         progress=_listener("RouterDC", checked.steps, losses, progress),
     )
     embeddings = ReportingEncoder(tuned.encoder, progress).encode(validation.texts).embeddings
-    return Fitted(
+    return TrainingResult(
         router=RouterDcRouter.fit(tuned.keys, embeddings, validation.labels),
         encoder=tuned.encoder,
         losses=losses,
@@ -257,3 +258,6 @@ def _digest(rows: Rows) -> str:
     for text in rows.texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     return digest.hexdigest()
+
+
+__getattr__ = renamed(__name__, {"Fitted": "TrainingResult"})

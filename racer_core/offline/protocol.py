@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from racer_core.aggregation.answers import Equality, check_textual
 from racer_core.errors import CalibrationError, InputError
+from racer_core.renamed import renamed
 from racer_core.types import RiskTarget, Score, checked_alpha
 
 PAPER_ALPHAS = (
@@ -25,7 +26,7 @@ PAPER_ALPHAS = (
 COMPARED_AT = 0.1  # the level at which settings are compared on validation rows
 
 
-class Calibrated(StrEnum):
+class CalibrationScope(StrEnum):
     """The rows on which thresholds are set."""
 
     EACH = "each"  # every benchmark on its own, as in the paper
@@ -54,7 +55,7 @@ class Protocol:
     splits: int = 100
     shares: Shares = Shares()
     shares_of: Mapping[str, Shares] = field(default_factory=dict[str, Shares])  # by benchmark
-    calibrated: Calibrated = Calibrated.EACH
+    calibrated: CalibrationScope = CalibrationScope.EACH
     alphas: tuple[float, ...] = PAPER_ALPHAS
     scores: tuple[Score, ...] = (Score.GAP, Score.PROB, Score.COVER, Score.STATIC)
     risk_targets: tuple[RiskTarget, ...] = tuple(RiskTarget)
@@ -133,3 +134,6 @@ def _sizes(count: int, shares: Shares) -> tuple[int, int, int]:
     calibration = round(shares.calibration * count)
     validation = round(shares.validation * count)
     return calibration, validation, count - calibration - validation
+
+
+__getattr__ = renamed(__name__, {"Calibrated": "CalibrationScope"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from racer_core.encoder.base import Encoded, Encoder, EncoderSpec
+from racer_core.encoder.base import Encoder, EncoderOutput, EncoderSpec
 
 _PIECE = 256
 Progress = Callable[[str, int, int], None]  # stage, steps done, steps in all
@@ -29,13 +29,13 @@ class ReportingEncoder:
         """The encoder's own."""
         return self.encoder.spec
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts, piece by piece."""
-        parts: list[Encoded] = []
+        parts: list[EncoderOutput] = []
         for start in range(0, len(texts), _PIECE):
             parts.append(self.encoder.encode(texts[start : start + _PIECE]))
             self.progress("embedding", min(start + _PIECE, len(texts)), len(texts))
-        return Encoded(
+        return EncoderOutput(
             np.concatenate([part.embeddings for part in parts]),
             np.concatenate([part.truncated for part in parts]),
         )
@@ -46,14 +46,16 @@ class RememberingEncoder:
     """An encoder that remembers embeddings, so that several training steps share them."""
 
     encoder: Encoder
-    _known: dict[tuple[str, ...], Encoded] = field(default_factory=dict[tuple[str, ...], Encoded])
+    _known: dict[tuple[str, ...], EncoderOutput] = field(
+        default_factory=dict[tuple[str, ...], EncoderOutput]
+    )
 
     @property
     def spec(self) -> EncoderSpec:
         """The encoder's own."""
         return self.encoder.spec
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Embed texts, or return the remembered embeddings."""
         key = tuple(texts)
         if key not in self._known:

@@ -26,6 +26,7 @@ from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
 from racer_core.offline.contrastive import contrast, pick
 from racer_core.offline.options import check_number
+from racer_core.renamed import renamed
 from racer_core.routers.checkpoint import Checkpoint
 from racer_core.types import BoolArray
 
@@ -59,7 +60,7 @@ class RouterDcSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuned:
+class FineTuningResult:
     """The result of training: candidate embeddings (K, D), the encoder, one loss a step."""
 
     keys: NDArray[np.float32]
@@ -119,7 +120,7 @@ def fine_tune(
     seed: int = 0,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, float], None] = lambda _step, _loss: None,
-) -> FineTuned:
+) -> FineTuningResult:
     """Train, and save the encoder into a folder of its own.
 
     On a CPU the same seed and number of threads give the same weights, interrupted or not.
@@ -171,7 +172,7 @@ def fine_tune(
             checkpoint.save(model, optimiser, losses, {"clusters": torch.from_numpy(clusters)})
         progress(step + 1, losses[-1])
     model.save(folder)
-    return FineTuned(
+    return FineTuningResult(
         keys=model.keys.detach().cpu().numpy().copy(),
         encoder=HuggingFaceEncoder(
             str(folder),
@@ -268,3 +269,6 @@ def _own_generator(backend: str, seed: int, step: int) -> Generator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(int(_stream(seed, _DROPOUT, step).integers(2**63)))
         yield
+
+
+__getattr__ = renamed(__name__, {"FineTuned": "FineTuningResult"})

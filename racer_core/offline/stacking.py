@@ -17,9 +17,10 @@ from racer_core.aggregation.batch import ClassArray, one_hot
 from racer_core.aggregation.stacked import StackedVote, clipped_logit
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.encoder.base import Encoded, EncoderSpec
+from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
 from racer_core.offline.selection import ScoredRows
+from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
@@ -222,19 +223,22 @@ def _size(step: NDArray[np.floating[Any]]) -> float:
 def _part(batch: Batch, rows: NDArray[np.intp]) -> Batch:
     """Some rows of an embedded batch."""
     texts = [batch.texts[int(i)] for i in rows]
-    encoded = Encoded(batch.encoded.embeddings[rows], batch.encoded.truncated[rows])
-    return Batch(texts, Embedded(batch.encoder.spec, encoded))
+    encoded = EncoderOutput(batch.encoded.embeddings[rows], batch.encoded.truncated[rows])
+    return Batch(texts, PrecomputedEncoder(batch.encoder.spec, encoded))
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded:
+class PrecomputedEncoder:
     """An encoder that returns precomputed embeddings."""
 
     spec: EncoderSpec
-    encoded: Encoded
+    encoded: EncoderOutput
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """The precomputed embeddings."""
         if len(texts) != len(self.encoded.embeddings):
             raise InputError("these texts were not embedded")
         return self.encoded
+
+
+__getattr__ = renamed(__name__, {"Embedded": "PrecomputedEncoder"})

@@ -20,7 +20,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import RowsError
-from racer_core.offline.fit import Fitted, RouterChoice, Rows, fit, fit_embedded
+from racer_core.offline.fit import RouterChoice, Rows, TrainingResult, fit, fit_embedded
 from racer_core.offline.reporting import (
     Progress,
     RememberingEncoder,
@@ -178,7 +178,7 @@ def train(
 
 def _stacked(
     choice: RouterChoice,
-    fitted: Fitted,
+    fitted: TrainingResult,
     rows: LabelledRows,
     validation: LabelledRows,
     pool: tuple[str, ...],

@@ -11,6 +11,7 @@ from racer_core.errors import InputError
 from racer_core.records.lm_eval import read_lm_eval
 from racer_core.records.reader import read_routerbench, read_rows
 from racer_core.records.writer import write_rows
+from racer_core.renamed import renamed
 from racer_core.types import LabelledRows
 
 
@@ -27,7 +28,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConversionResult:
     """The written rows, and what the conversion chose or dropped."""
 
     rows: LabelledRows
@@ -47,7 +48,7 @@ class Converted:
         }
 
 
-def convert(paths: Sequence[Path], out: Path, choices: Choices) -> Converted:
+def convert(paths: Sequence[Path], out: Path, choices: Choices) -> ConversionResult:
     """Read runs of lm-evaluation-harness (folders) or one file, and write our JSON lines.
 
     Raises:
@@ -63,7 +64,7 @@ def convert(paths: Sequence[Path], out: Path, choices: Choices) -> Converted:
     return converted
 
 
-def _read(paths: Sequence[Path], choices: Choices) -> Converted:
+def _read(paths: Sequence[Path], choices: Choices) -> ConversionResult:
     harness = (choices.metric, choices.filter, choices.question) != (None, None, None)
     table = choices.threshold is not None or choices.tasks is not None
     if all(path.is_dir() for path in paths):
@@ -76,7 +77,7 @@ def _read(paths: Sequence[Path], choices: Choices) -> Converted:
             question=choices.question,
             incomplete=choices.incomplete,
         )
-        return Converted(
+        return ConversionResult(
             rows=read.rows, dropped=read.dropped, metrics=read.metrics, filters=read.filters
         )
     if len(paths) > 1:
@@ -86,7 +87,10 @@ def _read(paths: Sequence[Path], choices: Choices) -> Converted:
             "metric, filter, question and incomplete are for folders of lm-evaluation-harness"
         )
     if table:
-        return Converted(
+        return ConversionResult(
             rows=read_routerbench(paths[0], threshold=choices.threshold, tasks=choices.tasks)
         )
-    return Converted(rows=read_rows(paths[0]))
+    return ConversionResult(rows=read_rows(paths[0]))
+
+
+__getattr__ = renamed(__name__, {"Converted": "ConversionResult"})

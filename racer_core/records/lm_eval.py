@@ -35,7 +35,7 @@ class LmEvalRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _ModelRun:
     """One model's folder."""
 
     model: str
@@ -44,7 +44,7 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _ReadOptions:
     """The caller's options, and the filter and metric of each task, equal for all models."""
 
     metric: str | None
@@ -85,7 +85,7 @@ def read_lm_eval(
     """
     paths = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
     source = paths[0].name if len(paths) == 1 else f"{len(paths)} folders"
-    choice = _Choice(metric, filter, question, {}, {})
+    choice = _ReadOptions(metric, filter, question, {}, {})
     runs = _runs(paths)
     problems: list[str] = []
     samples = {run.model: _samples(run, choice, problems) for run in runs}
@@ -97,7 +97,7 @@ def read_lm_eval(
     return LmEvalRows(rows=rows, dropped=dropped, metrics=choice.metrics, filters=choice.filters)
 
 
-def _runs(paths: Iterable[Path]) -> list[_Run]:
+def _runs(paths: Iterable[Path]) -> list[_ModelRun]:
     """A run per folder that holds samples.
 
     Raises:
@@ -120,14 +120,14 @@ def _runs(paths: Iterable[Path]) -> list[_Run]:
     return runs
 
 
-def _run(folder: Path) -> _Run:
+def _run(folder: Path) -> _ModelRun:
     latest: dict[str, tuple[str, Path]] = {}
     for path in folder.glob("samples_*.jsonl*"):
         if match := _SAMPLES.fullmatch(path.name):
             task, found = match["task"], (match["time"], path)
             latest[task] = max(latest.get(task, found), found)
     results = _results(folder)
-    return _Run(
+    return _ModelRun(
         model=str(results.get("model_name") or results.get("model_name_sanitized") or folder.name),
         files={task: path for task, (_, path) in sorted(latest.items())},
         templated=bool(results.get("chat_template")),
@@ -147,7 +147,7 @@ def _results(folder: Path) -> Mapping[str, Any]:
     return cast("dict[str, Any]", results) if isinstance(results, dict) else {}
 
 
-def _samples(run: _Run, choice: _Choice, problems: list[str]) -> dict[Key, Sample]:
+def _samples(run: _ModelRun, choice: _ReadOptions, problems: list[str]) -> dict[Key, Sample]:
     found: dict[Key, Sample] = {}
     for task, path in run.files.items():
         place = f"{path.parent.name}/{path.name}"
@@ -172,7 +172,7 @@ def _samples(run: _Run, choice: _Choice, problems: list[str]) -> dict[Key, Sampl
     return found
 
 
-def _lines(path: Path, task: str, choice: _Choice) -> list[formats.Numbered]:
+def _lines(path: Path, task: str, choice: _ReadOptions) -> list[formats.Numbered]:
     """The lines of the chosen filter; chooses filter and metric at the first run of a task.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.encoder.base import Encoded, Encoder
+from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.types import FloatArray, IdArray
 
 SCORE_DECIMALS = 6
@@ -24,7 +24,7 @@ class Batch:
     encoder: Encoder = field(repr=False)
 
     @cached_property
-    def encoded(self) -> Encoded:
+    def encoded(self) -> EncoderOutput:
         """Embeddings (B, D) of the texts, computed once."""
         return self.encoder.encode(self.texts)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from racer_core import strict_json
 from racer_core.errors import ArtifactError, InputError
+from racer_core.renamed import renamed
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ _HEADER: Final = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class TrainingState:
     """The progress of an interrupted training."""
 
     losses: list[float]  # one a step done
@@ -51,7 +52,7 @@ class Checkpoint:
     every: int = 50
     resume: bool = False
 
-    def restore(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> Reached | None:
+    def restore(self, module: nn.Module, optimiser: torch.optim.Optimizer) -> TrainingState | None:
         """Load the saved state into module and optimiser; None if there is no checkpoint.
 
         Raises:
@@ -75,7 +76,7 @@ class Checkpoint:
             state.setdefault(int(number), {})[field] = tensor
         groups = optimiser.state_dict()["param_groups"]
         optimiser.load_state_dict({"state": state, "param_groups": groups})
-        return Reached(losses=losses, kept=parts["kept"])
+        return TrainingState(losses=losses, kept=parts["kept"])
 
     def due(self, step: int, steps: int) -> bool:
         """Whether to save after this step: at every ``every``-th step and at the last."""
@@ -153,3 +154,6 @@ def _under(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.
         for name, tensor in tensors.items()
         if name.startswith(f"{prefix}.")
     }
+
+
+__getattr__ = renamed(__name__, {"Reached": "TrainingState"})

@@ -90,7 +90,7 @@ def main(path: str, kills: int) -> dict[str, Any]:
             if verb in ("active", "both"):
                 active = name
         with Store(url) as store:
-            found = store.pulse(ARTIFACT).active_id
+            found = store.shared_state(ARTIFACT).active_id
             if found is None or found not in (active, intended):
                 stale += 1
             elif found == intended:

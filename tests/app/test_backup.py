@@ -149,7 +149,7 @@ def test_what_is_there_stays(another: Store, saved: Path) -> None:
     watch(another, "cal-9", raised='["set_size"]')
     done = restored(another, saved)
     assert (done.activated, done.left) == (["cal-4"], ["cal-2"])
-    assert another.pulse("a" * 64).active_id == "cal-9"
+    assert another.shared_state("a" * 64).active_id == "cal-9"
     watch(another, "cal-1", raised='["mean_score"]')
     before = rows(another)
     restored(another, saved)
@@ -161,8 +161,8 @@ def test_what_was_active_decides_again_where_it_is_asked_for(another: Store, sav
     another.add(record("cal-9", 9), activate=True)
     done = restored(another, saved, activate=True)
     assert (sorted(done.activated), done.left) == (["cal-2", "cal-4"], [])
-    assert another.pulse("a" * 64).active_id == "cal-2"
-    assert another.pulse(OTHER).active_id == "cal-4"
+    assert another.shared_state("a" * 64).active_id == "cal-2"
+    assert another.shared_state(OTHER).active_id == "cal-4"
 
 
 def test_one_with_other_content_is_refused_and_nothing_is_changed(
@@ -385,7 +385,7 @@ def test_large_calibrations_are_never_in_memory_together(
         tracemalloc.stop()
     assert saving < 8 * size
     assert restoring < 8 * size
-    assert another.pulse("a" * 64).active_id == "cal-19"
+    assert another.shared_state("a" * 64).active_id == "cal-19"
 
 
 # While it is used -----------------------------------------------------------------------------

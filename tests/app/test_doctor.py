@@ -25,13 +25,13 @@ from sqlalchemy.exc import DBAPIError
 
 from app import settings
 from app.store import Store, Summary, schema
-from app.store.inspection import StoreInspection, look, read_only
+from app.store.inspection import StoreInspection, inspect_store, read_only
 from app.tools.doctor import artifact as artifact_check
 from app.tools.doctor import calibration, clock, configuration, encoder, endpoints, gpu, ports
 from app.tools.doctor import store as store_check
 from app.tools.doctor.finding import Finding, State
 from app.tools.doctor.gpu import GpuStatus
-from app.upstream.model_list import Listing
+from app.upstream.model_list import ModelList
 from racer_core import artifacts
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.offline.train import train
@@ -276,7 +276,7 @@ def test_a_clock_is_compared_with_all_servers() -> None:
     """Ours is wrong when all say so, one server's when it alone does."""
 
     def told(*ahead: float | None) -> Finding:
-        return clock.check([Listing(f"http://s{i}", (), each) for i, each in enumerate(ahead)])
+        return clock.check([ModelList(f"http://s{i}", (), each) for i, each in enumerate(ahead)])
 
     is_so(told(0.4, -2.0), OK, "all 2 servers")
     is_so(told(None), OK, "no server")
@@ -489,7 +489,7 @@ def test_what_decides_is_found(database: str) -> None:
         store.add(record("first"), activate=True)
         store.add(record("second"), activate=True)
         store.add(record("third"), activate=False)
-    here, elsewhere = look(database, "a" * 64), look(database, "b" * 64)
+    here, elsewhere = inspect_store(database, "a" * 64), inspect_store(database, "b" * 64)
     assert here.active is not None
     assert (here.active.id, here.other) == ("second", None)
     assert elsewhere.other is not None

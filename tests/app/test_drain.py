@@ -71,7 +71,7 @@ def process(
             running.kill()
 
 
-class Asked:
+class RunningRequest:
     """A question under way."""
 
     def __init__(self, client: httpx2.Client, pool: FakePool, **fields: Any) -> None:
@@ -95,7 +95,7 @@ class Asked:
         except httpx2.TransportError as exc:
             self.error = exc
 
-    def ended(self) -> Asked:
+    def ended(self) -> RunningRequest:
         """Once it is over."""
         self._thread.join(30)
         assert not self._thread.is_alive()
@@ -107,7 +107,7 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
     with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
             pool.say(name, "42", delay_s=6)  # past the delay, when nobody is let in any more
-        asked = Asked(client, pool)
+        asked = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         while client.get("/readyz").status_code == 200:
@@ -133,10 +133,10 @@ def test_what_cannot_be_finished_says_so(tmp_path: Path, artifact: Path, pool: F
     with process(tmp_path, artifact, pool, drain_s=1.0, comment_every_s=0.2) as (client, running):
         for name in POOL:
             pool.say(name, "4 2 " * 200, pause_s=0.2)
-        stream = Asked(client, pool, stream=True, model="adder")
+        stream = RunningRequest(client, pool, stream=True, model="adder")
         for name in POOL:
             pool.say(name, "42", delay_s=60)
-        plain = Asked(client, pool)
+        plain = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         _, errors = running.communicate(timeout=30)
@@ -156,7 +156,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: Fak
     with process(tmp_path, artifact, pool, drain_delay_s=60, drain_s=60) as (client, running):
         for name in POOL:
             pool.say(name, "42", delay_s=60)
-        asked = Asked(client, pool)
+        asked = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert running.poll() is None

@@ -26,9 +26,9 @@ from app.routing.scorer import ScoredQuery
 from app.store import Store
 from app.telemetry.metrics import Metrics
 from racer_core import strict_json
-from racer_core.encoder.base import Encoded, Encoder
+from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
-from racer_core.racer import Racer, Scored
+from racer_core.racer import Racer, RouterScores
 from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
 from tests.upstreams.scripted import FakePool
 
@@ -43,10 +43,10 @@ class StubRacer:
     error: Exception | None = None
     rows: int | None = None  # how many rows it answers with, when not as many as asked
 
-    def score(self, queries: Sequence[str]) -> Scored:
+    def score(self, queries: Sequence[str]) -> RouterScores:
         """As a racer does, on the worker's thread."""
         if list(queries) == ["warm up"]:
-            return Scored(np.zeros((1, 1)), np.zeros(1, bool))
+            return RouterScores(np.zeros((1, 1)), np.zeros(1, bool))
         self.batches.append(list(queries))
         self.begun.put(None)
         assert self.free.wait(10)
@@ -54,7 +54,7 @@ class StubRacer:
             raise self.error
         count = len(queries) if self.rows is None else self.rows
         scores = np.array([[float(text)] for text in queries])[:count]
-        return Scored(scores, np.zeros(count, bool))
+        return RouterScores(scores, np.zeros(count, bool))
 
 
 Scenario = Callable[[EncoderWorker, StubRacer], Coroutine[Any, Any, None]]
@@ -341,7 +341,7 @@ def test_beside_live_queries_a_calibration_rests(monkeypatch: pytest.MonkeyPatch
 
     @dataclass
     class Scoring(StubRacer):
-        def score(self, queries: Sequence[str]) -> Scored:
+        def score(self, queries: Sequence[str]) -> RouterScores:
             clock.now += 0.01
             return super().score(queries)
 
@@ -387,7 +387,7 @@ class StubEncoder:
 
     spec = SPEC
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Called on the worker's thread alone."""
         time.sleep(self.sleep_s)
         if self.error is not None:
@@ -460,7 +460,7 @@ def test_a_router_that_fails_calls_the_whole_pool(
         case "slow":
             stub.sleep_s = 1.0
         case _:
-            nan = Scored(np.full((1, 3), np.nan), np.zeros(1, bool))
+            nan = RouterScores(np.full((1, 3), np.nan), np.zeros(1, bool))
             monkeypatch.setattr(Racer, "score", lambda *_: nan)
     racer = gateway.chat(ONE)["racer"]
     assert sorted(racer["selected"]) == sorted(POOL)
@@ -546,7 +546,7 @@ def test_a_blocked_loop_would_be_noticed(
     gateway = serve(limits={"decisions_kept": 0})  # every query is scored
     stub.sleep_s = 0.5
 
-    async def on_the_loop(self: EncoderWorker, texts: Sequence[str]) -> Scored:
+    async def on_the_loop(self: EncoderWorker, texts: Sequence[str]) -> RouterScores:
         return self._racer.score(texts)
 
     monkeypatch.setattr(EncoderWorker, "_on_thread", on_the_loop)
@@ -557,9 +557,9 @@ def test_a_blocked_loop_would_be_noticed(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router that costs nothing, so that thousands of rows are quickly scored."""
 
-    def score(_: Racer, texts: Sequence[str]) -> Scored:
+    def score(_: Racer, texts: Sequence[str]) -> RouterScores:
         scores = np.random.default_rng(len(texts)).random((len(texts), 3))
-        return Scored(scores, np.zeros(len(texts), bool))
+        return RouterScores(scores, np.zeros(len(texts), bool))
 
     monkeypatch.setattr(Racer, "score", score)
 

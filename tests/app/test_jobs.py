@@ -26,7 +26,7 @@ from app.errors import GatewayRefused
 from app.store import Store
 from app.tools.gateway_client import GatewayClient
 from app.wire.sse import EventReader
-from racer_core.racer import Racer, Scored
+from racer_core.racer import Racer, RouterScores
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -61,14 +61,14 @@ class Brake:
         self.scored = 0
         score = Racer.score
 
-        def braked(racer: Racer, texts: Sequence[str]) -> Scored:
+        def braked(racer: Racer, texts: Sequence[str]) -> RouterScores:
             if not any(text.startswith("row ") for text in texts):
                 return score(racer, texts)
             self.begun.set()
             assert self.free.wait(30)
             self.scored += len(texts)
             rng = np.random.default_rng(self.scored)
-            return Scored(rng.random((len(texts), 3)), np.zeros(len(texts), bool))
+            return RouterScores(rng.random((len(texts), 3)), np.zeros(len(texts), bool))
 
         monkeypatch.setattr(Racer, "score", braked)
 

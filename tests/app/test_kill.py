@@ -50,7 +50,7 @@ def kill_and_look(store: Path, kills: int) -> int:
         assert set(result["added"]) <= set(kept), "an acknowledged record is lost"
         assert [each.active for each in kept.values()].count(True) == 1
         artifact = next(iter(kept.values())).artifact
-        active = opened.pulse(artifact).active_id
+        active = opened.shared_state(artifact).active_id
         assert active is not None
         assert kept[active].active
         for name, summary in kept.items():  # every one is whole: its digest fits its bytes

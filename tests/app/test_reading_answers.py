@@ -24,7 +24,7 @@ from app.upstream.reply import Reply
 from app.wire.chat import Chat
 from app.wire.format import Choice
 from racer_core.aggregation.answers import Equality
-from racer_core.encoder.base import Encoded, Encoder
+from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from tests.support.gateway import ONE, POOL, Serve, user
 from tests.upstreams.scripted import FakePool
@@ -170,7 +170,7 @@ class Busy:
 
     spec = SPEC
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str]) -> EncoderOutput:
         """Called on the worker's thread alone."""
         if any("MARK" in text for text in texts):
             self.free.wait(20)

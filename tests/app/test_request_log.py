@@ -135,7 +135,7 @@ def test_what_makes_no_line_fails_nobody(
     assert CANARY not in stream.getvalue()
 
 
-class Blocked(io.StringIO):
+class BlockedTerminal(io.StringIO):
     """A terminal that nobody reads until it is let go."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Blocked(io.StringIO):
 
 def test_a_blocked_sink_blocks_nobody() -> None:
     """Lines that find no room are dropped, and it is said how many."""
-    stream = Blocked()
+    stream = BlockedTerminal()
     with logs.logging_to(stream, "json"):
         log.info("line")
         assert stream.reached.wait(30)

@@ -196,9 +196,9 @@ def test_an_old_database_is_refused_until_it_is_upgraded(
     assert schema.upgrade(engine) == ("0001", schema.HEAD)
     assert schema.upgrade(engine) == (schema.HEAD, schema.HEAD)
     with Store(database) as store:
-        pulse = store.pulse("a" * 64)
-        assert pulse.active_id == "cal-1"
-        assert (pulse.watched_since, pulse.raised) == (was["since"], ("risk",))
+        state = store.shared_state("a" * 64)
+        assert state.active_id == "cal-1"
+        assert (state.watched_since, state.raised) == (was["since"], ("risk",))
         found = store.record("cal-1").calibration.scores
         np.testing.assert_array_equal(found, was["scores"])
         with store.transaction() as session:

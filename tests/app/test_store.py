@@ -63,7 +63,7 @@ def sqlite_store(file: Path) -> Iterator[Store]:
 
 def active(store: Store, artifact: str = "a" * 64) -> CalibrationRecord | None:
     """The record that decides for an artifact."""
-    found = store.pulse(artifact).active_id
+    found = store.shared_state(artifact).active_id
     return None if found is None else store.record(found)
 
 
@@ -188,10 +188,13 @@ def test_each_artifact_has_an_active_calibration_of_its_own(store: Store) -> Non
     old, new = record("cal-1"), replace(record("cal-2"), artifact="b" * 64)
     store.add(old, activate=True)
     store.add(new, activate=True)
-    assert [store.pulse(each).active_id for each in ("a" * 64, "b" * 64)] == ["cal-1", "cal-2"]
+    assert [store.shared_state(each).active_id for each in ("a" * 64, "b" * 64)] == [
+        "cal-1",
+        "cal-2",
+    ]
     assert {each.id for each in store.summaries() if each.active} == {"cal-1", "cal-2"}
     assert store.others("a" * 64) == "cal-2"
-    assert store.pulse("c" * 64).active_id is None
+    assert store.shared_state("c" * 64).active_id is None
     with pytest.raises(Conflict):
         store.add(record("cal-3"), activate=True, expected_active_id="cal-2")
 

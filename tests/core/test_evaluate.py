@@ -11,7 +11,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
-from racer_core.offline.protocol import Calibrated, Protocol, Shares, split
+from racer_core.offline.protocol import CalibrationScope, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import EvaluationTable, build_table
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
@@ -149,12 +149,12 @@ def test_average_is_the_mean_over_benchmarks_in_every_split(files):
 
 def test_merged_calibration_has_the_rows_of_all(files):
     """One threshold for everybody: one scope, all rows."""
-    merged = measured(scored(files, splits=2, alphas=(0.1,), calibrated=Calibrated.MERGED))
+    merged = measured(scored(files, splits=2, alphas=(0.1,), calibrated=CalibrationScope.MERGED))
     each = measured(scored(files, splits=2, alphas=(0.1,)))
     assert merged.scopes == (MERGED,)
     assert merged.rows[MERGED] == tuple(np.sum([each.rows[name] for name in files], axis=0))
     alone = measured(
-        scored({ONE: files[ONE]}, splits=2, alphas=(0.1,), calibrated=Calibrated.MERGED)
+        scored({ONE: files[ONE]}, splits=2, alphas=(0.1,), calibrated=CalibrationScope.MERGED)
     )
     assert alone.scopes == (ONE,)
 
@@ -314,7 +314,7 @@ def test_few_validation_rows_are_no_error():
     assert all(len(runs["size"]) == 20 for runs in evaluation.cells.values())
 
 
-@pytest.mark.parametrize("calibrated", list(Calibrated))
+@pytest.mark.parametrize("calibrated", list(CalibrationScope))
 def test_the_same_seed_gives_the_same_numbers(files, calibrated):
     """To the last digit; another seed gives others."""
     options = {"splits": 2, "alphas": (0.1,), "calibrated": calibrated}

@@ -19,7 +19,7 @@ from tests.core.test_deberta import MOST, model, texts
 SHAPES = graphs.shapes(8, MOST)
 
 
-class Repeated:
+class ReplayRecorder:
     """Runs again what a GPU would have recorded, and counts; results stay where they are."""
 
     def __init__(self):
@@ -96,7 +96,7 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
         graphs.embedder(LeanDeberta(made, MOST), pooling),
         shapes=SHAPES,
         device="cpu",
-        recorder=Repeated(),
+        recorder=ReplayRecorder(),
     )
     run(*texts(*[MOST] * 8))
     for size, tokens in SHAPES:
@@ -111,7 +111,7 @@ def test_an_embedding_is_the_same_in_whatever_batch():
         graphs.embedder(LeanDeberta(model(), MOST), "mean"),
         shapes=SHAPES,
         device="cpu",
-        recorder=Repeated(),
+        recorder=ReplayRecorder(),
     )
     ids, mask = texts(20, 7, 40, 20, 3)
     together = run(ids, mask)
@@ -175,7 +175,7 @@ def test_every_shape_is_recorded_once_and_the_largest_first():
         return mask.sum(1, keepdim=True).float()
 
     offered = [(1, 16), (4, 16), (4, 32), (1, 32)]
-    recorder = Repeated()
+    recorder = ReplayRecorder()
     run = graphs.Graphs(embed, shapes=offered, device="cpu", recorder=recorder)
     assert made == [(4, 32), (4, 16), (1, 32), (1, 16)]
     for batch in itertools.product((1, 3, 4), (9, 16, 32)):
@@ -188,7 +188,7 @@ def test_every_shape_is_recorded_once_and_the_largest_first():
 @pytest.mark.parametrize("batch", [(5, 16), (4, 33), (5, 33)], ids=str)
 def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
     """Without padding and without a recording."""
-    seen, recorder = [], Repeated()
+    seen, recorder = [], ReplayRecorder()
 
     def embed(ids, mask):
         seen.append(tuple(ids.shape))
@@ -203,7 +203,7 @@ def test_a_batch_beyond_the_largest_runs_as_it_is(batch):
 def test_results_are_the_callers_own():
     """The next batch is computed where these came from."""
     run = graphs.Graphs(
-        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=Repeated()
+        lambda ids, mask: ids.float(), shapes=[(2, 16)], device="cpu", recorder=ReplayRecorder()
     )
     first = run(*tokens_of((2, 16)))
     run(torch.zeros((2, 16), dtype=torch.int64), torch.ones((2, 16), dtype=torch.int64))
@@ -218,7 +218,9 @@ def test_rows_that_nobody_asked_for_hold_a_token():
         seen.append(mask.clone())
         return ids.float()
 
-    graphs.Graphs(embed, shapes=[(4, 16)], device="cpu", recorder=Repeated())(*tokens_of((1, 2)))
+    graphs.Graphs(embed, shapes=[(4, 16)], device="cpu", recorder=ReplayRecorder())(
+        *tokens_of((1, 2))
+    )
     assert seen[-1].sum(1).tolist() == [2, 16, 16, 16]
 
 
@@ -232,7 +234,7 @@ def test_the_encoder_embeds_alike_by_graphs(tiny_encoder, pooling):
     rng = np.random.default_rng(5)
     asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
     plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(asked)
-    recorder = Repeated()
+    recorder = ReplayRecorder()
     encoder = HuggingFaceEncoder(str(tiny_encoder), forward="lean", recorder=recorder, **options)
     found = encoder.encode(asked)
     assert recorder.replayed

@@ -8,7 +8,7 @@ import pytest
 
 from app.tools.evaluation import OFF, with_cache
 from racer_core import artifacts
-from racer_core.encoder.base import Encoded
+from racer_core.encoder.base import EncoderOutput
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import ArtifactError
@@ -130,7 +130,7 @@ class Counting:
         self.asked += texts
         embeddings = np.zeros((len(texts), 3), dtype=np.float32)
         embeddings[:, 1] = 1.0
-        return Encoded(embeddings, np.zeros(len(texts), dtype=bool))
+        return EncoderOutput(embeddings, np.zeros(len(texts), dtype=bool))
 
 
 def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):

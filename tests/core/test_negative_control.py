@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedAnswers:
     """Answerable rows: who was right, and from which part of the benchmark each row is."""
 
     pool: tuple[str, ...]
@@ -40,7 +40,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> Recorded:
+def recorded() -> RecordedAnswers:
     """The raw records; the reader of labelled rows does not tell the parts."""
     with gzip.open(RECORDS, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
@@ -48,7 +48,7 @@ def recorded() -> Recorded:
     labels = np.array([[name in row["correct"] for name in pool] for row in rows])
     part = np.array([row["split"] == "train" for row in rows])
     keep = labels.any(axis=1)
-    return Recorded(pool, labels[keep], part[keep])
+    return RecordedAnswers(pool, labels[keep], part[keep])
 
 
 def misses(recorded, ordering, calibration_rows, test_rows):

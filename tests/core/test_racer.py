@@ -10,7 +10,7 @@ from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, CalibrationError, InputError, OverlapError, RowsError
-from racer_core.racer import Racer, Scored
+from racer_core.racer import Racer, RouterScores
 from racer_core.routers.base import RouterOutput
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
 from tests.support.synthetic import POOL, synthetic_rows
@@ -165,7 +165,7 @@ def test_another_scorer_may_score_the_rows(racer, rows):
 
     def scorer(queries):
         asked.extend(queries)
-        return Scored(np.full((len(queries), 3), 0.25), np.zeros(len(queries), bool))
+        return RouterScores(np.full((len(queries), 3), 0.25), np.zeros(len(queries), bool))
 
     assert np.all(racer.calibrate(rows, scorer=scorer).scores == 0.25)
     assert asked == rows.queries

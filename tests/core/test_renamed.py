@@ -14,6 +14,16 @@ RENAMED = {
     "racer_core.routers.neighbours.Lists": "racer_core.routers.inverted_file.InvertedFile",
     "racer_core.records.formats.Table": "racer_core.records.formats.TabularFile",
     "racer_core.offline.table.Table": "racer_core.offline.table.EvaluationTable",
+    "racer_core.encoder.base.Encoded": "racer_core.encoder.base.EncoderOutput",
+    "racer_core.offline.fit.Fitted": "racer_core.offline.fit.TrainingResult",
+    "racer_core.offline.protocol.Calibrated": "racer_core.offline.protocol.CalibrationScope",
+    "racer_core.offline.router_dc.FineTuned": "racer_core.offline.router_dc.FineTuningResult",
+    "racer_core.offline.stacking.Embedded": "racer_core.offline.stacking.PrecomputedEncoder",
+    "racer_core.racer.Scored": "racer_core.racer.RouterScores",
+    "racer_core.racer.Trained": "racer_core.racer.TrainedRouter",
+    "racer_core.records.convert.Converted": "racer_core.records.convert.ConversionResult",
+    "racer_core.routers.checkpoint.Reached": "racer_core.routers.checkpoint.TrainingState",
+    "racer_core.offline.evaluate.Choice": "racer_core.offline.evaluate.BestSetting",
 }
 
 

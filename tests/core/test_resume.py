@@ -19,7 +19,7 @@ TEXTS, LABELS = words(40, 1)
 OPTIONS = {"steps": 12, "learning_rate": 1e-3}  # batches of 32 span two orders of the 40 rows
 
 
-class Stopped(Exception):
+class TrainingInterrupt(Exception):
     """The machine went away."""
 
 
@@ -28,7 +28,7 @@ def stop_after(steps):
 
     def progress(stage, step, _total):
         if stage.startswith("RouterDC") and step == steps:
-            raise Stopped
+            raise TrainingInterrupt
 
     return progress
 
@@ -67,7 +67,7 @@ def uninterrupted(encoder, tmp_path_factory):
 @pytest.mark.parametrize("stopped", [5, 7, 11, 12])
 def test_interrupted_and_resumed_is_uninterrupted(encoder, uninterrupted, tmp_path, stopped):
     """Stopped at 7 it goes on from 5 and does 6 and 7 again; all steps are told."""
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupt):
         tune(encoder, tmp_path, stop_after(stopped))
     heard = []
     resumed = tune(encoder, tmp_path, lambda *step: heard.append(step), resume=True)
@@ -95,7 +95,7 @@ def test_resuming_where_nothing_is_begins(encoder, uninterrupted, tmp_path):
 @pytest.fixture
 def half_done(encoder, tmp_path):
     """A folder with the checkpoint of a training that stopped after five steps."""
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupt):
         tune(encoder, tmp_path, stop_after(5))
     return tmp_path
 
@@ -174,7 +174,7 @@ def mlp(folder, progress=lambda *_: None, **options):
 def test_mlp_interrupted_and_resumed_is_uninterrupted(tmp_path, stopped):
     """Bit for bit, order of rows included; epochs done before are told again."""
     whole = mlp(tmp_path / "whole")
-    with pytest.raises(Stopped):
+    with pytest.raises(TrainingInterrupt):
         mlp(tmp_path, lambda epoch, _loss: stop_after(stopped)("RouterDC", epoch, 9))
     heard = []
     resumed = mlp(tmp_path, lambda epoch, _: heard.append(epoch), resume=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from racer_core.calibration.patterns import PatternModel, pattern_ids
-from racer_core.encoder.base import Encoded, unit_rows
+from racer_core.encoder.base import EncoderOutput, unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
 from racer_core.routers.base import Batch
@@ -23,7 +23,7 @@ class Coordinates:
     def encode(self, texts):
         """Unit vectors."""
         rows = np.array([[float(part) for part in text.split()] for text in texts])
-        return Encoded(unit_rows(rows.astype(np.float32)), np.zeros(len(texts), bool))
+        return EncoderOutput(unit_rows(rows.astype(np.float32)), np.zeros(len(texts), bool))
 
 
 def scores_at(router, *points):

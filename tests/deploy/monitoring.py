@@ -20,7 +20,7 @@ _PARTS = ("lhs", "rhs", "expr", "param", "vector_selector")
 
 
 @dataclass(frozen=True)
-class Selected:
+class SeriesSelector:
     """The series of one metric that an expression reads."""
 
     metric: str
@@ -52,15 +52,15 @@ def nodes(expr: Any) -> Iterator[Any]:
             yield from nodes(part)
 
 
-def read(text: str) -> tuple[list[Selected], set[str]]:
+def read(text: str) -> tuple[list[SeriesSelector], set[str]]:
     """What an expression selects, and the labels by which it groups or joins."""
-    selected: list[Selected] = []
+    selected: list[SeriesSelector] = []
     labels: set[str] = set()
     for node in nodes(promql_parser.parse(text)):
         if isinstance(node, promql_parser.VectorSelector):
             matchers = node.matchers.matchers
             told = tuple((each.name, str(each.op).split(".")[-1], each.value) for each in matchers)
-            selected.append(Selected(node.name, told))
+            selected.append(SeriesSelector(node.name, told))
         if (modifier := getattr(node, "modifier", None)) is not None:
             labels |= _labels(modifier)
     return selected, labels

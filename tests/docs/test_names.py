@@ -119,3 +119,16 @@ def test_what_the_code_says_of_documents_is_true() -> None:
             text = path.read_text(encoding="utf-8")
             for page in re.findall(r"\bdocs/([\w/-]+\.md)\b", text):
                 assert (ROOT / "docs" / page).is_file(), f"{path}: docs/{page}"
+
+
+def test_no_class_is_called_by_a_participle() -> None:
+    """A class name is a noun: `RouterScores`, not `Scored`. Exceptions may be participles.
+
+    Red when a class `Routed` appears.
+    """
+    folders = ("app", "racer_core", "benchmarks", "deploy", "tests")
+    for path in (path for name in folders for path in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and re.fullmatch(r"_?[A-Z][a-z]+ed", node.name):
+                bases = " ".join(map(ast.unparse, node.bases))
+                assert re.search("Error|Exception", bases), f"{path}: {node.name} is no noun"

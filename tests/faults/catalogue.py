@@ -17,7 +17,7 @@ from tests.upstreams.hostile.heads import BAD_HEADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class UsableAnswer:
     """The candidate's answer is usable."""
 
     text: str | None = TEXT  # None: no text is expected, a refusal or a tool call is
@@ -27,7 +27,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class FailedAnswer:
     """The candidate's answer is not usable."""
 
     status: int
@@ -35,7 +35,7 @@ class Failed:
     retry_after: int | None = None  # seconds that the client must be told
 
 
-Outcome = Answered | Failed
+Outcome = UsableAnswer | FailedAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Row:
     @property
     def can_fail(self) -> bool:
         """Whether the candidate may give no usable answer."""
-        return any(isinstance(each, Failed) for each in self.plain + self.stream)
+        return any(isinstance(each, FailedAnswer) for each in self.plain + self.stream)
 
     @property
     def must_be_late(self) -> bool:
@@ -62,34 +62,34 @@ def _row(*outcomes: Outcome, calls: int = 2, stream: tuple[Outcome, ...] | None 
     return Row(plain=outcomes, stream=stream or outcomes, calls=calls)
 
 
-OK: Final = Answered()
-UNCOUNTED: Final = Answered(counted=False)
-UNAVAILABLE: Final = Failed(status=503, code="upstream_unavailable")
-TLS: Final = Failed(status=502, code="upstream_tls_error")
-LATE: Final = Failed(status=504, code="upstream_timeout")
-CUT: Final = Failed(status=502, code="upstream_disconnected")
-BROKEN: Final = Failed(status=502, code="upstream_error")
-BUSY: Final = Failed(status=503, code="upstream_error")
-AUTH: Final = Failed(status=502, code="upstream_auth_error")
-INVALID: Final = Failed(status=502, code="upstream_invalid_response")
-REDIRECT: Final = Failed(status=502, code="upstream_redirect")
-TOO_LARGE: Final = Failed(status=502, code="upstream_response_too_large")
-ENCODED: Final = Failed(status=502, code="upstream_encoding")
-PROTOCOL: Final = Failed(status=502, code="upstream_protocol_error")
-EMPTY: Final = Failed(status=502, code="upstream_empty")
+OK: Final = UsableAnswer()
+UNCOUNTED: Final = UsableAnswer(counted=False)
+UNAVAILABLE: Final = FailedAnswer(status=503, code="upstream_unavailable")
+TLS: Final = FailedAnswer(status=502, code="upstream_tls_error")
+LATE: Final = FailedAnswer(status=504, code="upstream_timeout")
+CUT: Final = FailedAnswer(status=502, code="upstream_disconnected")
+BROKEN: Final = FailedAnswer(status=502, code="upstream_error")
+BUSY: Final = FailedAnswer(status=503, code="upstream_error")
+AUTH: Final = FailedAnswer(status=502, code="upstream_auth_error")
+INVALID: Final = FailedAnswer(status=502, code="upstream_invalid_response")
+REDIRECT: Final = FailedAnswer(status=502, code="upstream_redirect")
+TOO_LARGE: Final = FailedAnswer(status=502, code="upstream_response_too_large")
+ENCODED: Final = FailedAnswer(status=502, code="upstream_encoding")
+PROTOCOL: Final = FailedAnswer(status=502, code="upstream_protocol_error")
+EMPTY: Final = FailedAnswer(status=502, code="upstream_empty")
 
 
 def _limited(retry_after: int | None = None) -> Row:
-    return _row(Failed(status=429, code="upstream_rate_limited", retry_after=retry_after))
+    return _row(FailedAnswer(status=429, code="upstream_rate_limited", retry_after=retry_after))
 
 
 def _rejected(status: int) -> Row:
-    return _row(Failed(status=status, code="upstream_rejected"), calls=1)
+    return _row(FailedAnswer(status=status, code="upstream_rejected"), calls=1)
 
 
 def _stream_only(*outcomes: Outcome, text: str = TEXT) -> Row:
     """Healthy unless a stream was asked for."""
-    return Row(plain=(Answered(text=text),), stream=outcomes)
+    return Row(plain=(UsableAnswer(text=text),), stream=outcomes)
 
 
 # Where a candidate is said to be, and nobody answers as HTTP.
@@ -117,7 +117,7 @@ _CONNECTIONS: Final[Mapping[str, Row]] = {
     "close_after": Row(plain=(OK,), stream=(OK,), warm=True),
     "cut": _row(CUT),
     "cut:rst": _row(CUT),
-    "unterminated": _row(CUT, stream=(Answered(text="4" * 16),)),
+    "unterminated": _row(CUT, stream=(UsableAnswer(text="4" * 16),)),
     "truncate": _row(CUT),
 }
 _STATUSES: Final[Mapping[str, Row]] = {
@@ -200,7 +200,7 @@ _STREAMS: Final[Mapping[str, Row]] = {
             "bytewise", "packed",
         )
     },
-    "sse:split": _stream_only(Answered(text=SPLIT_TEXT), text=SPLIT_TEXT),
+    "sse:split": _stream_only(UsableAnswer(text=SPLIT_TEXT), text=SPLIT_TEXT),
 }  # fmt: skip
 _DOCUMENTS: Final[Mapping[str, Row]] = {
     "null_content:null": _row(EMPTY),
@@ -209,17 +209,17 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "null_content:list": _row(OK),  # parts of text, as some servers send: one text to clients
     "null_content:object": _row(INVALID, EMPTY),
     "null_content:no_message": _row(INVALID, EMPTY),
-    "null_content:refusal": _row(Answered(text=None, votes=False)),
-    "null_content:tool": _row(Answered(text=None, votes=False)),
+    "null_content:refusal": _row(UsableAnswer(text=None, votes=False)),
+    "null_content:tool": _row(UsableAnswer(text=None, votes=False)),
     # A labelled row may count a blank as an answer, so that it fails nobody.
-    "blank": _row(EMPTY, Answered(text=" \n\t ", votes=False)),
-    "blank:empty": _row(EMPTY, Answered(text="", votes=False)),
+    "blank": _row(EMPTY, UsableAnswer(text=" \n\t ", votes=False)),
+    "blank:empty": _row(EMPTY, UsableAnswer(text="", votes=False)),
     "dup_choices": _row(OK),
     "extra_choices": _row(OK),
     "empty_choices": _row(EMPTY, stream=(EMPTY, CUT)),
     "odd_choices": _row(INVALID, EMPTY),
     # Another limit than the labelled one, unless the rows were labelled under the same.
-    "finish:length": _row(Answered(void="conditions_differ")),
+    "finish:length": _row(UsableAnswer(void="conditions_differ")),
     "finish:content_filter": _row(OK),
     "finish:bogus": _row(OK),
     "bad_logprobs:positive": _row(OK),
@@ -235,9 +235,9 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "usage:fraction": _row(UNCOUNTED),
     "usage:null": _row(UNCOUNTED),
     "wrong_model": _row(OK),
-    "inject": _row(Answered(text=ORDERS)),
+    "inject": _row(UsableAnswer(text=ORDERS)),
     **{
-        f"unicode:{name}": _row(Answered(text=text.replace("\ud800", "\ufffd")))
+        f"unicode:{name}": _row(UsableAnswer(text=text.replace("\ud800", "\ufffd")))
         for name, text in TEXTS.items()
     },
 }

@@ -41,7 +41,7 @@ EARLIER: Final = [{"role": "user", "content": "Hello"}, {"role": "assistant", "c
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FaultRequest:
     """One request, the modes that it meets, and whether it breaks a premise by itself."""
 
     name: str
@@ -59,7 +59,7 @@ class Tally:
     wrong: list[str] = field(default_factory=list[str])
 
 
-def drawn(rng: random.Random, number: int) -> Asked:
+def drawn(rng: random.Random, number: int) -> FaultRequest:
     """A request, its candidates' modes and its client's patience."""
     name = f"chaos {number}"
     body: dict[str, Any] = {
@@ -83,7 +83,7 @@ def drawn(rng: random.Random, number: int) -> Asked:
             racer["stream"] = "leader"
         case _:
             pass
-    return Asked(
+    return FaultRequest(
         name=name,
         body=body | ({"racer": racer} if racer else {}),
         modes={candidate: _mode(rng) for candidate in POOL},
@@ -108,7 +108,9 @@ def may_have_answered(entry: Entry) -> bool:
     return any(isinstance(each, Answered) for each in (row.stream if entry.stream else row.plain))
 
 
-def broken_premise(asked: Asked, racer: dict[str, Any], entries: Sequence[Entry]) -> str | None:
+def broken_premise(
+    asked: FaultRequest, racer: dict[str, Any], entries: Sequence[Entry]
+) -> str | None:
     """Why a certificate may not hold; None when it may.
 
     A candidate that gave nothing is no failure of the set where the vote was decided without it:
@@ -136,7 +138,7 @@ def _wins_ties(racer: dict[str, Any], silent: Sequence[str]) -> bool:
 
 
 async def ask(
-    bench: Bench, session: aiohttp.ClientSession, gateway: str, asked: Asked, tally: Tally
+    bench: Bench, session: aiohttp.ClientSession, gateway: str, asked: FaultRequest, tally: Tally
 ) -> None:
     """Ask, and hold what is answered against the log."""
     await bench.upstream.plan(session, asked.name, asked.modes)

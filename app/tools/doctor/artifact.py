@@ -7,12 +7,12 @@ from app.routing.artifact import open_trained
 from app.settings import Settings
 from app.tools.doctor.finding import Finding, failed, ok, warning
 from racer_core.errors import ArtifactError
-from racer_core.racer import Trained
+from racer_core.racer import TrainedRouter
 
 CHECK = "artifact"
 
 
-def check(settings: Settings) -> tuple[Finding, Trained | None]:
+def check(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
     """Return the finding and the opened artifact, if it opens; the encoder stays closed."""
     if settings.artifact is None:
         cure = "run `racer train`, then set `artifact`"

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from app.tools.doctor.finding import Finding, ok, warning
-from app.upstream.model_list import Listing
+from app.upstream.model_list import ModelList
 
 CHECK = "clock"
 SKEW_S: Final = 5.0  # Date headers have whole seconds, and an answer takes time
 
 
-def check(listings: Sequence[Listing]) -> Finding:
+def check(listings: Sequence[ModelList]) -> Finding:
     """Compare this machine's clock with the servers' Date headers."""
     offsets = {each.base_url: each.ahead_s for each in listings if each.ahead_s is not None}
     off = {url: ahead for url, ahead in offsets.items() if abs(ahead) > SKEW_S}

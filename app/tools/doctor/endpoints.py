@@ -9,14 +9,14 @@ from typing import Final
 from app.errors import ModelListError, ModelListUnreachable, UpstreamUnauthorized
 from app.settings import Secrets, Settings
 from app.tools.doctor.finding import Finding, State, failed, ok, warning
-from app.upstream.model_list import Listing, list_models
+from app.upstream.model_list import ModelList, list_models
 from app.upstream.replicas import Target
 from app.upstream.targets import open_targets
 
 _AT_ONCE: Final = 8
 
 
-def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Listing]]:
+def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[ModelList]]:
     """Return a finding per candidate and evaluator, and the model lists of their servers."""
     models = {each.name: each.served_as for each in settings.candidates}
     keys = {each.name: each.api_key_env for each in settings.candidates}
@@ -30,13 +30,13 @@ def check(settings: Settings, secrets: Secrets) -> tuple[list[Finding], list[Lis
         for name, answers in zip(targets, answers_by_target, strict=True)
     ]
     return findings, [
-        each for answers in answers_by_target for each in answers if isinstance(each, Listing)
+        each for answers in answers_by_target for each in answers if isinstance(each, ModelList)
     ]
 
 
 def judge(
     name: str,
-    answer: Listing | UpstreamUnauthorized | ModelListError,
+    answer: ModelList | UpstreamUnauthorized | ModelListError,
     model: str,
     key_env: str | None,
 ) -> Finding:
@@ -61,8 +61,8 @@ def judge(
     )
 
 
-def _list_all(target: Target) -> list[Listing | UpstreamUnauthorized | ModelListError]:
-    answers: list[Listing | UpstreamUnauthorized | ModelListError] = []
+def _list_all(target: Target) -> list[ModelList | UpstreamUnauthorized | ModelListError]:
+    answers: list[ModelList | UpstreamUnauthorized | ModelListError] = []
     for replica in target.replicas.all:
         try:
             answers.append(

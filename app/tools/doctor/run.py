@@ -20,7 +20,7 @@ from app.tools.doctor import (
     store,
 )
 from app.tools.doctor.finding import Finding
-from racer_core.racer import Trained
+from racer_core.racer import TrainedRouter
 
 
 def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def run_checks(path: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     yield from ports.check(settings)
 
 
-def _machine_findings(settings: Settings, trained: Trained | None) -> Iterator[Finding]:
+def _machine_findings(settings: Settings, trained: TrainedRouter | None) -> Iterator[Finding]:
     backend = settings.encoder.backend if trained is None else trained.artifact.encoder.backend
     if trained is not None:
         yield encoder.check(trained.artifact.encoder)
@@ -55,7 +55,7 @@ def _machine_findings(settings: Settings, trained: Trained | None) -> Iterator[F
 
 
 def _store_findings(
-    settings: Settings, secrets: Secrets, trained: Trained | None
+    settings: Settings, secrets: Secrets, trained: TrainedRouter | None
 ) -> Iterator[Finding]:
     setup = None
     if trained is not None:

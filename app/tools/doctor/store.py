@@ -12,7 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from app.errors import RecoveryNeeded, SettingsError, StoreError
 from app.store import engine, schema
-from app.store.inspection import StoreInspection, look
+from app.store.inspection import StoreInspection, inspect_store
 from app.tools.doctor.finding import Finding, failed, ok, warning
 
 CHECK = "store"
@@ -28,13 +28,13 @@ def check(url: str, setup: str | None) -> tuple[list[Finding], StoreInspection |
         url: URL of the store.
         setup: Digest of artifact and candidates; None without an artifact.
     """
-    shown = engine.shown(url)
+    shown = engine.redacted_url(url)
     file = _file(url)
     findings: list[Finding] = [] if file is None else _file_findings(file)
     if any(each.cure for each in findings if each.check == CHECK):
         return findings, None
     try:
-        found = look(url, setup)
+        found = inspect_store(url, setup)
     except RecoveryNeeded as exc:
         return [
             warning(CHECK, str(exc), "start the gateway, which rolls that back"),

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from app.tools.ray_batch.connection import joined, rows_of
 from racer_core import artifacts
-from racer_core.encoder.base import Encoded, EncoderSpec
+from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import ArtifactError
 from racer_core.offline.embeddings import Spread
 
@@ -26,7 +26,7 @@ def over_cluster(address: str, spec: EncoderSpec) -> Spread:
             refused.
     """
 
-    def spread(pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, Encoded]]:
+    def spread(pieces: Sequence[Sequence[str]]) -> Iterator[tuple[int, EncoderOutput]]:
         with joined(address):
             gpus = 1 if spec.backend == "cuda" else 0
             most = int(ray.cluster_resources().get("GPU" if gpus else "CPU", 1))
@@ -42,7 +42,7 @@ def over_cluster(address: str, spec: EncoderSpec) -> Spread:
             try:
                 with closing(rows_of(found)) as rows:
                     for row in rows:
-                        yield row["number"], Encoded(row["embeddings"], row["truncated"])
+                        yield row["number"], EncoderOutput(row["embeddings"], row["truncated"])
             except RayError as exc:
                 raise ArtifactError(f"the cluster could not embed: {exc}") from exc
 

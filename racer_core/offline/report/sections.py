@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import AVERAGE, Evaluation
-from racer_core.offline.protocol import Calibrated
+from racer_core.offline.protocol import CalibrationScope
 from racer_core.offline.report import differences, figures, overview, tables
 from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
@@ -16,8 +16,8 @@ from racer_core.offline.report.view import FULL_POOL, View, described, left_out,
 from racer_core.types import RiskTarget, Score
 
 _CALIBRATED = {
-    Calibrated.EACH: "each benchmark's own rows",
-    Calibrated.MERGED: "the rows of all benchmarks together",
+    CalibrationScope.EACH: "each benchmark's own rows",
+    CalibrationScope.MERGED: "the rows of all benchmarks together",
 }
 _UNSMOOTHED = (
     "Without smoothing, scores that tie leave part of alpha unspent, `static` most of all: compare "
