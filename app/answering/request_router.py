@@ -101,15 +101,17 @@ class RequestRouter:
         """The set that every alpha would select."""
         deadline = self._deadline(request.options.timeout, time.monotonic())
         levels = await self._routing.levels(request, deadline)
-        return replace(levels, routed=levels.routed.with_reasons(*self._monitor.stale_reasons))
+        return replace(levels, routed=self._with_alarms(levels.routed))
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
-        routed = (await self._routing.route(request, deadline)).with_reasons(
-            *self._monitor.stale_reasons
-        )
+        routed = self._with_alarms(await self._routing.route(request, deadline))
         repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)
         return replace(routed, repeated=True) if repeated else routed
+
+    def _with_alarms(self, routed: CertifiedDecision) -> CertifiedDecision:
+        """The decision, with the drift alarms of the calibration that decided it."""
+        return routed.with_reasons(*self._monitor.stale_reasons(routed.record.id))
 
     def _deadline(self, timeout_s: float | None, started: float) -> float:
         longest_s = self._settings.limits.deadline_s

@@ -42,6 +42,7 @@ from racer_core.calibration.monitoring import DriftState, ExchangeabilityMarting
 log = logging.getLogger(__name__)
 
 FLUSH_S: Final = 5.0  # how long a query may wait to be added
+MAX_CALIBRATIONS: Final = 64  # earlier ones whose alarms are remembered for requests in flight
 MAX_PENDING: Final = 10_000  # values of a stream that wait to be added; further ones are ignored
 
 
@@ -81,17 +82,20 @@ class DriftMonitor:
         self._false_alarm = false_alarm
         self._rng = rng
         self._update_lock = Lock()  # for updates of the drift state; held during a transaction
-        self._memory_lock = Lock()  # for the two attributes below; held for microseconds
+        self._memory_lock = Lock()  # for the three attributes below; held for microseconds
         self._current: _CalibrationDrift | None = None
         self._previous: _CalibrationDrift | None = None  # requests in flight may still use it
+        self._raised: dict[str, tuple[str, ...]] = {}  # the alarms of earlier calibrations
         self._flushed_at = time.monotonic()
 
     def stale_reasons(self, calibration_id: str) -> tuple[str, ...]:
         """Why certificates of this calibration are void: a reason for each stream that alarmed."""
-        for each in (self._current, self._previous):
-            if each is not None and each.record.id == calibration_id:
-                return tuple(Reason.STALE.of(name) for name in each.raised)
-        return ()
+        current = self._current
+        if current is not None and current.record.id == calibration_id:
+            raised = current.raised
+        else:  # a request that was decided before the last activation
+            raised = self._raised.get(calibration_id, ())
+        return tuple(Reason.STALE.of(name) for name in raised)
 
     def set_calibration(self, record: CalibrationRecord) -> None:
         """Continue with the drift state of another calibration, or begin one.
@@ -104,12 +108,20 @@ class DriftMonitor:
         except StoreError as exc:  # the next shared state contains them
             log.warning("the drift alarms of calibration %s are not known yet: %s", record.id, exc)
         with self._memory_lock:
+            if self._current is not None:
+                self._remember(self._current)
             self._previous, self._current = self._current, _CalibrationDrift(record=record)
             self._show_alarms(())
             for name in drift_statistics.STREAMS:  # until the state is next updated
                 self._metrics.evidence.labels(name).set(0.0)
         if alarms is not None:
             self._add_alarms(record.id, *alarms)
+
+    def _remember(self, earlier: _CalibrationDrift) -> None:
+        """Keep the alarms of a calibration that stops deciding, the latest ``MAX_CALIBRATIONS``."""
+        kept = {name: each for name, each in self._raised.items() if name != earlier.record.id}
+        kept[earlier.record.id] = earlier.raised
+        self._raised = dict(list(kept.items())[-MAX_CALIBRATIONS:])
 
     def on_shared_state(self, state: SharedState) -> None:
         """Learn which alarms other gateways raised."""
@@ -229,7 +241,10 @@ class DriftMonitor:
         with self._memory_lock:
             current = self._current
             if current is None or current.record.id != calibration_id:
-                return  # of a calibration that no longer decides
+                earlier = self._raised.get(calibration_id)
+                if earlier is not None:  # requests in flight may still rest on it
+                    self._raised[calibration_id] = tuple(dict.fromkeys((*earlier, *raised)))
+                return
             before = current.raised if since == current.since else ()
             after = tuple(name for name in drift_statistics.STREAMS if name in {*before, *raised})
             self._current = replace(current, since=since, raised=after)

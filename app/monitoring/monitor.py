@@ -108,12 +108,9 @@ class Monitor:
 
     # The request path -----------------------------------------------------------------------
 
-    @property
-    def stale_reasons(self) -> tuple[str, ...]:
-        """Why certificates of the active calibration are void; empty while nothing alarmed."""
-        if self._drift is None or not self._active.ready:
-            return ()
-        return self._drift.stale_reasons(self._active.record().id)
+    def stale_reasons(self, calibration_id: str) -> tuple[str, ...]:
+        """Why certificates of a calibration that decides, or did, are void by drift alarms."""
+        return () if self._drift is None else self._drift.stale_reasons(calibration_id)
 
     def is_repeat(self, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Record a query; returns whether it was seen before. Ignores queries unlike the rows."""

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.access.api_keys import Caller
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.monitor import Monitor
-from app.routing.decision import ChosenBy
+from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.service import RoutingService
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store
 from app.store.calibration_record import CalibrationRecord
@@ -66,13 +67,22 @@ async def feed(monitor: Monitor, made: list[DecisionRecord]) -> None:
     await monitor.flush_drift()
 
 
+def stale_now(monitor: Monitor, world: MonitoredStore) -> tuple[str, ...]:
+    """Why certificates of the active calibration are void."""
+    return monitor.stale_reasons(world.active.record().id)
+
+
 async def until_alarm(
-    monitor: Monitor, queries: Callable[[int], list[DecisionRecord]], *, at_most: int
+    monitor: Monitor,
+    world: MonitoredStore,
+    queries: Callable[[int], list[DecisionRecord]],
+    *,
+    at_most: int,
 ) -> int:
     """How many queries it took, fifty at a time."""
     for count in range(50, at_most + 1, 50):
         await feed(monitor, queries(50))
-        if monitor.stale_reasons:
+        if stale_now(monitor, world):
             return count
     raise AssertionError(f"no alarm after {at_most} queries: {await monitor.drift_report()}")
 
@@ -93,7 +103,7 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         for _ in range(40):
             await feed(monitor, decision_records(world.record, draw_scores(rng, 50)))
-            assert monitor.stale_reasons == ()
+            assert stale_now(monitor, world) == ()
         told = await monitor.drift_report()
         rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
         assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
@@ -107,15 +117,15 @@ def test_harder_queries_raise_an_alarm(store: Store) -> None:
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 1_000)))
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
 
         def harder(count: int) -> list[DecisionRecord]:
             return decision_records(world.record, draw_scores(rng, count, harder=0.8))
 
-        assert await until_alarm(monitor, harder, at_most=600) <= 600
-        assert set(monitor.stale_reasons) <= {"stale:largest_score", "stale:mean_score"}
+        assert await until_alarm(monitor, world, harder, at_most=600) <= 600
+        assert set(stale_now(monitor, world)) <= {"stale:largest_score", "stale:mean_score"}
         raised = (await monitor.drift_report())["alarms"]["raised"]
-        assert [f"stale:{name}" for name in raised] == list(monitor.stale_reasons)
+        assert [f"stale:{name}" for name in raised] == list(stale_now(monitor, world))
 
     monitored(store, story, false_alarm=RARE)
 
@@ -130,9 +140,11 @@ def test_sets_that_grow_raise_an_alarm(store: Store) -> None:
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 1_000)))
-        await until_alarm(monitor, lambda n: decision_records(world.record, alike(n)), at_most=600)
+        await until_alarm(
+            monitor, world, lambda n: decision_records(world.record, alike(n)), at_most=600
+        )
         await feed(monitor, decision_records(world.record, alike(300)))
-        assert "stale:set_size" in monitor.stale_reasons
+        assert "stale:set_size" in stale_now(monitor, world)
 
     monitored(store, story, false_alarm=RARE)
 
@@ -154,7 +166,7 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 500)))
         for choice in choices:
             await feed(monitor, decision_records(world.record, draw_scores(rng, 300), **choice))
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         assert (await monitor.drift_report())["alarms"]["streams"]["set_size"]["rounds"] == 1_700
 
     monitored(store, story, false_alarm=RARE)
@@ -181,7 +193,7 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         made = decision_records(world.record, draw_scores(rng, 20, harder=0.1))
         await feed(monitor, [replace(note, **changes) for note in made])
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         assert (await monitor.drift_report())["alarms"]["streams"]["mean_score"]["rounds"] == 0
 
     monitored(store, story)
@@ -237,7 +249,7 @@ def test_nothing_is_watched_when_the_operator_says_so(store: Store) -> None:
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 500, harder=0.1)))
         await monitor.reset_drift()
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         assert (await monitor.drift_report())["alarms"] is None
 
     monitored(store, story, false_alarm=None)
@@ -289,7 +301,7 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
         assert shadow["lower"] < 0.1 < shadow["upper"]
         assert told["alarms"]["streams"]["risk"]["rounds"] == len(losses)
         assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
 
     monitored(
         store,
@@ -306,9 +318,9 @@ def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await judge(monitor, world, rng, 50)
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         await judge(monitor, world, rng, 100, lambda scores: 1.0 - scores)
-        assert monitor.stale_reasons == ("stale:risk",)
+        assert stale_now(monitor, world) == ("stale:risk",)
 
     monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
 
@@ -369,7 +381,7 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
             right = [note is usual, note is usual, note is not usual]
             await monitor.feedback.add(note.decision_id, verdicts_on_all(right), ADMIN)
         told = await monitor.drift_report()
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
         assert told["feedback"]["identified"] == 1
         assert told["alarms"]["streams"]["largest_score"]["rounds"] == 61
@@ -495,13 +507,15 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
     async def before(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
         told.append(await monitor.drift_report())
-        assert monitor.stale_reasons
+        assert stale_now(monitor, world)
 
     world = monitored(store, before)
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale_reasons == tuple(f"stale:{n}" for n in told[0]["alarms"]["raised"])
+            assert stale_now(monitor, world) == tuple(
+                f"stale:{n}" for n in told[0]["alarms"]["raised"]
+            )
             assert (await monitor.drift_report())["alarms"] == told[0]["alarms"]
 
     asyncio.run(after())
@@ -514,27 +528,69 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
-        raised = monitor.stale_reasons
+        raised = stale_now(monitor, world)
         assert raised
         world.store.add(fresh, activate=True)
 
         def meanwhile(
             new: CalibrationRecord,
         ) -> None:  # which is followed, while the old one decides
-            assert new is not fresh or monitor.stale_reasons == raised
+            assert new is not fresh or stale_now(monitor, world) == raised
 
         await world.active.add_follower(meanwhile)
         await world.active.swap(fresh)
-        assert monitor.stale_reasons == ()
+        assert stale_now(monitor, world) == ()
         await feed(monitor, decision_records(fresh, draw_scores(rng, 10)))
         told = await monitor.drift_report()
         assert told["calibration_id"] == fresh.id
         assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
         assert told["decisions"]["kept"] == 10
         await world.active.swap(world.record)
-        assert monitor.stale_reasons == raised
+        assert stale_now(monitor, world) == raised
 
     monitored(store, story)
+
+
+@pytest.mark.parametrize("later", [1, 2, 8])
+def test_an_alarm_belongs_to_the_record_that_decided(store: Store, later: int) -> None:
+    """However many were activated while a request was decided by the one that alarmed."""
+    rng = np.random.default_rng(26)
+
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
+        raised = stale_now(monitor, world)
+        assert raised
+        for seed in range(later):
+            fresh = calibration_record(seed=50 + seed, rows=100)
+            world.store.add(fresh, activate=True)
+            await world.active.swap(fresh)
+        assert stale_now(monitor, world) == ()
+        assert monitor.stale_reasons(world.record.id) == raised
+
+    monitored(store, story)
+
+
+def test_an_alarm_voids_a_decision_of_before_the_swap(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A calibration is activated while a request is decided by the one that alarmed."""
+    gateway = serve(watching={"false_alarm": 0.01})
+    decided = [gateway.route(f"{NOBODY}{number}")["decision_id"] for number in range(120)]
+    gateway.get(f"/decisions/{decided[-1]}")
+    raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
+    assert raised
+    decide = RoutingService.route
+
+    async def swapped_meanwhile(self: Any, request: Any, deadline: float) -> CertifiedDecision:
+        routed = await decide(self, request, deadline)
+        fresh = replace(routed.record, id="cal-fresh")
+        await self._active.swap(fresh)
+        return routed
+
+    monkeypatch.setattr(RoutingService, "route", swapped_meanwhile)
+    certificate = gateway.route(ONE)["certificate"]
+    assert not certificate["holds"]
+    assert {f"stale:{name}" for name in raised} <= set(certificate["reasons"])
 
 
 def test_a_reset_begins_again(store: Store) -> None:
@@ -548,19 +604,19 @@ def test_a_reset_begins_again(store: Store) -> None:
 
     async def reset() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale_reasons
+            assert stale_now(monitor, world)
             since = (await monitor.drift_report())["alarms"]["since"]
             await monitor.reset_drift()
-            assert monitor.stale_reasons == ()
+            assert stale_now(monitor, world) == ()
             told = (await monitor.drift_report())["alarms"]
             assert told["since"] > since
             assert told["streams"]["mean_score"]["rounds"] == 0
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale_reasons == ()
+            assert stale_now(monitor, world) == ()
             await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
-            assert monitor.stale_reasons
+            assert stale_now(monitor, world)
 
     asyncio.run(reset())
     asyncio.run(after())
@@ -582,7 +638,7 @@ def test_a_damaged_watch_begins_again(store: Store, damage: str) -> None:
 
     async def after() -> None:
         async with await world.monitor() as monitor:
-            assert monitor.stale_reasons == ()
+            assert stale_now(monitor, world) == ()
             assert (await monitor.drift_report())["alarms"]["streams"]["risk"]["rounds"] == 0
 
     asyncio.run(after())
