@@ -17,7 +17,7 @@ from skills import LEVEL_SHARES, PROBES_PER_SKILL, SPLIT_SIZES
 MOST_SINGLE: Final = 0.75
 LEAST_LEAD: Final = 0.05
 LEAST_ORACLE_GAIN: Final = 0.15
-NOBODY: Final = (0.03, 0.15)
+UNANSWERABLE_SHARE: Final = (0.03, 0.15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def failures(measured: PoolMeasurement) -> list[str]:
     ]
     if measured.oracle - best < LEAST_ORACLE_GAIN:
         found.append(f"the oracle gains {measured.oracle - best:.1%}; at least 15 % is needed")
-    if not NOBODY[0] <= 1 - measured.oracle <= NOBODY[1]:
+    if not UNANSWERABLE_SHARE[0] <= 1 - measured.oracle <= UNANSWERABLE_SHARE[1]:
         found.append(f"nobody is right on {1 - measured.oracle:.1%}; 3 % to 15 % is wanted")
     return found
 

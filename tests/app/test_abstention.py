@@ -5,13 +5,13 @@ from __future__ import annotations
 import openai
 import pytest
 
-from tests.support.gateway import NOBODY, ONE, Gateway, Serve, user
+from tests.support.gateway import ONE, UNANSWERABLE, Gateway, Serve, user
 from tests.upstreams.scripted import FakePool
 
 
 def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:
     """By default nobody is called: a sentence in content and refusal, at no cost, and it holds."""
-    completion = gateway.openai().chat.completions.create(model="auto", messages=user(NOBODY))
+    completion = gateway.openai().chat.completions.create(model="auto", messages=user(UNANSWERABLE))
     choice = completion.choices[0]
     assert choice.finish_reason == "stop"
     assert choice.message.refusal
@@ -19,12 +19,12 @@ def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> No
     assert completion.model == "auto"
     assert completion.usage is not None
     assert completion.usage.total_tokens == 0
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_a_refusal_has_its_certificate(gateway: Gateway) -> None:
     """The racer object and the headers say that nobody was called, and why."""
-    response = gateway.ask(NOBODY)
+    response = gateway.ask(UNANSWERABLE)
     racer = response.json()["racer"]
     assert (racer["abstained"], racer["abstain_reason"]) == (True, "p_null")
     assert (racer["selected"], racer["served_by"], racer["calls"]) == ([], None, [])
@@ -37,10 +37,10 @@ def test_a_refusal_has_its_certificate(gateway: Gateway) -> None:
 def test_the_strongest_candidate_can_be_asked_instead(gateway: Gateway, pool: FakePool) -> None:
     """``on_abstain: strongest`` calls the best score, and the certificate is void."""
     pool.say("adder", "Roses")
-    response = gateway.ask(NOBODY, {"on_abstain": "strongest"})
+    response = gateway.ask(UNANSWERABLE, {"on_abstain": "strongest"})
     racer = response.json()["racer"]
     assert response.json()["choices"][0]["message"]["content"] == "Roses"
-    assert pool.asked() == racer["selected"] == [next(iter(racer["pool_scores"]))]
+    assert pool.models_called() == racer["selected"] == [next(iter(racer["pool_scores"]))]
     assert racer["certificate"]["reasons"] == ["abstained_strongest"]
     assert response.headers["x-racer-guarantee"] == "void; reason=abstained_strongest"
     assert racer["abstained"] is False
@@ -50,16 +50,16 @@ def test_an_error_can_be_asked_for(gateway: Gateway, pool: FakePool) -> None:
     """``on_abstain: error`` is 422 router_abstained, which a retry cannot cure."""
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         gateway.openai().chat.completions.create(
-            model="auto", messages=user(NOBODY), extra_body={"racer": {"on_abstain": "error"}}
+            model="auto", messages=user(UNANSWERABLE), extra_body={"racer": {"on_abstain": "error"}}
         )
     assert caught.value.code == "router_abstained"
     assert caught.value.response.headers["x-should-retry"] == "false"
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_an_error_comes_before_a_stream_begins(gateway: Gateway) -> None:
     """The same error for a streaming request, as a status."""
-    response = gateway.ask(NOBODY, {"on_abstain": "error"}, stream=True)
+    response = gateway.ask(UNANSWERABLE, {"on_abstain": "error"}, stream=True)
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "router_abstained"
 
@@ -70,9 +70,9 @@ def test_the_configuration_sets_the_default(
 ) -> None:
     """The operator's choice applies to requests that say nothing; a request may differ."""
     gateway = serve(routing={"on_abstain": policy})
-    assert gateway.ask(NOBODY).status_code == status
-    assert len(pool.asked()) == (1 if policy == "strongest" else 0)
-    assert gateway.chat(NOBODY, {"on_abstain": "refuse"})["racer"]["abstained"] is True
+    assert gateway.ask(UNANSWERABLE).status_code == status
+    assert len(pool.models_called()) == (1 if policy == "strongest" else 0)
+    assert gateway.chat(UNANSWERABLE, {"on_abstain": "refuse"})["racer"]["abstained"] is True
 
 
 def test_the_policy_does_not_touch_answered_queries(gateway: Gateway) -> None:
@@ -86,19 +86,19 @@ def test_the_policy_does_not_touch_answered_queries(gateway: Gateway) -> None:
 def test_route_tells_why_nobody_is_called(gateway: Gateway, pool: FakePool) -> None:
     """Without executing, abstaining is an outcome and not an error, whatever the policy."""
     for policy in ("refuse", "strongest", "error"):
-        decision = gateway.route(NOBODY, on_abstain=policy)
+        decision = gateway.route(UNANSWERABLE, on_abstain=policy)
         assert (decision["abstained"], decision["abstain_reason"]) == (True, "p_null")
         assert decision["null_in_set"] is True
         assert decision["selected"] == []
     assert gateway.route(ONE)["abstain_reason"] is None
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_the_papers_risk_target_abstains_by_the_null_model(serve: Serve) -> None:
     """With ``risk_target: paper`` the null model alone in the set is the reason."""
     gateway = serve(calibrated=False)
     gateway.calibrate(120, risk_target="paper")
-    decision = gateway.route(NOBODY)
+    decision = gateway.route(UNANSWERABLE)
     assert decision["abstain_reason"] == "null_only"
     assert decision["null_in_set"] is True
     assert decision["certificate"]["guarantee"]["risk_target"] == "paper"
@@ -107,7 +107,7 @@ def test_the_papers_risk_target_abstains_by_the_null_model(serve: Serve) -> None
 def test_abstentions_are_counted(serve: Serve) -> None:
     """The metric counts queries that nobody was called for."""
     gateway = serve()
-    gateway.chat(NOBODY)
+    gateway.chat(UNANSWERABLE)
     gateway.chat(ONE)
-    gateway.route(NOBODY)
+    gateway.route(UNANSWERABLE)
     assert "racer_abstained_total 2.0" in gateway.get("/metrics").text

@@ -256,7 +256,7 @@ def test_a_page_of_another_site_changes_nothing(gateway: Gateway, pool: FakePool
         assert client.get("/v1/models", headers={"sec-fetch-site": "cross-site"}).status_code == 200
         same = client.post("/route", json={"query": ONE}, headers={"sec-fetch-site": "same-origin"})
         assert same.status_code == 200
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 # Keys.
@@ -485,7 +485,7 @@ def test_large_bodies_share_one_budget_of_memory(serve: Serve, pool: FakePool) -
 
     with ThreadPoolExecutor(2) as both:
         under_way = [both.submit(ask) for _ in range(2)]
-        assert until(lambda: len(pool.asked()) == 2, 10)
+        assert until(lambda: len(pool.models_called()) == 2, 10)
         refused = gateway.ask(large)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert refused.headers["retry-after"] == "1"
@@ -506,7 +506,7 @@ def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
     for each in slow:
         each.start()
     until = time.monotonic() + 10
-    while len(pool.asked()) < 2:
+    while len(pool.models_called()) < 2:
         assert time.monotonic() < until
         time.sleep(0.01)
     begun = time.monotonic()

@@ -32,10 +32,10 @@ from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Gateway,
     Serve,
     as_json,
@@ -721,7 +721,7 @@ def test_too_few_rows_for_alpha_call_everyone_and_say_so(serve: Serve) -> None:
     evidence = gateway.calibrate(100, alpha=0.01)["evidence"]
     assert (evidence["feasible"], evidence["lambda_hat"]) == (False, None)
     assert (evidence["n"], evidence["min_n"]) == (75, 99)
-    for query in (ONE, NOBODY):
+    for query in (ONE, UNANSWERABLE):
         decision = gateway.route(query)
         assert sorted(decision["selected"]) == sorted(POOL)
         assert decision["certificate"]["guarantee"]["trivial"] is True
@@ -739,7 +739,7 @@ def test_abstaining_from_too_many_rows_calls_everyone(serve: Serve) -> None:
     ]
     evidence = gateway.calibrate(rows=LabelledRows(pool=POOL, rows=tuple(rows)))["evidence"]
     assert (evidence["n"], evidence["feasible"]) == (80, False)
-    certificate = gateway.route(NOBODY)["certificate"]
+    certificate = gateway.route(UNANSWERABLE)["certificate"]
     assert certificate["reasons"] == ["abstention_exceeds_alpha_whole_pool"]
     assert certificate["holds"] is True
     assert sorted(gateway.route(ONE)["selected"]) == sorted(POOL)
@@ -833,7 +833,7 @@ def test_the_whole_pool_by_name_is_the_whole_pool(gateway: Gateway, pool: FakePo
     """Only the named are called."""
     racer = gateway.chat(TWO, {"candidates": ["adder", "poet"]})["racer"]
     assert racer["selected"] == ["adder"]
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
     assert gateway.route(TWO, candidates=list(POOL))["certificate"]["n"] == 300
 
 

@@ -23,9 +23,9 @@ from app.wire.responses import Responses
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     TWO,
+    UNANSWERABLE,
     Gateway,
     Serve,
     configure,
@@ -174,7 +174,7 @@ def test_the_surviving_pool_is_asked_for_once(
     pool.fail("adder", "400")
     before = _decisions(gateway)
     assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
-    assert pool.asked() == ["adder", "speller"]
+    assert pool.models_called() == ["adder", "speller"]
     assert len(asked) == 1
     assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
 
@@ -218,8 +218,8 @@ def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
 SILENT: list[dict[str, Any]] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
 ENDS: list[Any] = [
     pytest.param(ONE, {}, None, ["answered"], id="answered"),
-    pytest.param(NOBODY, {}, None, ["answered"], id="refused"),
-    pytest.param(NOBODY, {"on_abstain": "error"}, None, ["failed"], id="error"),
+    pytest.param(UNANSWERABLE, {}, None, ["answered"], id="refused"),
+    pytest.param(UNANSWERABLE, {"on_abstain": "error"}, None, ["failed"], id="error"),
     pytest.param(ONE, {}, "400", ["failed"], id="nobody answered"),
     pytest.param(ONE, {}, "cut", ["failed"], id="cut"),
 ]

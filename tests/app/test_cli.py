@@ -20,10 +20,10 @@ from racer_core.types import LabelledRow, LabelledRows
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Command,
     Gateway,
     Serve,
@@ -377,8 +377,8 @@ def test_route_shows_the_decision(racer: Command, gateway: Gateway, pool: FakePo
     assert (code, said) == (0, "")
     assert "adder, speller" in out
     assert "holds" in out
-    assert "none (p_null)" in racer("route", NOBODY, *at)[1]
-    assert pool.asked() == []
+    assert "none (p_null)" in racer("route", UNANSWERABLE, *at)[1]
+    assert pool.models_called() == []
 
 
 def test_route_passes_alpha_and_executes(racer: Command, gateway: Gateway, pool: FakePool) -> None:
@@ -390,7 +390,7 @@ def test_route_passes_alpha_and_executes(racer: Command, gateway: Gateway, pool:
     result = parsed(racer("route", ONE, *at, "--execute", "--json"))
     assert (result["answers"], result["answer"]) == ({"adder": "7"}, "7")
     assert "7" in racer("route", ONE, *at, "--execute")[1]
-    assert pool.asked() == ["adder", "adder"]
+    assert pool.models_called() == ["adder", "adder"]
 
 
 def test_keys_come_from_the_environment(

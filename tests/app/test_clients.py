@@ -22,10 +22,10 @@ from app.settings import key_format
 from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Gateway,
     candidates,
     configure,
@@ -159,11 +159,11 @@ def test_openai_reads_responses(gateway: Gateway, pool: FakePool) -> None:
     assert response.usage is not None
     assert response.usage.total_tokens == 15
     assert response.racer["selected"] == ["adder"]  # type: ignore[attr-defined]
-    refusal = gateway.openai().responses.create(model="auto", input=NOBODY)
+    refusal = gateway.openai().responses.create(model="auto", input=UNANSWERABLE)
     assert "No model of the pool" in refusal.output_text
 
 
-@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 def test_openai_streams_responses(gateway: Gateway, pool: FakePool, query: str) -> None:
     """Its helper follows every event: live, merged, and when nobody was called."""
     for name in POOL:
@@ -175,7 +175,9 @@ def test_openai_streams_responses(gateway: Gateway, pool: FakePool, query: str) 
     assert kinds[-1] == "response.completed"
     assert "response.output_text.delta" in kinds
     assert final.output_text == (
-        "seven" if query != NOBODY else gateway.chat(NOBODY)["choices"][0]["message"]["content"]
+        "seven"
+        if query != UNANSWERABLE
+        else gateway.chat(UNANSWERABLE)["choices"][0]["message"]["content"]
     )
     assert final.racer["decision_id"] == final.id  # type: ignore[attr-defined]
 
@@ -387,7 +389,7 @@ CASES = {
     "large": Case(413, "too_large", "APIStatusError", "APIError", text=ONE * 2_000),
     "abstained": Case(
         422, "router_abstained", "UnprocessableEntityError", "BadRequestError",
-        {"on_abstain": "error"}, text=NOBODY,
+        {"on_abstain": "error"}, text=UNANSWERABLE,
     ),
     "limited": Case(429, "rate_limited", "RateLimitError", "RateLimitError", key=POOR_KEY),
     "upstream": Case(502, "upstream_error", "InternalServerError", "BadGatewayError", fault="500"),

@@ -80,7 +80,7 @@ def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: Fak
     racer = serve(artifact=own_artifact).chat(ONE)["racer"]
     assert racer["selected"] == ["adder"]
     assert racer["certificate"]["reasons"] == []
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -94,7 +94,7 @@ def test_a_router_of_ones_own_that_fails_calls_the_whole_pool(
     assert sorted(racer["selected"]) == sorted(POOL)
     assert racer["certificate"]["reasons"] == [WHOLE_POOL]
     assert racer["certificate"]["holds"] is True
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     if fault != "slow":
         router("")
         assert gateway.chat(ONE)["racer"]["selected"] == ["adder"]

@@ -15,7 +15,7 @@ from app.access.api_keys import LOCAL, Caller
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.premises import CandidateChoice
 from app.routing.query import Query
-from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, decided, noisy
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, decided, noisy
 
 BARE = CacheKey(
     query=Query(text=ONE),
@@ -56,7 +56,7 @@ def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, 
     """Random requests of few kinds, so that most come again: certificate, scores and set alike."""
     kept, forgetful = pair
     rng = random.Random(5)
-    queries = (ONE, TWO, NOBODY, "What is 5 plus 6?", ONE + " ")
+    queries = (ONE, TWO, UNANSWERABLE, "What is 5 plus 6?", ONE + " ")
     for _ in range(120):
         options = {
             "alpha": rng.choice((None, 0.05, 0.1, 0.3)),

@@ -29,10 +29,10 @@ from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Command,
     Gateway,
     Serve,
@@ -95,7 +95,7 @@ def test_a_decision_is_remembered_as_it_was_certified(gateway: Gateway, pool: Fa
     assert kept["feedback"]["unknown"] == list(POOL)
 
 
-@pytest.mark.parametrize("query", [ONE, NOBODY])
+@pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
 def test_a_decision_without_a_call_is_remembered(gateway: Gateway, query: str) -> None:
     """POST /route alone, and an abstention."""
     told = gateway.route(query)

@@ -49,7 +49,7 @@ from tests.upstreams.single_server import FakeServer, served
 from .test_store import record
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
-NOBODY = "http://127.0.0.1:1/v1"
+UNREACHABLE = "http://127.0.0.1:1/v1"
 
 
 def is_so(finding: Finding, state: State, *words: str) -> None:
@@ -309,7 +309,7 @@ def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
         is_so(endpoint(tmp_path, base_url=server.url), FAILED, "401", "`api_key_env`")
         is_so(endpoint(tmp_path, base_url=server.url, api_key_env="WRONG"), FAILED, "$WRONG")
         is_so(endpoint(tmp_path, base_url=server.url, api_key_env="RIGHT"), OK)
-    is_so(endpoint(tmp_path, base_url=NOBODY), FAILED, "cannot be reached")
+    is_so(endpoint(tmp_path, base_url=UNREACHABLE), FAILED, "cannot be reached")
     with served() as server:
         is_so(endpoint(tmp_path, base_url=server.url), WARNING, "lists no model")
         for status, state in ((404, WARNING), (500, WARNING), (502, FAILED), (503, FAILED)):
@@ -322,8 +322,8 @@ def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
 def test_of_several_replicas_the_worst_counts(tmp_path: Path) -> None:
     """In either order."""
     with served("qwen") as server:
-        for urls in ([server.url, NOBODY], [NOBODY, server.url]):
-            is_so(endpoint(tmp_path, base_urls=urls), FAILED, NOBODY)
+        for urls in ([server.url, UNREACHABLE], [UNREACHABLE, server.url]):
+            is_so(endpoint(tmp_path, base_urls=urls), FAILED, UNREACHABLE)
 
 
 def test_an_evaluator_of_its_own_is_looked_at_too(
@@ -371,7 +371,7 @@ def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
     """Beside the configuration. Red when a character of the folder's means something in a URL."""
     folder = tmp_path / "a b%20c?#d"
     folder.mkdir()
-    values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": NOBODY}]}
+    values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": UNREACHABLE}]}
     configured, _ = settings.parse(json.dumps(values), folder / "racer.yaml", {})
     assert store_check.check(configured.store, None)[1] == StoreInspection()
     with Store(configured.store):

@@ -78,11 +78,11 @@ class RunningRequest:
         self.text = ""
         self.status = 0
         self.error: Exception | None = None
-        before = len(pool.asked())
+        before = len(pool.models_called())
         self._thread = threading.Thread(target=self._ask, args=(client, fields), daemon=True)
         self._thread.start()
         until = time.monotonic() + 20
-        while len(pool.asked()) == before:
+        while len(pool.models_called()) == before:
             assert time.monotonic() < until
             time.sleep(0.01)
 

@@ -29,7 +29,7 @@ from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
 from racer_core.types import FloatArray, RiskTarget
-from tests.support.gateway import ADMIN_KEY, NOBODY, ONE, TWO, Gateway, Serve
+from tests.support.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
 from tests.support.monitored import (
     POOL,
     MonitoredStore,
@@ -203,15 +203,15 @@ def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
     """A health check or a demo, with or without an answer, says one thing once."""
     gateway = serve(watching={"false_alarm": 0.01})
     for _ in range(999):
-        gateway.post("/route", json={"query": NOBODY})
-    last = gateway.chat(NOBODY)["id"]
+        gateway.post("/route", json={"query": UNANSWERABLE})
+    last = gateway.chat(UNANSWERABLE)["id"]
     assert gateway.get(f"/decisions/{last}").json()["repeated"]
     alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]
     assert alarms["raised"] == []
     assert {name: each["rounds"] for name, each in alarms["streams"].items()} == {
         "largest_score": 1, "mean_score": 1, "set_size": 1, "risk": 0
     }  # fmt: skip
-    assert gateway.route(NOBODY)["certificate"]["holds"]
+    assert gateway.route(UNANSWERABLE)["certificate"]["holds"]
 
 
 def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
@@ -575,7 +575,7 @@ def test_an_alarm_voids_a_decision_of_before_the_swap(
 ) -> None:
     """A calibration is activated while a request is decided by the one that alarmed."""
     gateway = serve(watching={"false_alarm": 0.01})
-    decided = [gateway.route(f"{NOBODY}{number}")["decision_id"] for number in range(120)]
+    decided = [gateway.route(f"{UNANSWERABLE}{number}")["decision_id"] for number in range(120)]
     gateway.get(f"/decisions/{decided[-1]}")
     raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
     assert raised
@@ -763,7 +763,7 @@ def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> Non
     """Over HTTP: queries of one kind alone are a change, and it is said in every answer."""
     gateway = serve(watching={"false_alarm": 0.01})
     assert gateway.route(ONE)["certificate"]["holds"]
-    decided = [gateway.route(f"{NOBODY}{number}")["decision_id"] for number in range(120)]
+    decided = [gateway.route(f"{UNANSWERABLE}{number}")["decision_id"] for number in range(120)]
     gateway.get(f"/decisions/{decided[-1]}")  # they were seen, and what asks for them adds them
     raised = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
     assert raised

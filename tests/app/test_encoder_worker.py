@@ -468,7 +468,7 @@ def test_a_router_that_fails_calls_the_whole_pool(
     assert racer["certificate"]["guarantee"]["trivial"] is True
     assert racer["certificate"]["holds"] is True
     assert racer["pool_scores"] == {}
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
 
 
 def test_a_router_that_fails_restricts_itself_to_the_sub_pool(
@@ -478,7 +478,7 @@ def test_a_router_that_fails_restricts_itself_to_the_sub_pool(
     gateway = serve()
     stub.error = RuntimeError("the device is gone")
     gateway.chat(ONE, {"candidates": ["adder", "poet"]})
-    assert pool.asked() == ["adder", "poet"]
+    assert pool.models_called() == ["adder", "poet"]
 
 
 def test_a_router_that_comes_back_is_used_again(serve: Serve, stub: StubEncoder) -> None:

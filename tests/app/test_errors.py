@@ -94,7 +94,7 @@ def test_only_strict_json_is_read(gateway: Gateway, pool: FakePool, path: str, c
     rows = path == "/calibrate" and case == "list"  # a list is a document, but of rows
     error = checked(send(gateway, path, NOT_STRICT_JSON[case], JSON), 422 if rows else 400)
     assert error["type"] == "invalid_request_error"
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_a_surrogate_pair_is_text(gateway: Gateway) -> None:
@@ -145,7 +145,7 @@ def test_a_chat_body_of_another_shape(
     error = checked(gateway.post("/v1/chat/completions", json=body), status)
     assert error["param"], error
     assert error["param"].partition(".")[0] in (*fields, *fields.get("racer", {}))
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ WITHOUT_JSON = {
 WITHOUT_INPUT = {"schema", "completion", "key new"}
 # Of those with a configuration and further files, the one that writes its file and reads none.
 WRITES = "backup"
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 def leaves(group: click.Group = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -94,11 +94,11 @@ def arguments(command: click.Command, path: Path, config: Path) -> list[str]:
     given: list[str] = []
     for each in command.params:
         if isinstance(each, click.Argument):
-            given.append(str(path) if is_file(each) else NOBODY)
+            given.append(str(path) if is_file(each) else UNREACHABLE)
         elif "--config" in each.opts:
             given += ["--config", str(config)]
         elif "--url" in each.opts and "--config" not in given:
-            given += ["--url", NOBODY]
+            given += ["--url", UNREACHABLE]
         elif isinstance(each.type, click.Choice) and each.required:
             given += [each.opts[0], each.type.choices[0]]
         elif each.required:
@@ -171,7 +171,7 @@ def test_what_cannot_be_read_behind_a_good_configuration_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "racer.yaml"
     config.write_text(
-        f"{{schema_version: 1, candidates: [{{name: a, base_url: '{NOBODY}/v1'}}]}}\n"
+        f"{{schema_version: 1, candidates: [{{name: a, base_url: '{UNREACHABLE}/v1'}}]}}\n"
     )
     path = broken(kind, tmp_path)
     code, out, said = racer(*name.split(), *arguments(COMMANDS[name], path, config))

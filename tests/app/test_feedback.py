@@ -210,7 +210,7 @@ def test_a_shadow_decision_is_judged_when_everyone_is(trusting: Gateway, pool: F
     """Not before; it then has a loss, and becomes a labelled row."""
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     assert said(trusting, answer["id"], {"adder": True, "speller": False})["shadow"]
     path = f"/decisions/{answer['id']}"
     assert not trusting.get(path).json()["judged"]
@@ -255,14 +255,14 @@ def test_a_decision_alone_uses_up_no_draw(serve: Serve, pool: FakePool) -> None:
     query = "What is 71 plus 72?"
     gateway.route(query)
     assert gateway.chat(query)["racer"]["shadow_rate"] == 1.0
-    assert sorted(pool.asked()) == sorted(POOL)
+    assert sorted(pool.models_called()) == sorted(POOL)
     assert "shadow_rate" not in gateway.chat(query)["racer"]  # drawn once
 
 
 def test_without_a_shadow_rate_only_the_set_is_called(gateway: Gateway, pool: FakePool) -> None:
     """And full feedback is feedback, not a judged member of the sample."""
     answer = gateway.chat(ONE)
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
     told = said(gateway, answer["id"], dict.fromkeys(POOL, False), ADMIN_KEY)
     assert not told["shadow"]
     assert not gateway.get(f"/decisions/{answer['id']}").json()["judged"]

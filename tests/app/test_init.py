@@ -16,7 +16,7 @@ from app.tools import first_configuration
 from tests.support.gateway import Command
 from tests.upstreams.single_server import served
 
-NOBODY = "http://127.0.0.1:1"
+UNREACHABLE = "http://127.0.0.1:1"
 SECRET = "sk-of-the-servers-0a1b2c3d4e5f"
 
 
@@ -166,13 +166,13 @@ def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
 def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
     """Exit code 3, for a pool that lacks somebody is another pool."""
     with served("qwen") as server:
-        said = fails_and_writes_nothing(racer, 3, server.url, NOBODY)
-        assert f"{NOBODY}/v1 cannot be reached" in said
+        said = fails_and_writes_nothing(racer, 3, server.url, UNREACHABLE)
+        assert f"{UNREACHABLE}/v1 cannot be reached" in said
         assert "--keep-unreachable" in said
         assert server.url not in said
-        values = written(racer, server.url, NOBODY, "--keep-unreachable")
+        values = written(racer, server.url, UNREACHABLE, "--keep-unreachable")
     assert [each["name"] for each in values["candidates"]] == ["qwen", "127.0.0.1-1"]
-    assert f"# {NOBODY}/v1 cannot be reached" in Path("racer.yaml").read_text()
+    assert f"# {UNREACHABLE}/v1 cannot be reached" in Path("racer.yaml").read_text()
 
 
 @pytest.mark.parametrize("there", ["racer.yaml", "racer.schema.json"])

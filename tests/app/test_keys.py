@@ -142,7 +142,7 @@ def test_a_wrong_key_is_unauthorized(patient: Gateway, pool: FakePool, header: s
             assert response.headers["x-should-retry"] == "false"
             assert response.json()["error"]["code"] == "invalid_api_key"
             assert "wrong-key" not in response.text
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_the_key_is_checked_before_the_body(gateway: Gateway) -> None:

@@ -158,7 +158,7 @@ def test_a_conversation_is_asked_and_labelled_whole(
     assert next(row for row in rows if "messages" in row)["messages"] == turns
     pool.reset()
     assert label(questions)[0] == 0
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_conversations_that_could_not_be_calibrated_are_not_asked(
@@ -277,7 +277,7 @@ def test_a_candidate_that_keeps_failing_is_given_up(
     many = [{"query": f"{n}?", "reference": 42} for n in range(60)]
     _, _, said = label(save(tmp_path / "q.jsonl", many), concurrency=1)
     assert "poet was given up after 20 failures in a row" in said
-    assert Counter(pool.asked()) == {"adder": 60, "speller": 60, "poet": 20}
+    assert Counter(pool.models_called()) == {"adder": 60, "speller": 60, "poet": 20}
     pool.say("poet", "42")
     code, printed, _ = label(tmp_path / "q.jsonl")
     assert (code, json.loads(printed)["calls"]) == (0, 60)
@@ -643,7 +643,7 @@ def test_a_candidate_may_judge(label: Label, pool: FakePool, tmp_path: Path) -> 
     )  # fmt: skip
     assert code == 0, said
     assert lines(tmp_path / "rows.jsonl")[0]["correct"] == dict.fromkeys(POOL, False)
-    assert Counter(pool.asked()) == {"adder": 3, "poet": 1, "speller": 1}
+    assert Counter(pool.models_called()) == {"adder": 3, "poet": 1, "speller": 1}
     assert sum(body.get("max_tokens") == 5 for body in pool.requests) == 3
 
 
@@ -660,7 +660,7 @@ def test_an_unreadable_verdict_is_ungraded(
     pool.requests.clear()
     pool.say("the-judge", "0")
     assert by_judge(questions)[0] == 0
-    assert pool.asked() == ["the-judge"]
+    assert pool.models_called() == ["the-judge"]
 
 
 def test_a_judges_failure_is_ungraded_and_verdicts_are_kept(

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, noisy
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, noisy
 from tests.upstreams.scripted import FakePool
 
 PRICED = {"adder": 1.0, "speller": 2.0, "poet": 5.0}
@@ -21,7 +21,7 @@ def levels(gateway: Gateway, query: str, **options: object) -> dict:
 
 
 @pytest.mark.parametrize("score", ["gap", "prob", "cover"])
-@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 def test_a_level_is_what_route_decides_there(
     serve: Serve, noisy_artifact, score: str, query: str
 ) -> None:
@@ -66,7 +66,7 @@ def test_looking_leaves_no_trace(gateway: Gateway, pool: FakePool) -> None:
     told = levels(gateway, ONE)
     assert counted() == before
     assert "decision_id" not in told
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_prices_are_told_as_shares_only(serve: Serve, pool: FakePool) -> None:

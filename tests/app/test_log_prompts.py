@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.telemetry import logs
-from tests.support.gateway import NOBODY, ONE, TWO, Gateway, Serve, user
+from tests.support.gateway import ONE, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
@@ -79,7 +79,7 @@ def test_prompts_are_not_written_otherwise(
 
 def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
     """Nobody was asked, and that is what the client was told."""
-    line = written(talking, CHAT, {"model": "auto", "messages": user(NOBODY)})
+    line = written(talking, CHAT, {"model": "auto", "messages": user(UNANSWERABLE)})
     assert line["answer"].startswith("No model of the pool")
     assert line["selected"] == ""
 

@@ -15,10 +15,10 @@ from app.settings import key_format
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Gateway,
     Serve,
     as_json,
@@ -87,7 +87,7 @@ def test_a_time_that_is_none_is_refused(gateway: Gateway, pool: FakePool, timeou
     response = gateway.ask(ONE, {"timeout": timeout})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (422, "racer.timeout")
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 # The set, overridden ----------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_the_best_can_be_streamed_at_once(gateway: Gateway, pool: FakePool) -> N
     pool.say("adder", "seven")
     response = gateway.ask(TWO, {"stream": "leader"}, stream=True)
     racer = last_event(response.text)["racer"]
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
     assert (racer["selected"], racer["served_by"]) == (["adder"], "adder")
     assert certificate({"racer": racer}) == (False, ["leader_streamed"])
     assert response.headers["x-racer-guarantee"] == "void; reason=leader_streamed"
@@ -118,7 +118,7 @@ def observing(serve: Serve) -> Gateway:
     return serve(routing={"observe": "poet"})
 
 
-@pytest.mark.parametrize("query", [ONE, TWO, NOBODY])
+@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 @pytest.mark.parametrize("stream", [False, True])
 def test_observing_calls_one_candidate_whatever_was_chosen(
     observing: Gateway, pool: FakePool, query: str, stream: bool
@@ -130,7 +130,7 @@ def test_observing_calls_one_candidate_whatever_was_chosen(
         answer = last_event(response.text) if stream else response.json()
         assert answer["model"] == "poet"
         assert certificate(answer) == (False, ["observe_only"])
-    assert pool.asked() == ["poet"] * 3
+    assert pool.models_called() == ["poet"] * 3
 
 
 def test_what_would_have_been_called_is_remembered(observing: Gateway) -> None:
@@ -149,7 +149,7 @@ def test_observing_makes_no_other_calls_when_its_candidate_fails(
     """Its failure is the client's, as it would be without the router."""
     pool.fail("poet", FAILS_AT_ONCE)
     assert observing.ask(TWO, stream=stream).status_code == 400
-    assert pool.asked() == ["poet"]
+    assert pool.models_called() == ["poet"]
 
 
 # Sessions ---------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_a_sessions_set_never_leaves_what_the_request_allows(serve: Serve, pool:
     body = {"model": "auto", "messages": user(TWO), "racer": {"candidates": ["speller", "poet"]}}
     with gateway.http() as client:
         client.post("/v1/chat/completions", json=body, headers={"x-session-id": "mine"})
-    assert pool.asked() == ["speller"]
+    assert pool.models_called() == ["speller"]
 
 
 # Parts of the pool ------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_a_named_pool_is_a_model(serve: Serve, pool: FakePool) -> None:
     own = gateway.chat(TWO, {"alpha": 0.3}, model="auto/words")
     assert own["racer"]["certificate"]["guarantee"]["alpha"] == 0.3
     assert certificate(own) == (True, ["alpha_assumed_independent_of_query"])
-    assert "adder" not in pool.asked()
+    assert "adder" not in pool.models_called()
 
 
 IMAGE = [
@@ -252,14 +252,14 @@ def test_who_cannot_be_asked_this_is_not(
     """The others are called, all of them: no row was a request of that kind alone."""
     gateway = serve(candidates=candidates(pool.url, adder={"capabilities": lacks}))
     answer = gateway.chat(ONE, {"explain": True}, **fields)
-    assert pool.asked() == ["poet", "speller"]
+    assert pool.models_called() == ["poet", "speller"]
     holds, reasons = certificate(answer)
     assert not holds
     assert "unlabelled_request_kind" in reasons
     assert answer["racer"]["certificate"]["guarantee"]["pool"] == ["speller", "poet"]
     pool.reset()
     assert certificate(gateway.chat(ONE)) == (True, [])
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
 
 
 def test_a_request_that_nobody_can_be_asked_is_refused(serve: Serve, pool: FakePool) -> None:
@@ -267,7 +267,7 @@ def test_a_request_that_nobody_can_be_asked_is_refused(serve: Serve, pool: FakeP
     gateway = serve(candidates=candidates(pool.url, capabilities={"tools": False}))
     response = gateway.ask(ONE, tools=TOOLS)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "candidates")
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_more_than_the_limit_are_not_called(serve: Serve, pool: FakePool) -> None:
@@ -314,7 +314,7 @@ def test_a_key_calls_none_but_its_candidates(serve: Serve, pool: FakePool) -> No
     assert asked_by_team(gateway, "embeddings", model="poet", input="a").status_code == 200
     only = {"candidates": ["adder"]}
     assert asked_by_team(gateway, racer=only).status_code == 400
-    assert "adder" not in pool.asked()
+    assert "adder" not in pool.models_called()
     assert gateway.ask(ONE, model="adder").status_code == 200  # other keys may
 
 
@@ -324,7 +324,7 @@ def test_a_key_without_candidates_calls_nobody(serve: Serve, pool: FakePool) -> 
     assert asked_by_team(gateway, model="adder").status_code == 403
     assert asked_by_team(gateway, "embeddings", model="adder", input="a").status_code == 403
     assert asked_by_team(gateway).status_code == 400
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_a_key_is_not_observed_at_a_candidate_that_it_may_not_call(
@@ -333,7 +333,7 @@ def test_a_key_is_not_observed_at_a_candidate_that_it_may_not_call(
     """The operator's experiment opens no door."""
     gateway = serve(access=team(candidates=["speller"]), routing={"observe": "adder"})
     assert asked_by_team(gateway).status_code == 403
-    assert pool.asked() == []
+    assert pool.models_called() == []
     assert gateway.ask(ONE).status_code == 200
 
 
@@ -501,7 +501,7 @@ def test_what_would_cost_without_bound_is_refused(
     response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (422, param)
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_tokens_are_one_text_however_many(gateway: Gateway, pool: FakePool) -> None:
@@ -532,7 +532,7 @@ def test_a_decision_alone_has_the_same_limits(gateway: Gateway) -> None:
 def test_limits_are_the_operators(serve: Serve, pool: FakePool) -> None:
     """At the limit is within it."""
     gateway = serve(limits={"choices": 1, "max_tokens": 16, "tools": 1, "messages": 2})
-    fits = {"n": 1, "max_tokens": 16, "tools": TOOLS, "messages": [*user(NOBODY), *user(ONE)]}
+    fits = {"n": 1, "max_tokens": 16, "tools": TOOLS, "messages": [*user(UNANSWERABLE), *user(ONE)]}
     assert gateway.ask(ONE, **fits).status_code == 200
     assert pool.requests
     over = [("n", 2), ("max_tokens", 17), ("tools", TOOLS * 2), ("messages", user(ONE) * 3)]

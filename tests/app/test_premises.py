@@ -145,8 +145,8 @@ def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePo
     gateway.calibrate(risk_target="paper", alpha=0.2)
     options = {"candidates": ["speller", "poet"], "on_abstain": "strongest"}
     assert gateway.ask("Write a poem about 3 and 4", options).status_code == 200
-    assert set(pool.asked()) <= {"speller", "poet"}
-    assert pool.asked()
+    assert set(pool.models_called()) <= {"speller", "poet"}
+    assert pool.models_called()
 
 
 def test_every_reason_is_explained(gateway: Gateway) -> None:

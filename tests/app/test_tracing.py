@@ -24,9 +24,9 @@ from tests.support.collector import CLIENT, ERROR, INTERNAL, SERVER, Collector, 
 from tests.support.gateway import (
     DATA_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     TWO,
+    UNANSWERABLE,
     Command,
     Gateway,
     Serve,
@@ -136,7 +136,7 @@ def test_a_stream_is_traced_to_its_end(
 def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) -> None:
     """A decision alone, an abstention, a named candidate, a text completion, embeddings."""
     decision = traced.route(TWO)
-    traced.chat(NOBODY)
+    traced.chat(UNANSWERABLE)
     traced.chat(ONE, model="poet")
     traced.post("/v1/completions", json={"model": "auto", "prompt": ONE})
     traced.post("/v1/embeddings", json={"model": "adder", "input": ONE})

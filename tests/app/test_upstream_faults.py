@@ -117,7 +117,7 @@ def test_nobody_left_is_an_error_with_the_right_status(
     for words in (UPSTREAM_WORDS, "it works", "ESMTP", "127.0.0.1", ONE):
         assert words not in caught.value.response.text
     # A reset connection may have been a stale one, so that nobody can tell whether it was heard.
-    assert pool.asked() in (["adder"], ["adder"] * (2 if fault == "reset" else 1))
+    assert pool.models_called() in (["adder"], ["adder"] * (2 if fault == "reset" else 1))
     assert pool.trapped == []  # no redirect was followed
 
 
@@ -196,7 +196,7 @@ def test_proxies_of_the_environment_are_not_used(
         monkeypatch.setenv(variable, "http://127.0.0.1:1")
     gateway = serve(calibrated=False)
     assert gateway.ask(ONE, model="adder").status_code == 200
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
 
 
 def test_each_candidate_has_its_own_deadline(serve: Serve, pool: FakePool) -> None:

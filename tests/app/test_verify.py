@@ -20,10 +20,10 @@ from racer_core.types import RiskTarget, Score
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Command,
     Gateway,
     configure,
@@ -73,7 +73,7 @@ def test_every_kind_of_decision_is_found_again(
     unsure: Gateway, racer: Command, place: Path, options: dict[str, Any]
 ) -> None:
     """By the gateway and from its store alone: the same threshold, set and group."""
-    for query in (ONE, TWO, NOBODY, "Something else altogether"):
+    for query in (ONE, TWO, UNANSWERABLE, "Something else altogether"):
         told = unsure.route(query, **options)
         decision_id, certificate = told["decision_id"], told["certificate"]
         over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
@@ -104,9 +104,9 @@ def test_the_strongest_of_an_abstention_is_found_again(
     gateway: Gateway, racer: Command, pool: FakePool
 ) -> None:
     """Nobody was selected, the best was called all the same, and the decision says so."""
-    answer = gateway.chat(NOBODY, racer={"on_abstain": "strongest"})
+    answer = gateway.chat(UNANSWERABLE, racer={"on_abstain": "strongest"})
     assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
-    assert len(pool.asked()) == 1
+    assert len(pool.models_called()) == 1
     code, out, said = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
     assert code == 0, said or out
     assert "strongest" in out

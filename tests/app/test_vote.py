@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -102,7 +102,7 @@ def test_frugal_waves_call_no_more_than_may_decide(serve: Serve, pool: FakePool)
     gateway = serve(aggregation={"waves": "frugal"})
     answer = gateway.chat(ONE, EVERYONE)
     first, second, third = answer["racer"]["selected"]
-    assert pool.asked() == sorted((first, second))
+    assert pool.models_called() == sorted((first, second))
     assert outcome(answer) == {first: "ms", second: "ms", third: "skipped"}
     assert answer["racer"]["certificate"]["holds"] is True
     assert answer["racer"]["usage_incomplete"] is False
@@ -182,7 +182,7 @@ def test_for_a_failure_the_surviving_pools_set_is_called(
     assert outcome(answer) == {other: "ms", chosen: "error"}
     assert reasons(answer) == [f"candidate_failed:{chosen}"]
     assert "larger" in response.text
-    assert pool.asked() == sorted((chosen, other))
+    assert pool.models_called() == sorted((chosen, other))
 
 
 def test_what_is_called_for_a_failure_keeps_to_the_limit(serve: Serve, pool: FakePool) -> None:
@@ -191,7 +191,7 @@ def test_what_is_called_for_a_failure_keeps_to_the_limit(serve: Serve, pool: Fak
     (chosen,) = gateway.route(TWO)["selected"]
     pool.fail(chosen, FAILS_AT_ONCE)
     assert gateway.ask(TWO).status_code == 400
-    assert pool.asked() == [chosen]
+    assert pool.models_called() == [chosen]
 
 
 def test_too_few_rows_for_the_survivors_are_no_refusal(serve: Serve, pool: FakePool) -> None:
@@ -335,7 +335,7 @@ def test_open_questions_can_go_to_the_best_alone(
     response = gateway.ask(TWO, stream=stream)
     data = response.text.split("data: ")[-2] if stream else response.text
     answer = json.loads(data)
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]
     assert (answer["racer"]["selected"], reasons(answer)) == (["adder"], ["no_vote"])
     assert answer["racer"]["certificate"]["holds"] is False
     pool.reset()
@@ -363,7 +363,7 @@ def test_a_shadow_decision_asks_everyone_and_only_its_set_votes(
     pool.say("speller", "8")
     pool.fail("poet", FAILS_AT_ONCE)
     answer = gateway.chat(ONE)
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     assert answer["choices"][0]["message"]["content"] == "7"
     assert answer["racer"]["votes"] == {"7": 1}
     assert answer["racer"]["answers"] == {"adder": "7", "speller": "8"}
@@ -391,7 +391,7 @@ def test_a_shadow_decision_that_refuses_asks_everyone_and_refuses(
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.say("adder", "7")
     pool.fail("poet", FAILS_AT_ONCE)
-    response = gateway.ask(NOBODY, stream=stream)
+    response = gateway.ask(UNANSWERABLE, stream=stream)
     if stream:
         events = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
         chunks = [json.loads(each) for each in events if each.startswith("{")]
@@ -401,7 +401,7 @@ def test_a_shadow_decision_that_refuses_asks_everyone_and_refuses(
         body = response.json()
         racer, text = body["racer"], body["choices"][0]["message"]["content"]
         assert body["usage"]["total_tokens"] == sum(each["total_tokens"] for each in racer["usage"])
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     assert "none answers" in text
     assert (racer["abstained"], racer["served_by"], racer["votes"]) == (True, None, {})
     assert racer["answers"] == {"adder": "7", "speller": "42"}
@@ -414,7 +414,7 @@ def test_a_query_that_came_before_is_not_sampled(serve: Serve, pool: FakePool, p
     gateway = serve(watching={"shadow_rate": 1.0})
     gateway.route(ONE)  # calls nobody, and uses up no draw
     gateway.ask(ONE, stream=path == "streaming")
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     pool.requests.clear()
     gateway.ask(ONE, stream=path == "streaming")
-    assert pool.asked() == ["adder"]
+    assert pool.models_called() == ["adder"]

@@ -98,7 +98,7 @@ def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> N
     assert "".join(event.choices[0].delta.content or "" for event in stream) == "a rose"
     completion = unrouted.post("/v1/completions", json={"model": "poet", "prompt": "a poem?"})
     assert completion.json()["choices"][0]["text"] == "a rose"
-    assert set(pool.asked()) == {"poet"}
+    assert set(pool.models_called()) == {"poet"}
 
 
 @pytest.mark.parametrize("case", ASKS)
@@ -114,7 +114,7 @@ def test_what_needs_a_router_says_what_to_do(unrouted: Gateway, pool: FakePool, 
     assert (error["type"], error["code"]) == ("api_error", "no_router")
     assert "`racer train`" in error["message"]
     assert "`artifact`" in error["message"]
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_it_is_ready_for_what_is_configured(unrouted: Gateway, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
-from tests.support.gateway import ENVIRONMENT, NOBODY, ONE, TWO, configure, labelled, running
+from tests.support.gateway import ENVIRONMENT, ONE, TWO, UNANSWERABLE, configure, labelled, running
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -48,7 +48,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
             gateway.chat(ONE, {"alpha": 0.001})  # decided without the poet
             assert until(lambda: 'outcome="cancelled"' in gateway.get("/metrics").text, 30)
             pool.fail("poet", "500")
-            for question in (ONE, TWO, NOBODY):  # one that fails again and again counts once
+            for question in (ONE, TWO, UNANSWERABLE):  # one that fails again and again counts once
                 gateway.ask(question, model="poet")
             assert until(lambda: "candidate_ejections_total{" in gateway.get("/metrics").text, 30)
             text = gateway.get("/metrics").text

@@ -188,8 +188,8 @@ def test_a_candidate_that_keeps_failing_is_given_up_by_each_node(
     pool.fail("poet", "401")
     code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
     assert (code, "poet was given up after 20 failures in a row" in said) == (1, True)
-    assert Counter(pool.asked())["adder"] == 60
-    assert 20 <= Counter(pool.asked())["poet"] <= 2 * 20 + TOGETHER
+    assert Counter(pool.models_called())["adder"] == 60
+    assert 20 <= Counter(pool.models_called())["poet"] <= 2 * 20 + TOGETHER
 
 
 def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
@@ -203,7 +203,9 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     code, _, said = label(config, out, *judge)
     assert code == 0, said
     assert [each["correct"] for each in lines(out)] == [dict.fromkeys(POOL, True)] * len(QUESTIONS)
-    assert Counter(pool.asked())["speller"] == (1 + 2) * len(QUESTIONS)  # answers "1", "a rose"
+    assert Counter(pool.models_called())["speller"] == (1 + 2) * len(
+        QUESTIONS
+    )  # answers "1", "a rose"
     last = lines(out)[-1]
     out.write_text("".join(json.dumps(each) + "\n" for each in lines(out)[:-1]), encoding="utf-8")
     known = tmp_path / "rows.jsonl.partial"
@@ -214,7 +216,7 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     known.write_text(known.read_text() + "".join(json.dumps(each) + "\n" for each in told))
     pool.requests.clear()
     assert label(config, out, *judge)[0] == 0
-    assert pool.asked() == ["speller"]  # of "a rose" alone
+    assert pool.models_called() == ["speller"]  # of "a rose" alone
     assert lines(out)[-1] == last
 
 

@@ -32,7 +32,7 @@ SKILLS = {
 }
 ONE = "What is 3 plus 4?"  # the adder alone is selected
 TWO = "Compare 3 with 4 in one word"  # the adder and the speller
-NOBODY = "Write a poem about 3 and 4"  # abstained
+UNANSWERABLE = "Write a poem about 3 and 4"  # abstained
 
 
 def labelled(start: int, count: int) -> LabelledRows:

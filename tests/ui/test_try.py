@@ -45,7 +45,7 @@ def test_the_set_moves_with_the_slider_as_the_gateway_decides(
         assert shown.startswith(f"{steps / 2:g} %")
         sizes.add(len(tab.inside()))
     assert len(sizes) > 1
-    assert fleet.pool.asked() == []
+    assert fleet.pool.models_called() == []
 
 
 @pytest.mark.parametrize("score", ["cover", "gap", "prob"])
@@ -88,7 +88,7 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(fleet: Fleet, op
     tab.looked(RIVER)
     chosen = tab.inside()
     tab.ask(RIVER)
-    assert set(fleet.pool.asked()) == chosen
+    assert set(fleet.pool.models_called()) == chosen
     assert len(chosen) > 1
     cards = tab.page.locator("article.answer")
     assert set(cards.locator("h3").all_inner_texts()) == chosen
@@ -144,7 +144,7 @@ def test_nobody_is_called_where_nobody_is_likely_to_know(fleet: Fleet, opened: O
     assert "no candidate is called" in tab.page.inner_text("#set .sentence")
     tab.ask(POEM)
     assert tab.page.inner_text("#answer-title") == "No candidate was called"
-    assert fleet.pool.asked() == []
+    assert fleet.pool.models_called() == []
 
 
 def test_an_answer_is_text_and_never_markup(fleet: Fleet, opened: Open) -> None:

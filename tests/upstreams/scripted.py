@@ -100,8 +100,8 @@ class FakePool:
         self.rated.clear()
         self.peak = 0
 
-    def asked(self) -> list[str]:
-        """The names of the candidates that were asked, sorted."""
+    def models_called(self) -> list[str]:
+        """The model name of every request, sorted."""
         return sorted(body["model"] for body in self.requests)
 
     def calls(self) -> Counter[tuple[str, str]]:

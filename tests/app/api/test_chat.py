@@ -12,10 +12,10 @@ import pytest
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.support.gateway import (
-    NOBODY,
     ONE,
     POOL,
     TWO,
+    UNANSWERABLE,
     Gateway,
     Serve,
     candidates,
@@ -233,7 +233,7 @@ def test_fields_of_the_deny_list_are_refused(gateway: Gateway, pool: FakePool, f
     response = gateway.ask(ONE, **{field: "x"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_a_clients_key_and_racer_headers_stay_here(gateway: Gateway, pool: FakePool) -> None:
@@ -309,7 +309,7 @@ def test_another_kind_of_request_asks_the_whole_pool(
     answer = gateway.chat(ONE, {"explain": True}, **fields)
     assert "unlabelled_request_kind" in reasons(answer)
     assert sorted(answer["racer"]["selected"]) == sorted(POOL)
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
 
 
 def test_text_parts_are_an_ordinary_query(gateway: Gateway) -> None:
@@ -361,7 +361,10 @@ def test_the_labelled_conditions_keep_the_guarantee(serve: Serve, pool: FakePool
 @pytest.mark.parametrize("role", ["assistant", "tool"])
 def test_later_turns_are_not_covered(gateway: Gateway, role: str) -> None:
     """A conversation routes on its last user turn, and the certificate says it is uncalibrated."""
-    earlier: list[Any] = [*user(NOBODY), {"role": role, "content": "Roses", "tool_call_id": "c"}]
+    earlier: list[Any] = [
+        *user(UNANSWERABLE),
+        {"role": role, "content": "Roses", "tool_call_id": "c"},
+    ]
     answer = gateway.chat(ONE, messages=[*earlier, *user(ONE)])
     assert answer["racer"]["selected"] == ["adder"]
     assert reasons(answer) == ["multi_turn_uncalibrated"]
@@ -372,7 +375,7 @@ def test_a_query_over_the_limit_asks_the_whole_pool(gateway: Gateway, pool: Fake
     text = ONE + " " + "again " * 2_000
     answer = gateway.chat(text, {"explain": True})
     assert reasons(answer) == ["query_too_long"]
-    assert pool.asked() == sorted(POOL)
+    assert pool.models_called() == sorted(POOL)
     assert pool.requests[0]["messages"] == user(text)
 
 
@@ -407,7 +410,7 @@ def test_execute_returns_every_answer_and_the_aggregate(gateway: Gateway, pool: 
     pool.say("adder", "7")
     pool.say("speller", "seven")
     assert "answers" not in gateway.route(TWO)
-    assert pool.asked() == []
+    assert pool.models_called() == []
     result = gateway.route(TWO, execute=True)
     assert result["answers"] == {"adder": "7", "speller": "seven"}
     assert (result["answer"], result["served_by"]) == ("7", "adder")

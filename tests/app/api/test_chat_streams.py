@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from app.answering import streaming
-from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway, Serve, candidates, user
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, user
 from tests.upstreams.scripted import FakePool
 
 
@@ -90,7 +90,7 @@ def test_comments_keep_a_waiting_stream_alive(serve: Serve, pool: FakePool) -> N
 
 def test_a_refusal_is_a_stream_too(gateway: Gateway, pool: FakePool) -> None:
     """Nobody is called; the sentence stands in content and refusal; the stream ends as others."""
-    response, lines = raw(gateway, NOBODY)
+    response, lines = raw(gateway, UNANSWERABLE)
     assert response.headers["x-racer-abstained"] == "true"
     *chunks, done = events(lines)
     assert done == "[DONE]"
@@ -99,7 +99,7 @@ def test_a_refusal_is_a_stream_too(gateway: Gateway, pool: FakePool) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert chunks[-1]["racer"]["abstained"] is True
     assert {chunk["model"] for chunk in chunks} == {"auto"}
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_a_pinned_model_streams_through(gateway: Gateway, pool: FakePool) -> None:

@@ -20,7 +20,7 @@ def test_only_one_text_can_be_routed(gateway: Gateway, pool: FakePool, prompt: A
     response = gateway.post("/v1/completions", json={"model": "auto", "prompt": prompt})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "prompt"
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 @pytest.mark.parametrize("prompt", [["a", "b"], [1, 2, 3], [[1, 2], [3]]], ids=str)

@@ -33,4 +33,4 @@ def test_embeddings_of_nobody_are_not_found(gateway: Gateway, pool: FakePool, mo
     """The error names the model; nobody is asked."""
     response = gateway.post("/v1/embeddings", json={"model": model, "input": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
-    assert pool.asked() == []
+    assert pool.models_called() == []

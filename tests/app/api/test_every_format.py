@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.gateway import NOBODY, ONE, POOL, TWO, Gateway
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway
 from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
 
 from .formats import CHUNKED_APIS, EVERY_API, EVERYONE, Api
@@ -22,7 +22,7 @@ def test_one_selected_answers_under_its_own_name(
     pool.say("adder", "seven")
     response = api.post(gateway, ONE)
     answer = response.json()
-    assert (pool.paths, pool.asked()) == ([f"/v1/{api.path}"], ["adder"])
+    assert (pool.paths, pool.models_called()) == ([f"/v1/{api.path}"], ["adder"])
     assert (api.text(answer), answer["model"]) == ("seven", "adder")
     assert api.usage(answer) == (10, 5, 15)
     assert answer["a_field_of_tomorrow"] == KEPT
@@ -53,7 +53,7 @@ def test_several_selected_vote_and_their_tokens_add_up(
         {"candidate": "poet", **usage_of("8")},
     ]
     assert answer["a_field_of_tomorrow"] == KEPT
-    assert sorted(pool.asked()) == sorted(POOL)
+    assert sorted(pool.models_called()) == sorted(POOL)
 
 
 @EVERY_API
@@ -154,16 +154,16 @@ def test_a_refusal_has_the_shape_of_its_interface(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
     """Nobody is asked; the sentence is where clients look for a text, plain and streamed."""
-    answer = api.answer(gateway, NOBODY)
+    answer = api.answer(gateway, UNANSWERABLE)
     assert "No model of the pool" in api.text(answer)
     assert (answer["model"], api.usage(answer)) == ("auto", (0, 0, 0))
     assert answer["racer"]["abstained"] is True
     assert answer["id"].startswith(api.prefix)
-    headers, events = api.stream(gateway, NOBODY)
+    headers, events = api.stream(gateway, UNANSWERABLE)
     assert "".join(map(api.delta, events)) == api.text(answer)
     assert api.inner(events[-1])["racer"]["abstained"] is True
     assert headers["x-racer-abstained"] == "true"
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 @EVERY_API
@@ -220,7 +220,7 @@ def test_a_named_candidate_is_asked_without_routing(
     pool.say("poet", "Roses")
     response = api.post(gateway, ONE, model="poet")
     answer = response.json()
-    assert (api.text(answer), answer["model"], pool.asked()) == ("Roses", "poet", ["poet"])
+    assert (api.text(answer), answer["model"], pool.models_called()) == ("Roses", "poet", ["poet"])
     assert answer["id"].endswith(("upstream-1", "upstream-2", "upstream"))
     assert "racer" not in answer
     assert answer["a_field_of_tomorrow"] == KEPT
@@ -250,4 +250,4 @@ def test_a_name_that_nobody_has_is_not_found(gateway: Gateway, pool: FakePool, a
         response = api.post(gateway, ONE, model=name)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
         assert response.json()["error"]["param"] == "model"
-    assert pool.asked() == []
+    assert pool.models_called() == []

@@ -71,7 +71,7 @@ def test_what_would_have_to_be_remembered_is_refused(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, next(iter(field)))
     assert "input" in error["message"]
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_saying_that_nothing_is_kept_is_fine(gateway: Gateway) -> None:
@@ -146,7 +146,7 @@ def test_a_response_needs_a_question(gateway: Gateway, pool: FakePool, said: Any
     """There is nothing to route on."""
     response = gateway.post("/v1/responses", json={"model": "auto", "input": said})
     assert response.status_code == 400
-    assert pool.asked() == []
+    assert pool.models_called() == []
 
 
 def test_calls_of_a_response_vote_as_calls(gateway: Gateway, pool: FakePool) -> None:
