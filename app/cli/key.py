@@ -33,7 +33,7 @@ def new(name: str, role: str, as_json: bool) -> None:
     entry = {
         "name": name,
         "role": role,
-        "hash": key_format.format_hash(api_key, key_format.new_salt()),
+        "hash": key_format.format_hash(api_key, key_format.COMMON_SALT),
     }
     try:
         Access.model_validate({"keys": [entry]})

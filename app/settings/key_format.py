@@ -2,7 +2,8 @@
 
 A key is ``racer-``, 32 random bytes and a checksum: a cut or mistyped key is distinguished from a
 wrong one, and secret scanners find it. The configuration holds only its salted SHA-256. A fast hash
-is enough, because the key has 256 random bits.
+is enough, because the key has 256 random bits. For the same reason the generated keys share one
+salt: one digest then finds any of them. A key that is not random needs a random salt of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ PREFIX: Final = "racer-"
 MAX_KEY_BYTES: Final = 256  # a longer one is refused without hashing
 _CHECKSUM_CHARS: Final = 8
 _SALT_BYTES: Final = 16
+COMMON_SALT: Final = hashlib.sha256(b"salt of generated RACER keys").digest()[:_SALT_BYTES]
+_PEPPER_BYTES: Final = 32
 
 
 def new_key() -> str:
@@ -38,6 +41,16 @@ def new_salt() -> bytes:
 def digest(key: bytes, salt: bytes) -> bytes:
     """SHA-256 of salt and key, 32 bytes."""
     return hashlib.sha256(salt + key).digest()
+
+
+def new_pepper() -> bytes:
+    """Generate a pepper: a secret that digests of one process are keyed with."""
+    return secrets.token_bytes(_PEPPER_BYTES)
+
+
+def peppered_digest(key: bytes, pepper: bytes) -> bytes:
+    """Keyed BLAKE2b of a key, 32 bytes."""
+    return hashlib.blake2b(key, key=pepper, digest_size=32).digest()
 
 
 def format_hash(key: str, salt: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from hmac import compare_digest
 from typing import Any
 
 import pytest
@@ -63,25 +65,78 @@ def test_keys_are_long_different_and_know_when_they_were_cut() -> None:
     assert not key_format.is_damaged("somebody-elses-key")
 
 
-def test_every_key_is_compared_whatever_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of four takes as many comparisons as the last and as a wrong one."""
-    keys = [key_format.new_key() for _ in range(2)]
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The digests and comparisons that are made, by the function's name."""
+    calls: list[str] = []
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any) -> Any:
+            calls.append(function.__name__)
+            return function(*args)
+
+        return wrapper
+
+    for name in ("digest", "peppered_digest"):
+        monkeypatch.setattr(key_format, name, counting(getattr(key_format, name)))
+    monkeypatch.setattr("app.access.api_keys.hmac.compare_digest", counting(compare_digest))
+    return calls
+
+
+def test_a_key_costs_one_digest_however_many_there_are(hashed: list[str]) -> None:
+    """One look-up and one comparison of whole digests, for the first of 1,000 keys and the last."""
+    keys = [key_format.new_key() for _ in range(1000)]
     ring = KeyRing(
         [entry(key, f"k{number}") for number, key in enumerate(keys)],
         Secrets(data_key=SecretStr("d" * 20), admin_key=SecretStr("a" * 20)),
     )
-    compared: list[int] = []
+    names = {keys[0]: "k0", keys[-1]: "k999", "d" * 20: "data", "a" * 20: "admin"}
+    for key in names:  # once: their salts are their own
+        ring.find(key.encode())
+    for key, name in names.items():
+        hashed.clear()
+        found = ring.find(key.encode())
+        assert found is not None
+        assert found.name == name
+        assert hashed == ["peppered_digest", "compare_digest"]
 
-    def compare_digest(one: bytes, other: bytes) -> bool:
-        compared.append(len(one))
-        return one == other
 
-    monkeypatch.setattr("app.settings.key_format.hmac.compare_digest", compare_digest)
-    for presented, name in ((keys[0], "k0"), (keys[1], "k1"), ("d" * 20, "data"), ("x", None)):
-        compared.clear()
-        found = ring.find(presented.encode())
+def test_keys_that_were_made_share_one_digest(racer: Command, hashed: list[str]) -> None:
+    """A wrong key takes one digest for all keys of `racer key new`, and so does a first use."""
+    made = [json.loads(racer("key", "new", f"team-{n}", "--json")[1]) for n in range(3)]
+    keys = [each.pop("key") for each in made]
+    ring = KeyRing([Key.model_validate(each) for each in made], Secrets())
+    hashed.clear()
+    assert ring.find(key_format.new_key().encode()) is None
+    assert hashed == ["peppered_digest", "digest"]
+    found = ring.find(keys[1].encode())
+    assert found is not None
+    assert found.name == "team-1"
+    assert hashed[2:] == ["peppered_digest", "digest", "compare_digest"]
+
+
+def test_every_salt_is_tried_whatever_was_found(hashed: list[str]) -> None:
+    """The first use of the first of four takes as many digests as the last and a wrong one."""
+    keys = [key_format.new_key() for _ in range(4)]
+    configured = [entry(key, f"k{number}") for number, key in enumerate(keys)]
+    for presented, name in ((keys[0], "k0"), (keys[3], "k3"), ("x", None)):
+        hashed.clear()
+        found = KeyRing(configured, Secrets()).find(presented.encode())
         assert (found.name if found else None) == name
-        assert compared == [32] * 4
+        assert hashed.count("digest") == 4
+
+
+def test_a_digest_that_only_begins_like_a_keys_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up by the first bytes decides nothing."""
+    digests = {b"right": b"same 8 bytes, one end", b"wrong": b"same 8 bytes, another"}
+
+    def digest(key: bytes, _: bytes) -> bytes:
+        return digests[key]
+
+    monkeypatch.setattr(key_format, "peppered_digest", digest)
+    ring = KeyRing([], Secrets(data_key=SecretStr("right")))
+    assert ring.find(b"right") == Caller(name="data")
+    assert ring.find(b"wrong") is None
 
 
 def test_a_huge_key_is_refused_unhashed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +148,7 @@ def test_a_huge_key_is_refused_unhashed(monkeypatch: pytest.MonkeyPatch) -> None
         raise AssertionError
 
     monkeypatch.setattr(key_format, "digest", digest)
+    monkeypatch.setattr(key_format, "peppered_digest", digest)
     assert ring.find(b"k" * 257) is None
 
 

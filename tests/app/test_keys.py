@@ -172,11 +172,11 @@ def test_keys_are_compared_in_constant_time(
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("app.settings.key_format.hmac.compare_digest", compare_digest)
+    monkeypatch.setattr("app.access.api_keys.hmac.compare_digest", compare_digest)
     assert gateway.get("/v1/models", DATA_KEY).status_code == 200
     assert gateway.get("/v1/models", "x").status_code == 401
     assert {len(each) for pair in compared for each in pair} == {32}
-    assert len(compared) == 4  # every known key each time, whichever one fits
+    assert len(compared) == 1  # only with a digest that begins alike
 
 
 def test_admin_is_off_until_its_key_is_set(serve: Serve) -> None:
