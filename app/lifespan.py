@@ -146,6 +146,7 @@ async def _open_routing(
             active,
             setup=setup_digest(trained.artifact.digest, settings.candidates),
             text=settings.routing.text,
+            group_by=settings.routing.group_by,
             metrics=metrics,
         )
         # Opened before all writers, and so closed after them: closing it aborts calls to a database

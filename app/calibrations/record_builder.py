@@ -146,6 +146,7 @@ class RecordBuilder:
             evidence=found,
             void_reasons=tuple(void_reasons),
             later=later_turns,
+            grouped_by=self._grouping.group_by,
         )
 
     def _guarantee(self, options: CalibrateOptions) -> CalibrationOptions:

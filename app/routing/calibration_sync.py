@@ -13,12 +13,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Self
 
 from prometheus_client import Gauge
 
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.groups import GroupBy
+from app.routing.reasons import Reason
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.notifications import NotificationListener
@@ -39,6 +42,7 @@ class CalibrationSync:
         setup: Digest of the artifact and of how candidates are served; records with another digest
             are ignored.
         text: The configured text that the router reads of later turns.
+        group_by: The configured origin of a request's group.
         metrics: Registers the gauge ``racer_store_up``.
     """
 
@@ -49,12 +53,14 @@ class CalibrationSync:
         *,
         setup: str,
         text: RoutedText,
+        group_by: GroupBy,
         metrics: Metrics,
     ) -> None:
         self.setup = setup
         self._store = store
         self._active = active
         self._text = text
+        self._group_by: GroupBy = group_by
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # id of a record that is not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
@@ -116,6 +122,9 @@ class CalibrationSync:
         elif wanted != self._damaged and wanted != self._current():
             if made is None or made.id != wanted:
                 made = await self._read(wanted)
+            if not made.is_grouped_by(self._group_by):
+                reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
+                made = replace(made, void_reasons=reasons)
             await self._active.swap(made)
             self._damaged = None
             self._warn(made)
@@ -143,7 +152,15 @@ class CalibrationSync:
             )
 
     def _warn(self, record: CalibrationRecord) -> None:
-        """Log which part of a record cannot decide."""
+        """Log which part of a record cannot decide, or promises nothing."""
+        if Reason.GROUPING_CHANGED in record.void_reasons:
+            log.warning(
+                "calibration %s was grouped by %s, and routing.group_by is %s now: its "
+                "certificates are void until its rows are uploaded again",
+                record.id,
+                record.grouped_by or "a setting that it does not name",
+                self._group_by,
+            )
         if record.later is not None and record.later.text != self._text:
             log.warning(
                 "calibration %s read later turns by routing.text %s, which is %s now: they are "

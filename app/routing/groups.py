@@ -21,18 +21,30 @@ READ_CHARS = 1_000  # of a text, to detect its language in under a millisecond
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupThreshold:
-    """The rows whose threshold applies, and their group; None: pooled rows."""
+    """The rows whose threshold applies, and their group; None: pooled rows.
+
+    Attributes:
+        calibration: The rows.
+        group: Their group.
+        is_calibrated: Whether the rows are a sample of the request's population. Rows of other
+            groups are none of a group that no row belongs to.
+    """
 
     calibration: Calibration
     group: str | None
+    is_calibrated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """The rows to use: those of a group, or all except those of the groups ``apart``."""
+    """The rows to use: those of a group, or all except those of the groups ``apart``.
+
+    ``is_calibrated`` is false for a group that no row belongs to.
+    """
 
     group: str | None = None
     apart: frozenset[str] = frozenset()
+    is_calibrated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,7 @@ class GroupedRows:
         groups = set(calibration.groups or ())
         alpha = calibration.options.alpha
         self._calibration = calibration
-        self._all_have_groups = None not in groups
+        self._groups = groups
         self._own = frozenset(
             name
             for name in groups
@@ -115,11 +127,14 @@ class GroupedRows:
         """The rows that set a group's threshold: its own if they are enough, else the pooled rows.
 
         The pooled rows are those of all groups that are too small, and those without a group. Where
-        every row has a group, a request without one counts as drawn like all rows together.
+        every row has a group, a request without one counts as drawn like all rows together. A group
+        that no row belongs to gets the pooled rows, which promise nothing about it.
         """
-        if group is None and self._all_have_groups:
+        if group is None and None not in self._groups:
             return RowPlan()
-        return RowPlan(group=group if group in self._own else None, apart=self._own)
+        if group in self._own:
+            return RowPlan(group=group, apart=self._own)
+        return RowPlan(apart=self._own, is_calibrated=group in self._groups)
 
     def serving(self, plan: RowPlan) -> GroupThreshold:
         """The rows of a plan: those that ``Calibration.for_group`` takes.
@@ -131,9 +146,11 @@ class GroupedRows:
         if plan.group is not None:
             return GroupThreshold(calibration=calibration.group(plan.group), group=plan.group)
         if not plan.apart:
-            return GroupThreshold(calibration=calibration, group=None)
+            return GroupThreshold(
+                calibration=calibration, group=None, is_calibrated=plan.is_calibrated
+            )
         pooled = tuple(
             None if group in plan.apart else _POOLED for group in calibration.groups or ()
         )
         rows = replace(calibration, groups=pooled).group(_POOLED)
-        return GroupThreshold(calibration=rows, group=None)
+        return GroupThreshold(calibration=rows, group=None, is_calibrated=plan.is_calibrated)

@@ -60,6 +60,7 @@ class Premises:
         is_alpha_requested: The request sets another alpha than the calibration.
         is_score_requested: The request sets another score than the calibration.
         is_group_requested: The request names its group, and the rows have groups.
+        is_group_calibrated: Some row belongs to the request's group, or the rows have no groups.
         whole_pool: Why no threshold selects; None: one does, or the query's kind has no rows.
     """
 
@@ -71,6 +72,7 @@ class Premises:
     is_alpha_requested: bool
     is_score_requested: bool
     is_group_requested: bool
+    is_group_calibrated: bool
     whole_pool: Reason | None
 
     @property
@@ -81,6 +83,7 @@ class Premises:
             (self.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
             (self.is_pending, Reason.SUB_POOL_PENDING),
             (not self.has_rows, Reason.NO_CALIBRATION_FOR_POOL),
+            (not self.is_group_calibrated, Reason.GROUP_UNCALIBRATED),
             (self.is_alpha_requested, Reason.ALPHA_ASSUMED),
             (self.is_score_requested, Reason.SCORE_ASSUMED),
             (self.is_group_requested, Reason.GROUP_ASSUMED),

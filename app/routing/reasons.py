@@ -46,6 +46,18 @@ class Reason(StrEnum):
     Allow more candidates, or upload rows that cover them.
     """
 
+    GROUP_UNCALIBRATED = "group_uncalibrated"
+    """No calibration row belongs to the request's group. The threshold of the pooled rows was used.
+
+    Upload rows of the group, or ask with a group that has rows.
+    """
+
+    GROUPING_CHANGED = "grouping_changed"
+    """The calibration's rows were grouped by another `routing.group_by`.
+
+    Set it back, or upload the rows again.
+    """
+
     ABSTAINED_STRONGEST = "abstained_strongest"
     """The router abstained, and `on_abstain: strongest` called the best candidate.
 

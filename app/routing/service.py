@@ -201,6 +201,7 @@ class RoutingService:
                 and self._settings.routing.group_by == "request"
                 and record.rows(later=later).groups is not None
             ),
+            is_group_calibrated=threshold.is_calibrated,
             whole_pool=(
                 _why_whole_pool(calibration, decision, scored)
                 if decision.trivial and not query.whole_pool

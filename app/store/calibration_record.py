@@ -42,6 +42,12 @@ class CalibrationRecord:
     evidence: dict[str, Any]
     void_reasons: tuple[str, ...] = ()  # premises that never held, such as training_overlap
     later: LaterTurns | None = None
+    grouped_by: str | None = None  # routing.group_by of its groups; None: not recorded
+
+    def is_grouped_by(self, group_by: str) -> bool:
+        """Whether requests grouped by this setting belong to the groups of the rows."""
+        calibrations = [self.calibration, *([self.later.calibration] if self.later else [])]
+        return self.grouped_by == group_by or all(each.groups is None for each in calibrations)
 
     def rows(self, *, later: bool) -> Calibration:
         """The rows of first turns, or those of later ones.
@@ -66,6 +72,7 @@ class CalibrationRecord:
             "void_reasons": self.void_reasons,
             "prices": calibration.prices,
             "groups": calibration.groups,
+            "grouped_by": self.grouped_by,
             "patterns": _pattern_settings(calibration.patterns),
         }
         arrays = _arrays_of(calibration)
@@ -96,6 +103,7 @@ class CalibrationRecord:
             calibration=calibration,
             evidence=fields["evidence"],
             void_reasons=tuple(fields["void_reasons"]),
+            grouped_by=fields.get("grouped_by"),
             later=later
             and LaterTurns(
                 calibration=replace(

@@ -128,6 +128,8 @@ def test_others_have_the_pooled_threshold(
     assert certificate["guarantee"]["group"] is None
     assert certificate["lambda_hat"] == pooled.lambda_hat(0.2, Score.GAP)
     assert certificate["n"] == pooled.n < oracle.n / 2
+    assert certificate["holds"] == (group != "unheard-of")
+    assert ("group_uncalibrated" in certificate["reasons"]) == (group == "unheard-of")
 
 
 def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
@@ -180,6 +182,45 @@ def test_groups_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool
         before = certified(gateway, group="hard")
     with running(path, ENVIRONMENT) as gateway:
         assert certified(gateway, group="hard") == before
+
+
+@pytest.mark.parametrize("now", ["key", "language"])
+def test_rows_that_were_grouped_otherwise_certify_nothing(
+    tmp_path: Path, artifact: Path, pool: FakePool, now: str
+) -> None:
+    """After a change of `routing.group_by` and a restart the rows' groups are other populations."""
+    rows = rows_of({"en": GROUPS["easy"], "hard": GROUPS["hard"]})
+    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+        upload(gateway, rows)
+        assert certified(gateway)["holds"]
+    path = configure(tmp_path, artifact, pool.url, routing={"group_by": now})
+    with running(path, ENVIRONMENT) as gateway:
+        certificate = certified(gateway)
+        assert (certificate["holds"], certificate["reasons"]) == (False, ["grouping_changed"])
+        upload(gateway, rows)
+        assert certified(gateway)["holds"]
+    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+        assert certified(gateway)["reasons"] == ["grouping_changed"]
+
+
+def test_rows_without_groups_outlive_a_change_of_grouping(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """There is one population, whatever determines a group."""
+    with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
+        upload(gateway, as_json(GROUPS["easy"]))
+    path = configure(tmp_path, artifact, pool.url, routing={"group_by": "key"})
+    with running(path, ENVIRONMENT) as gateway:
+        assert certified(gateway)["holds"]
+
+
+def test_a_record_that_does_not_say_how_it_was_grouped_certifies_nothing() -> None:
+    """Records of earlier versions: with groups they are void, without groups they are as before."""
+    grouped = big()
+    assert (grouped.grouped_by, grouped.is_grouped_by("request")) == (None, False)
+    assert replace(grouped, grouped_by="key").is_grouped_by("key")
+    assert not replace(grouped, grouped_by="key").is_grouped_by("request")
+    assert calibration_record().is_grouped_by("request")
 
 
 # Where the group comes from -------------------------------------------------------------------
@@ -356,5 +397,8 @@ def test_plans_follow_the_rows() -> None:
     apart = frozenset({"large"})
     assert rows.plan("large") == RowPlan(group="large", apart=apart)
     for group in ("small", "unheard-of", None):
-        assert rows.plan(group) == RowPlan(group=None, apart=apart)
-        assert len(rows.serving(rows.plan(group)).calibration.fingerprints) == 20
+        is_calibrated = group != "unheard-of"
+        plan = RowPlan(group=None, apart=apart, is_calibrated=is_calibrated)
+        assert rows.plan(group) == plan
+        assert rows.serving(plan).is_calibrated == is_calibrated
+        assert len(rows.serving(plan).calibration.fingerprints) == 20

@@ -168,6 +168,7 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         is_alpha_requested=True,
         is_score_requested=True,
         is_group_requested=True,
+        is_group_calibrated=False,
         whole_pool=Reason.ROUTER_FAILED,
     )
     assert premises.reasons == (
@@ -179,6 +180,7 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         "multi_turn_uncalibrated",
         "sub_pool_pending_whole_pool",
         "no_calibration_for_pool",
+        "group_uncalibrated",
         "alpha_assumed_independent_of_query",
         "score_assumed_independent_of_query",
         "group_assumed_independent_of_query",
