@@ -58,9 +58,9 @@ check: setup
 	$(BIN)/lint-imports
 
 # Two workers per core, at least four (tests/conftest.py): tests spend more than half of their time
-# waiting. One thread each, so that numpy's and torch's threads do not compete. All tests of a file
-# run in one worker and share fixtures.
-PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest \
+# waiting. All tests of a file run in one worker and share fixtures. Compiled modules are stored even
+# where the environment forbids it: each worker would compile all of them again, which takes 10 s.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest \
 	--numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: setup

@@ -1,12 +1,18 @@
 """What every test relies on: no network, no deadline, the same examples everywhere."""
 
+import gc
 import os
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+# Threads of numpy and torch would compete with the other workers; before numpy is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No deadline: machines are shared. Derandomised: a red run is red for everyone;
 # `pytest --hypothesis-profile=search` looks for new examples.
@@ -41,16 +47,38 @@ LONG = (
 )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collections: next to nothing of what is created is garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by expected duration; the order is the same in every process of a run."""
-    here = Path(__file__).parent
+    items.sort(key=lambda item: _rank(item.path))
 
-    def rank(item: pytest.Item) -> int:
-        path = item.path.relative_to(here)
-        places = [at for at, long in enumerate(LONG) if path.is_relative_to(long)]
-        return min(places, default=len(LONG))
 
-    items.sort(key=rank)
+@cache
+def _rank(file: Path) -> int:
+    """The place of a test file in ``LONG``; all others come after."""
+    path = file.relative_to(Path(__file__).parent)
+    places = (at for at, long in enumerate(LONG) if path.is_relative_to(long))
+    return next(places, len(LONG))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests marked ``gpu`` on a machine without a CUDA device."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from tests.support.gateway import ONE, UNANSWERABLE, Gateway, Serve, user
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 
 def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import scipy.stats
 
 from app.store import Store
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
@@ -46,7 +45,10 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+stats = LazyModule("scipy.stats")
 
 ROWS = noisy(20_000, 120)
 PRICES = (4.0, 1.0, 0.5)
@@ -295,8 +297,8 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
         "lambda_hat": core.lambda_hat(0.1, Score.COVER),
         "feasible": True,
         "min_n": 9,
-        "risk_q05": pytest.approx(scipy.stats.beta.ppf(0.05, *law)),
-        "risk_q95": pytest.approx(scipy.stats.beta.ppf(0.95, *law)),
+        "risk_q05": pytest.approx(stats.beta.ppf(0.05, *law)),
+        "risk_q95": pytest.approx(stats.beta.ppf(0.95, *law)),
         "mean_size": pytest.approx(sum(sizes) / 120),
         "mean_cost": pytest.approx(sum(costs) / 120),
         "abstain": pytest.approx(sizes.count(0) / 120),

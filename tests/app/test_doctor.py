@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
@@ -44,9 +43,12 @@ from tests.support.gateway import (
     labelled,
     running,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.single_server import FakeServer, served
 
 from .test_store import record
+
+torch = LazyModule("torch")
 
 OK, WARNING, FAILED = State.OK, State.WARNING, State.FAILED
 UNREACHABLE = "http://127.0.0.1:1/v1"
@@ -266,7 +268,6 @@ def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_a_real_gpu_is_seen() -> None:
     """By its name."""
     is_so(gpu.check(gpu.inspect(), "cuda"), OK, torch.cuda.get_device_name(0))

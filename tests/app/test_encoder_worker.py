@@ -14,7 +14,6 @@ from itertools import chain, combinations
 from typing import Any, cast
 
 import numpy as np
-import openai
 import pytest
 
 from app import lifespan
@@ -30,7 +29,10 @@ from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer, RouterScores
 from tests.support.gateway import ADMIN_KEY, ONE, POOL, Gateway, Serve, as_json, labelled, user
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 
 @dataclass

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 
 import app.store  # noqa: F401 - defines an error of its own
@@ -27,7 +26,10 @@ from tests.support.gateway import (
     running,
     user,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 CANARY = "CANARY-7f3a91"  # stands in every bad request; no response may hold it
 JSON = {"content-type": "application/json"}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from app.calibrations.answer_risk import answer_risk
 from app.calibrations.columns import RowColumns, Texts
@@ -37,7 +36,10 @@ from tests.support.gateway import (
     noisy,
     running,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+stats = LazyModule("scipy.stats")
 
 PRICES = (4.0, 1.0, 0.5)
 
@@ -192,7 +194,7 @@ def test_answer_risk_is_counted_vote_by_vote(method: Method) -> None:
     assert thresholds[0] != thresholds[1]
     assert found["errors"] == answered.count(False)
     assert found["rate"] == pytest.approx(answered.count(False) / len(answered))
-    expected = scipy.stats.beta.ppf(0.95, found["errors"] + 1, len(answered) - found["errors"])
+    expected = stats.beta.ppf(0.95, found["errors"] + 1, len(answered) - found["errors"])
     assert found["upper"] == pytest.approx(expected)
     assert 0.05 < found["rate"] < found["upper"] < 0.7, "or the test would compare nothing"
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from app import settings
@@ -27,7 +26,10 @@ from tests.support.gateway import (
     running,
     user,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 DESCRIPTION = {"/docs", "/docs/oauth2-redirect", "/openapi.json"}
 PUBLIC = {"/healthz", "/readyz", *DESCRIPTION, "/ui", "/ui/{name}"}

@@ -13,26 +13,27 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import BackPressureError
 
 from app import lifespan
 from app.errors import Overloaded, SettingsError
 from app.lifespan import OpenedRouter
-from app.ray_serve import deployments
-from app.ray_serve.scorer import RayRouterBackend
 from app.routing.scorer import ScoredQuery
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
-from app.tools.ray_batch.connection import joined
 from racer_core.errors import ArtifactError
 from racer_core.racer import Racer
 from tests.support.gateway import ENVIRONMENT, ONE, configure
+from tests.support.lazy import LazyModule
+
+ray_errors = LazyModule("ray.exceptions")
+serve_errors = LazyModule("ray.serve.exceptions")
+deployments = LazyModule("app.ray_serve.deployments")
+ray_scorer = LazyModule("app.ray_serve.scorer")
+connection = LazyModule("app.tools.ray_batch.connection")
 
 ROOT = Path(__file__).parents[2]
 STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/nobody"}
 TEXTS = [f"What is {n} plus {n + 1}?" for n in range(300)]
-DIED = ActorDiedError()
 
 
 class Response(Future[Any]):
@@ -100,14 +101,12 @@ def handle(loaded: Racer) -> Handle:
 
 
 @pytest.fixture
-def scoring(handle: Handle) -> RayRouterBackend:
+def scoring(handle: Handle) -> Any:
     """The gateway's side of it."""
-    return RayRouterBackend(cast("Any", handle), "digest")
+    return ray_scorer.RayRouterBackend(cast("Any", handle), "digest")
 
 
-def test_rows_come_back_in_their_places(
-    scoring: RayRouterBackend, handle: Handle, loaded: Racer
-) -> None:
+def test_rows_come_back_in_their_places(scoring: Any, handle: Handle, loaded: Racer) -> None:
     """Red when pieces change places, or one is left out; every call names the artifact."""
     told: list[tuple[int, int]] = []
     found, right = scoring.score_rows(TEXTS, lambda *each: told.append(each)), loaded.score(TEXTS)
@@ -122,28 +121,26 @@ def test_rows_come_back_in_their_places(
 
 
 def test_what_a_dead_replica_was_asked_is_asked_once_more(
-    scoring: RayRouterBackend, handle: Handle, loaded: Racer
+    scoring: Any, handle: Handle, loaded: Racer
 ) -> None:
     """Of a query, of a piece of a calibration and of texts. Red without the second attempt."""
-    handle.faults = [DIED]
+    handle.faults = [ray_errors.ActorDiedError()]
     assert asyncio.run(scoring.score(ONE)).scores == loaded.score([ONE]).scores[0].tolist()
-    handle.faults = [DIED]
+    handle.faults = [ray_errors.ActorDiedError()]
     assert np.array_equal(scoring.score_rows(TEXTS).scores, loaded.score(TEXTS).scores)
-    handle.faults = [DIED]
+    handle.faults = [ray_errors.ActorDiedError()]
     assert asyncio.run(scoring.embed([ONE])).shape[0] == 1
-    handle.faults = [DIED, DIED]
-    with pytest.raises(ActorDiedError):
+    handle.faults = [ray_errors.ActorDiedError(), ray_errors.ActorDiedError()]
+    with pytest.raises(ray_errors.ActorDiedError):
         asyncio.run(scoring.score(ONE))
 
 
-def test_too_many_queries_are_overload_not_failure(
-    scoring: RayRouterBackend, handle: Handle
-) -> None:
+def test_too_many_queries_are_overload_not_failure(scoring: Any, handle: Handle) -> None:
     """At the replica or before it. Red when the whole pool would be called instead."""
     handle.value = Overloaded("far behind")
     with pytest.raises(Overloaded, match=r"^far behind$"):
         asyncio.run(scoring.score(ONE))
-    handle.faults = [BackPressureError(1, 1)]
+    handle.faults = [serve_errors.BackPressureError(1, 1)]
     with pytest.raises(Overloaded):
         asyncio.run(scoring.score(ONE))
     handle.value = ValueError("broken")
@@ -151,17 +148,15 @@ def test_too_many_queries_are_overload_not_failure(
         asyncio.run(scoring.score(ONE))
 
 
-def test_another_error_is_raised_at_once(scoring: RayRouterBackend, handle: Handle) -> None:
+def test_another_error_is_raised_at_once(scoring: Any, handle: Handle) -> None:
     """Asking again what a router cannot do would double the load."""
-    handle.faults = [RayTaskError("score", "its stack", ValueError("broken"))]
-    with pytest.raises(RayTaskError):
+    handle.faults = [ray_errors.RayTaskError("score", "its stack", ValueError("broken"))]
+    with pytest.raises(ray_errors.RayTaskError):
         asyncio.run(scoring.score(ONE))
     assert len(handle.asked) == 1
 
 
-def test_a_calibration_that_is_given_up_leaves_nothing_behind(
-    scoring: RayRouterBackend, handle: Handle
-) -> None:
+def test_a_calibration_that_is_given_up_leaves_nothing_behind(scoring: Any, handle: Handle) -> None:
     """Red when replicas go on with rows that nobody waits for."""
     handle.hang = True
 
@@ -255,24 +250,23 @@ def test_a_relative_configuration_is_the_same_file_on_every_node(
 def test_a_gateway_loads_no_encoder() -> None:
     """The demo's encoder needs torch; a gateway that decides by its artifact does not."""
     config = ROOT / "deploy/demo/racer.yaml"
-    opened = (
+    script = (
         "import sys\n"
         "from pathlib import Path\n"
         "from app import settings\n"
         "from app.ray_serve import deployments\n"
-        "from app.routing.artifact import open_{}\n"
-        f"found = open_{{}}(settings.load(Path({str(config)!r}), {{{{}}}})[0])\n"
-        "assert found.pool\n"
-        "print('torch' in sys.modules)\n"
+        "from app.routing import artifact\n"
+        f"loaded = settings.load(Path({str(config)!r}), {{}})[0]\n"
+        "for opening in (artifact.open_trained, artifact.open_racer):\n"
+        "    assert opening(loaded).pool\n"
+        "    print('torch' in sys.modules)\n"
     )
-    for kind, loads in (("trained", b"False"), ("racer", b"True")):
-        script = opened.format(kind, kind)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-        assert done.stdout.split()[-1] == loads
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.split()[-2:] == [b"False", b"True"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:x"])
 def test_a_cluster_that_is_not_there_is_one_sentence(address: str) -> None:
     """At once. Red when Ray is left to try, or when it is a stack."""
-    with pytest.raises(SettingsError, match="no Ray cluster"), joined(address):
+    with pytest.raises(SettingsError, match="no Ray cluster"), connection.joined(address):
         pass

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.support.gateway import (
@@ -23,7 +22,10 @@ from tests.support.gateway import (
     running,
     user,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
+
+openai = LazyModule("openai")
 
 # Fault -> (status when everyone fails so, kind in `racer.calls`).
 FAULTS = {

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import encoder_gpu
-from benchmarks.encoder_gpu import EAGER, EXACT, FULL, GRAPHS, LEAN, QUICK, named
+from tests.support.lazy import LazyModule
 
-FILE = Path(encoder_gpu.__file__)
+encoder_gpu = LazyModule("benchmarks.encoder_gpu")
+
+
+FILE = Path(__file__).parents[2] / "benchmarks/encoder_gpu.py"
 ALLOWED = {"torch", "transformers", "numpy", "racer_core"}
 
 
@@ -43,30 +45,32 @@ def test_a_rehearsal_on_the_cpu_gives_a_whole_document(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=FILE.parents[1], env=here, capture_output=True, check=True)
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["markdown"] == done.stdout.decode().removesuffix("\n")
-    arms = [EXACT, EAGER, LEAN, GRAPHS]
+    arms = [encoder_gpu.EXACT, encoder_gpu.EAGER, encoder_gpu.LEAN, encoder_gpu.GRAPHS]
     assert [*document["figures"]] == [*document["agreement"]] == arms
     assert document["failed"] == {}
     for shapes in document["figures"].values():
-        assert [*shapes] == [named(each) for each in QUICK.shapes]
+        assert [*shapes] == [encoder_gpu.named(each) for each in encoder_gpu.QUICK.shapes]
         for of in shapes.values():
             assert 0 < of["p50_ms"] <= of["p95_ms"]
             assert of["queries_per_s"] > 0
             assert of["share_of_matrix_rate"] > 0
-    assert document["agreement"][EXACT]["same_sets"] == 1.0
-    assert document["agreement"][EXACT]["cosine_distance_max"] == 0.0
-    for arm in (EAGER, LEAN, GRAPHS):
+    assert document["agreement"][encoder_gpu.EXACT]["same_sets"] == 1.0
+    assert document["agreement"][encoder_gpu.EXACT]["cosine_distance_max"] == 0.0
+    for arm in (encoder_gpu.EAGER, encoder_gpu.LEAN, encoder_gpu.GRAPHS):
         assert 0 < document["agreement"][arm]["cosine_distance_mean"] < 1e-3
         assert document["agreement"][arm]["same_sets"] > 0.8
     (once,) = document["rounds"]
     assert once["flops_per_s"] > 0
-    assert {len(calls) for of in once["ms"].values() for calls in of.values()} == {QUICK.calls}
+    assert {len(calls) for of in once["ms"].values() for calls in of.values()} == {
+        encoder_gpu.QUICK.calls
+    }
     about = document["manifest"]
     assert about["rehearsal"]
     assert {*about["packages"]} == {"torch", "transformers", "numpy"}
     assert {"commit", "taken_at", "command", "device", "driver", "cuda"} <= about.keys()
     assert len(document["verdict"]) == 5
     assert "A rehearsal" in document["markdown"]
-    for each in (*arms, *map(named, QUICK.shapes)):
+    for each in (*arms, *map(encoder_gpu.named, encoder_gpu.QUICK.shapes)):
         assert f"| {each} |" in document["markdown"]
 
 
@@ -81,18 +85,26 @@ def test_without_a_gpu_it_says_so_and_what_can_be_done(monkeypatch: Any, capsys:
 
 def a_round(rate: float, **ms: float) -> dict[str, Any]:
     """One in which every call of an arm took as long, whatever the shape."""
-    names = {"exact": EXACT, "eager": EAGER, "lean": LEAN, "graphs": GRAPHS}
-    took = {names[arm]: {named(each): [of] * 3 for each in FULL.shapes} for arm, of in ms.items()}
+    names = {
+        "exact": encoder_gpu.EXACT,
+        "eager": encoder_gpu.EAGER,
+        "lean": encoder_gpu.LEAN,
+        "graphs": encoder_gpu.GRAPHS,
+    }
+    took = {
+        names[arm]: {encoder_gpu.named(each): [of] * 3 for each in encoder_gpu.FULL.shapes}
+        for arm, of in ms.items()
+    }
     return {"flops_per_s": rate, "ms": took}
 
 
 def test_figures_by_hand() -> None:
     """Quantiles over all calls; a share is of the rate of its own round, and counts products."""
     million = 12 * 12 * 768**2 / 1e6  # weights of the linear layers: 84.9
-    assert encoder_gpu.flops((2, 64), FULL) == pytest.approx(2 * 2 * 64 * million * 1e6)
-    work = encoder_gpu.flops((256, 64), FULL)
+    assert encoder_gpu.flops((2, 64), encoder_gpu.FULL) == pytest.approx(2 * 2 * 64 * million * 1e6)
+    work = encoder_gpu.flops((256, 64), encoder_gpu.FULL)
     rounds = [a_round(work * 1e3, exact=2), a_round(work * 2e3, exact=1), a_round(work, exact=4)]
-    of = encoder_gpu.figures(rounds, FULL)[EXACT]["256 x 64"]
+    of = encoder_gpu.figures(rounds, encoder_gpu.FULL)[encoder_gpu.EXACT]["256 x 64"]
     assert of["p50_ms"] == 2
     assert of["p95_ms"] == 4
     assert of["queries_per_s"] == pytest.approx(256 / 2e-3)
@@ -101,14 +113,14 @@ def test_figures_by_hand() -> None:
 
 def said(ms: Mapping[str, float], rate: float, distance: float, same: float) -> list[str]:
     """The verdict on a run of one round."""
-    speed = encoder_gpu.figures([a_round(rate, **ms)], FULL)
-    found = {GRAPHS: {"cosine_distance_max": distance, "same_sets": same}}
-    return [each["said"] for each in encoder_gpu.verdict(speed, found, FULL)]
+    speed = encoder_gpu.figures([a_round(rate, **ms)], encoder_gpu.FULL)
+    found = {encoder_gpu.GRAPHS: {"cosine_distance_max": distance, "same_sets": same}}
+    return [each["said"] for each in encoder_gpu.verdict(speed, found, encoder_gpu.FULL)]
 
 
 def test_an_aim_is_met_up_to_its_bound_and_missed_beyond() -> None:
     """Each by itself; the latency and its ratio to eager's, and the share, move with the time."""
-    work = encoder_gpu.flops((256, 64), FULL)
+    work = encoder_gpu.flops((256, 64), encoder_gpu.FULL)
     good = {"exact": 20.0, "eager": 10.0, "lean": 5.0, "graphs": 2.0}
     rate = work / 2e-3 / 0.35
     assert said(good, rate * 0.999, 1e-4, 0.995) == ["met"] * 5
@@ -124,10 +136,10 @@ def test_sets_are_the_same_where_embeddings_are_and_differ_where_they_do() -> No
     exact = rng.standard_normal((2_000, 32)).astype(np.float32)
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
     noise = rng.standard_normal(exact.shape).astype(np.float32) / 32**0.5
-    arms = {EXACT: exact, "near": exact + 1e-3 * noise, "far": noise}
+    arms = {encoder_gpu.EXACT: exact, "near": exact + 1e-3 * noise, "far": noise}
     found = encoder_gpu.compared(arms, rng)
-    assert found[EXACT]["same_sets"] == 1.0
+    assert found[encoder_gpu.EXACT]["same_sets"] == 1.0
     assert 0.95 < found["near"]["same_sets"] < 1.0
     assert found["far"]["same_sets"] < 0.5
     assert found["near"]["cosine_distance_mean"] == pytest.approx(5e-7, rel=0.2)
-    assert 1.0 < found[EXACT]["size"] < encoder_gpu.CANDIDATES
+    assert 1.0 < found[encoder_gpu.EXACT]["size"] < encoder_gpu.CANDIDATES

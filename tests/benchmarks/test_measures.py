@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from benchmarks.measures import family, held, quantile, theil_sen
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(5, 60))

@@ -1,16 +1,16 @@
 """A tiny encoder folder and a trained router, made once."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import DebertaV2Config, DebertaV2Model, PreTrainedTokenizerFast
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import synthetic_rows
 
-torch.set_num_threads(1)  # tiny models; a second thread would wait for other jobs' cores
+torch = LazyModule("torch")
+transformers = LazyModule("transformers")
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 
@@ -25,8 +25,8 @@ def tiny_encoder(tmp_path_factory):
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
-    config = DebertaV2Config(
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(folder)
+    config = transformers.DebertaV2Config(
         vocab_size=len(WORDS),
         hidden_size=32,
         num_hidden_layers=2,
@@ -39,7 +39,7 @@ def tiny_encoder(tmp_path_factory):
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        DebertaV2Model(config).save_pretrained(folder)
+        transformers.DebertaV2Model(config).save_pretrained(folder)
     return folder
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy import stats
+
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 
 def assert_binomial(successes: int, trials: int, p: float, false_alarm: float) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from racer_core.calibration.answer_risk import (
     AnswerRisk,
@@ -18,6 +17,9 @@ from racer_core.calibration.answer_risk import (
 )
 from racer_core.errors import CalibrationError, InputError
 from tests.core.laws import assert_at_most
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 counts = st.integers(0, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))

@@ -7,14 +7,16 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModel
 
 from racer_core.encoder.char_ngrams import SPEC
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import train
 from racer_core.racer import Racer
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import synthetic_rows
+
+transformers = LazyModule("transformers")
 
 
 def edit(folder, change):
@@ -211,7 +213,7 @@ def test_artifact_moved_together_with_its_encoder_still_loads(local, tmp_path):
 
 def test_encoder_with_other_weights_is_refused(local):
     """Somebody fine-tuned it in place: scores would move and nobody would notice."""
-    model = AutoModel.from_pretrained(local / "encoder")
+    model = transformers.AutoModel.from_pretrained(local / "encoder")
     model.embeddings.word_embeddings.weight.data[4] += 0.1
     model.save_pretrained(local / "encoder")
     assert "digest" in refusal(local / "router")

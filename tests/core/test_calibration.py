@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import critical_by_hand
+from tests.support.lazy import LazyModule
 from tests.support.strategies import (
     alphas,
     calibration_of,
@@ -25,6 +25,8 @@ from tests.support.strategies import (
     scores_kinds,
     tables,
 )
+
+stats = LazyModule("scipy.stats")
 
 
 def query_sets(calibration, table, **request):

@@ -1,24 +1,28 @@
 """The lean forward of DeBERTa-v2 computes what transformers does, on random weights."""
 
+import itertools
 from dataclasses import asdict
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
 from racer_core.artifacts import open_encoder
 from racer_core.encoder.base import EncoderSpec
-from racer_core.encoder.deberta import LeanDeberta, fits
 from racer_core.encoder.huggingface import HuggingFaceEncoder, batches
 from racer_core.errors import ArtifactError
 from racer_core.offline.train import EncoderChoice
+from tests.support.lazy import LazyModule
+
+torch = LazyModule("torch")
+transformers = LazyModule("transformers")
+deberta = LazyModule("racer_core.encoder.deberta")
 
 WORDS = 100
 MOST = 64
+SHAPES = list(itertools.product((1, 2, 4, 8), (16, 32, MOST)))  # of `graphs.shapes(8, MOST)`
 
 
-def model(dtype=torch.float32, **changed):
+def model(dtype=None, **changed):
     """Random, and with biases and norms that are none of 0 and 1, so that leaving one out shows."""
     config = {
         "vocab_size": WORDS,
@@ -38,12 +42,14 @@ def model(dtype=torch.float32, **changed):
     }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = DebertaV2Model(DebertaV2Config(**(config | changed))).eval()
+        made = transformers.DebertaV2Model(
+            transformers.DebertaV2Config(**(config | changed))
+        ).eval()
         with torch.no_grad():
             for parameter in made.parameters():
                 if parameter.dim() == 1:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-    return made.to(dtype)
+    return made.to(dtype or torch.float32)
 
 
 def texts(*lengths):
@@ -60,7 +66,7 @@ def both(made, ids, mask):
     """Hidden states of all real tokens (N, D): transformers', and the lean forward's."""
     with torch.inference_mode():
         eager = made(input_ids=ids, attention_mask=mask).last_hidden_state
-        lean = LeanDeberta(made, MOST)(ids, mask)
+        lean = deberta.LeanDeberta(made, MOST)(ids, mask)
     return eager[mask.bool()].float().numpy(), lean[mask.bool()].float().numpy()
 
 
@@ -117,16 +123,16 @@ def test_bfloat16_errs_no_more_than_transformers_does():
 )
 def test_what_it_does_not_compute_it_does_not_take(other):
     """Those models stay with transformers."""
-    assert fits(model())
-    assert not fits(model(**other))
+    assert deberta.fits(model())
+    assert not deberta.fits(model(**other))
 
 
 def test_another_kind_of_model_does_not_fit():
     """Whatever it is called."""
-    config = BertConfig(
+    config = transformers.BertConfig(
         vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
-    assert not fits(BertModel(config))
+    assert not deberta.fits(transformers.BertModel(config))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -160,7 +166,7 @@ def test_an_artifact_is_opened_by_the_forward_that_it_was_made_with(tiny_encoder
 
 def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encoder, tmp_path):
     """At the start: an artifact says `lean`, and the folder holds another kind of model now."""
-    AutoTokenizer.from_pretrained(str(tiny_encoder)).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(str(tiny_encoder)).save_pretrained(tmp_path)
     model(conv_kernel_size=3).save_pretrained(tmp_path)
     assert HuggingFaceEncoder(str(tmp_path), backend="cpu").spec.forward == "transformers"
     with pytest.raises(ArtifactError, match="lean"):

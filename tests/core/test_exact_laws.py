@@ -6,12 +6,14 @@ correct code. Each says with which probability the bug that it is for would pass
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
 from racer_core.types import RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
+from tests.support.lazy import LazyModule
 from tests.support.strategies import calibration_of
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 

@@ -2,20 +2,16 @@
 
 import numpy as np
 import pytest
-import torch
 
-from racer_core.encoder import graphs
-from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
-from tests.core.test_deberta import MOST, model, texts
+from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
+from tests.support.lazy import LazyModule
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-]
+torch = LazyModule("torch")
+graphs = LazyModule("racer_core.encoder.graphs")
 
-SHAPES = graphs.shapes(8, MOST)
+pytestmark = pytest.mark.gpu
 LENGTHS = [(1,), (16,), (17, 3), (MOST,), (MOST, 1, 33, 5, 9)]
 
 
@@ -51,7 +47,7 @@ def unit(rows):
 
 def opened(dtype, shapes):
     """The lean forward by graphs of these shapes; without any, by none."""
-    lean = LeanDeberta(model(dtype).to("cuda"), MOST)
+    lean = deberta.LeanDeberta(model(dtype).to("cuda"), MOST)
     return graphs.Graphs(graphs.embedder(lean, "mean"), shapes=shapes, device="cuda")
 
 

@@ -5,18 +5,17 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from racer_core.encoder import deberta, graphs
-from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.pooling import pool
-from tests.core.test_deberta import MOST, model, texts
+from tests.core.test_deberta import MOST, SHAPES, deberta, model, texts
+from tests.support.lazy import LazyModule
 
-SHAPES = graphs.shapes(8, MOST)
+torch = LazyModule("torch")
+fake_tensor = LazyModule("torch._subclasses.fake_tensor")
+graphs = LazyModule("racer_core.encoder.graphs")
 
 
 class ReplayRecorder:
@@ -80,6 +79,7 @@ def test_the_shapes_of_the_encoder_are_few():
 def test_the_longest_text_has_a_shape_although_it_is_no_power_of_two():
     """Positions end there: a longer shape would have none for its padding."""
     assert {tokens for _, tokens in graphs.shapes(1, 40)} == {16, 32, 40}
+    assert graphs.shapes(8, MOST) == SHAPES
     assert graphs.shapes(3, 5) == [(1, 5), (2, 5), (3, 5)]
 
 
@@ -93,7 +93,7 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
     """To 1e-5, in float32: more tokens, more texts, and what an earlier batch left behind."""
     made = model(**kind)
     run = graphs.Graphs(
-        graphs.embedder(LeanDeberta(made, MOST), pooling),
+        graphs.embedder(deberta.LeanDeberta(made, MOST), pooling),
         shapes=SHAPES,
         device="cpu",
         recorder=ReplayRecorder(),
@@ -108,7 +108,7 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
 def test_an_embedding_is_the_same_in_whatever_batch():
     """Alone, among others, and in any row: to 1e-5, in float32."""
     run = graphs.Graphs(
-        graphs.embedder(LeanDeberta(model(), MOST), "mean"),
+        graphs.embedder(deberta.LeanDeberta(model(), MOST), "mean"),
         shapes=SHAPES,
         device="cpu",
         recorder=ReplayRecorder(),
@@ -122,12 +122,12 @@ def test_an_embedding_is_the_same_in_whatever_batch():
 
 def test_nothing_that_is_recorded_looks_at_a_value():
     """Tensors without values go through: a look would wait for the GPU, which no graph can."""
-    lean = LeanDeberta(model(), MOST)
+    lean = deberta.LeanDeberta(model(), MOST)
     embed = graphs.embedder(lean, "mean")
-    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+    with torch.inference_mode(), fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         ids = torch.ones((2, 16), dtype=torch.int64)
         assert embed(ids, ids).shape == (2, 32)
-        with pytest.raises(DataDependentOutputException):
+        with pytest.raises(fake_tensor.DataDependentOutputException):
             lean(ids, ids)
 
 
@@ -151,7 +151,7 @@ def test_rows_are_aligned_for_the_kernels_of_a_gpu(monkeypatch, shape):
     monkeypatch.setattr(deberta.F, "scaled_dot_product_attention", attending)
     monkeypatch.setattr(deberta.torch, "bmm", multiplying)
     with torch.inference_mode():
-        graphs.embedder(LeanDeberta(model(), MOST), "mean")(*texts(*[shape[1]] * shape[0]))
+        graphs.embedder(deberta.LeanDeberta(model(), MOST), "mean")(*texts(*[shape[1]] * shape[0]))
     assert len(strides) == 3 * (1 + 2 * 3)  # layers: one attention, two products
     for *outer, last in strides:
         assert last == 1

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from racer_core.calibration.calibration import Calibration
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk
+from tests.support.lazy import LazyModule
 from tests.support.strategies import calibration_of, calibration_options, fingerprints_of, tables
 from tests.support.synthetic import synthetic_rows
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 names = st.sampled_from(["a", "b", None])
@@ -160,19 +162,15 @@ def test_a_group_of_a_sub_pool_and_a_sub_pool_of_a_group_are_the_same():
         assert one.lambda_hat(0.1, kind) == other.lambda_hat(0.1, kind)
 
 
-def rows_of(drawn, kind, start, count):
-    """So many queries of one kind, from a place on."""
-    return drawn[np.flatnonzero(drawn.groups == str(kind))[start : start + count]]
-
-
 def blocks(seed, trials, n, queries):
     """For each trial the rows (n of each kind) and the queries of each kind, all answerable."""
     world = Kinds(seed)
     drawn = world.draw(5 * trials * (n + queries), answerable=True)
+    places = [np.flatnonzero(drawn.groups == str(kind)) for kind in range(3)]
     for trial in range(trials):
         start = trial * (n + queries)
-        rows = [rows_of(drawn, kind, start, n) for kind in range(3)]
-        asked = [rows_of(drawn, kind, start + n, queries) for kind in range(3)]
+        rows = [drawn[of_kind[start : start + n]] for of_kind in places]
+        asked = [drawn[of_kind[start + n : start + n + queries]] for of_kind in places]
         assert [len(each) for each in rows + asked] == [n] * 3 + [queries] * 3
         yield world, trial, rows, asked
 

@@ -5,11 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
 
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.errors import ArtifactError
+from tests.support.lazy import LazyModule
+
+torch = LazyModule("torch")
+transformers = LazyModule("transformers")
 
 LONG = " ".join("abcdefgh" * 3)
 
@@ -33,9 +35,14 @@ def copy(tiny_encoder, tmp_path):
 
 def hidden_states(folder, text):
     """Last hidden states (tokens, width) of one text, straight from transformers."""
-    tokens = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
     with torch.inference_mode():
-        return AutoModel.from_pretrained(folder).eval()(**tokens).last_hidden_state[0].numpy()
+        return (
+            transformers.AutoModel.from_pretrained(folder)
+            .eval()(**tokens)
+            .last_hidden_state[0]
+            .numpy()
+        )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -106,7 +113,7 @@ def test_digest_is_that_of_the_content(encoder, copy):
 
 def change_a_weight(folder):
     """One parameter moves by a little."""
-    model = AutoModel.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder)
     with torch.no_grad():
         model.encoder.layer[0].output.dense.bias[0] += 1e-3
     model.save_pretrained(folder)
@@ -145,7 +152,9 @@ def cut_the_weights(folder):
 
 def pickle_the_weights(folder):
     """A folder with nothing but the old format, which runs code when loaded."""
-    torch.save(AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin")
+    torch.save(
+        transformers.AutoModel.from_pretrained(folder).state_dict(), folder / "pytorch_model.bin"
+    )
     (folder / "model.safetensors").unlink()
 
 
@@ -171,9 +180,10 @@ def test_folder_that_cannot_be_loaded_is_one_line(copy, damage):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_cuda_without_a_device_is_an_artifact_error(tiny_encoder):
     """Said before anything is loaded."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
     with pytest.raises(ArtifactError, match="no CUDA device"):
         opened(tiny_encoder, backend="cuda")
 

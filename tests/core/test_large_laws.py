@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.laws import (
     beta_quantile,
@@ -10,6 +9,9 @@ from racer_core.calibration.laws import (
     binomial_cdf_at,
     uniform_risk_bounds,
 )
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 
 @pytest.mark.parametrize("p", [1e-5, 0.1, 0.5, 0.999])

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.laws import beta_binomial_interval, beta_quantile, binomial_cdf
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 
 @pytest.mark.parametrize("n", [1, 2, 19, 300, 10_000])

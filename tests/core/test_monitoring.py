@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.monitoring import (
     EPSILONS,
@@ -23,6 +22,9 @@ from racer_core.calibration.monitoring import (
 )
 from racer_core.errors import CalibrationError, InputError
 from tests.core.laws import assert_at_most
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 NAN = math.nan

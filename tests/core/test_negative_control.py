@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.types import BoolArray, Score
 from tests.core.laws import assert_split_risk
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "routerdc" / "gsm8k.jsonl.gz"
 ALPHA = 0.1

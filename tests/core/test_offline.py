@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -20,7 +19,10 @@ from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.core.laws import assert_split_risk
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows
+
+stats = LazyModule("scipy.stats")
 
 RECORDS = Path(__file__).parents[3] / "shared" / "data" / "routerdc" / "arc_c.jsonl.gz"
 FALSE_ALARM = 1e-6

@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mapie.classification import SplitConformalClassifier
-from mapie.regression import SplitConformalRegressor
-from mapie.risk_control import MultiLabelClassificationController
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.types import RiskTarget, Score
 from tests.core.by_hand import critical_by_hand
 from tests.core.kinds import Kinds
+from tests.support.lazy import LazyModule
 from tests.support.strategies import (
     alpha_texts,
     calibration_of,
@@ -28,65 +25,14 @@ from tests.support.strategies import (
     tables,
 )
 
+mapie = LazyModule("tests.core.mapie_models")
+
 numbers = st.integers(0, 1_000).map(lambda k: k / 1_000)
-
-
-class Zero(RegressorMixin, BaseEstimator):
-    """Predicts 0, so that the absolute residual of a row is its y."""
-
-    fitted_ = True
-
-    def __sklearn_is_fitted__(self):
-        return True
-
-    def fit(self, X, y):
-        """Nothing to learn."""
-        return self
-
-    def predict(self, X):
-        """Zeros."""
-        return np.zeros(len(X))
-
-
-class Given(ClassifierMixin, BaseEstimator):
-    """Says what X says: X holds the probabilities of the classes."""
-
-    def __init__(self, classes=2):
-        self.classes = classes
-
-    @property
-    def classes_(self):
-        """0, 1, ..."""
-        return np.arange(self.classes)
-
-    def __sklearn_is_fitted__(self):
-        return True
-
-    def fit(self, X, y):
-        """Nothing to learn."""
-        return self
-
-    def predict(self, X):
-        """The likeliest class."""
-        return np.asarray(X).argmax(axis=1)
-
-    def predict_proba(self, X):
-        """X itself."""
-        return np.asarray(X)
 
 
 def whole(n, alpha):
     """Whether alpha (n + 1) is a whole number, alpha as it is written."""
     return (Fraction(alpha) * (n + 1)).denominator == 1
-
-
-def half_width(critical, alpha):
-    """MAPIE's threshold for scores of one's own: half the width of a conformal interval."""
-    regressor = SplitConformalRegressor(Zero(), confidence_level=1 - alpha, prefit=True)
-    rows = np.zeros((len(critical), 1))
-    regressor.conformalize(rows, np.asarray(critical))
-    _, interval = regressor.predict_interval(rows[:1])
-    return float(interval[0, 1, 0])
 
 
 def smallest_valid(critical, alpha):
@@ -107,7 +53,7 @@ def test_lambda_hat_is_mapies_quantile(critical, alpha):
     # Else MAPIE refuses; here everyone is called, or the smallest score is the threshold.
     assume(n * min(Fraction(alpha), 1 - Fraction(alpha)) >= 1)
     found = calibrate_threshold(np.array(critical), float(alpha))
-    assert found == half_width(critical, float(alpha))
+    assert found == mapie.half_width(critical, float(alpha))
     assert found == smallest_valid(critical, Fraction(alpha))
 
 
@@ -122,7 +68,9 @@ def test_every_score_has_mapies_threshold(score, target):
     ]
     for alpha in ("0.013", "0.052", "0.107", "0.251", "0.503"):
         assert not whole(calibration.n, alpha)
-        assert calibration.lambda_hat(float(alpha), score) == half_width(critical, float(alpha))
+        assert calibration.lambda_hat(float(alpha), score) == mapie.half_width(
+            critical, float(alpha)
+        )
 
 
 @pytest.mark.parametrize("alpha", ["0.037", "0.104", "0.333"])
@@ -132,8 +80,8 @@ def test_sets_are_mapies_where_one_of_all_is_right(alpha):
     raw = rng.dirichlet(np.full(4, 0.7), 700)
     right = np.array([rng.choice(4, p=row) for row in raw])
     labels = np.eye(4, dtype=bool)[right]
-    lac = SplitConformalClassifier(
-        Given(4), confidence_level=1 - float(alpha), conformity_score="lac", prefit=True
+    lac = mapie.SplitConformalClassifier(
+        mapie.Given(4), confidence_level=1 - float(alpha), conformity_score="lac", prefit=True
     )
     lac.conformalize(raw[:300], right[:300])
     _, sets = lac.predict_set(raw[300:])
@@ -156,7 +104,7 @@ def test_risk_control_of_recall_is_the_same_where_one_is_right(alpha):
     labels = np.eye(4, dtype=bool)[rng.integers(0, 4, 251)]
     scores[labels] = np.sqrt(scores[labels])
     cuts = np.arange(0.0, 1.0, 0.001)
-    controller = MultiLabelClassificationController(
+    controller = mapie.MultiLabelClassificationController(
         lambda X: np.asarray(X),
         risk="recall",
         method="crc",
@@ -198,4 +146,4 @@ def test_mapie_is_not_asked_where_its_rank_is_rounded():
         == smallest_valid(critical.tolist(), Fraction("0.44"))
     )
     assert whole(24, "0.44")
-    assert half_width(critical, 0.44) != critical[13]
+    assert mapie.half_width(critical, 0.44) != critical[13]

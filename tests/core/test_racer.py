@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from racer_core.artifacts import Artifact
 from racer_core.calibration.calibration import CalibrationOptions
@@ -13,7 +12,10 @@ from racer_core.errors import ArtifactError, CalibrationError, InputError, Overl
 from racer_core.racer import Racer, RouterScores
 from racer_core.routers.base import RouterOutput
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score, Turn
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows
+
+stats = LazyModule("scipy.stats")
 
 
 @pytest.fixture(scope="module")

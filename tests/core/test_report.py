@@ -11,7 +11,6 @@ from importlib import import_module
 import numpy as np
 import pytest
 from PIL import Image
-from scipy import stats
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
@@ -25,7 +24,10 @@ from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
 from racer_core.types import LabelledRows, RiskTarget, Score
+from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows
+
+stats = LazyModule("scipy.stats")
 
 ODD = ("a|b *x* [y](z) `c`", "<img src=x onerror=alert(1)>", "$5$ & \\ _d_ #e")
 ONE, TWO = "one", "two | <b>$2$"

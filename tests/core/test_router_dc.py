@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import optimize
 
 from racer_core.encoder.base import unit_rows
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -18,8 +16,6 @@ from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
 from racer_core.offline.clusters import cluster
-from racer_core.offline.contrastive import contrast, pick
-from racer_core.offline.router_dc import RouterDcSettings, fine_tune
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
@@ -27,6 +23,12 @@ from racer_core.routers.base import Batch
 from racer_core.routers.logistic import fit_logistic, sigmoid
 from racer_core.routers.router_dc import RouterDcRouter
 from tests.core.test_routers import Coordinates, scores_at
+from tests.support.lazy import LazyModule
+
+torch = LazyModule("torch")
+optimize = LazyModule("scipy.optimize")
+contrastive = LazyModule("racer_core.offline.contrastive")
+training = LazyModule("racer_core.offline.router_dc")
 
 # --- the map from cosines to chances ---------------------------------------------------------
 
@@ -139,7 +141,7 @@ def test_contrast_by_hand():
     e = math.exp
     first = sum(-math.log(e(s) / (e(s) + e(0.1) + e(-0.3))) for s in (0.9, 0.5))
     second = -math.log(e(0.4) / (e(0.4) + e(0.2)))
-    value = contrast(torch.tensor(similarity), positive, negative)
+    value = contrastive.contrast(torch.tensor(similarity), positive, negative)
     assert float(value) == pytest.approx((first + second) / 3, rel=1e-5)
 
 
@@ -147,11 +149,11 @@ def test_rows_without_both_sides_have_no_gradient():
     """Where everybody or nobody is right the keys are left alone, and no gradient is NaN."""
     similarity = torch.zeros((3, 2), requires_grad=True)
     positive = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
-    contrast(similarity, positive, ~positive).backward()
+    contrastive.contrast(similarity, positive, ~positive).backward()
     assert torch.isfinite(similarity.grad).all()
     assert similarity.grad[0].abs().sum() > 0
     assert similarity.grad[1:].abs().sum() == 0
-    assert contrast(similarity, positive[1:], ~positive[1:]) is None
+    assert contrastive.contrast(similarity, positive[1:], ~positive[1:]) is None
 
 
 def test_pick_takes_that_many_of_the_eligible():
@@ -162,7 +164,7 @@ def test_pick_takes_that_many_of_the_eligible():
     """
     eligible = np.tile([True, False, True, True, True, True, True], (1_000, 1))
     eligible[0] = [True, False, False, False, False, False, True]
-    chosen = pick(eligible, 3, np.random.default_rng(3))
+    chosen = contrastive.pick(eligible, 3, np.random.default_rng(3))
     assert not (chosen & ~eligible).any()
     assert (chosen[0] == eligible[0]).all()
     assert (chosen[1:].sum(axis=1) == 3).all()
@@ -191,7 +193,11 @@ def test_clusters_of_fewer_rows_than_clusters():
 # --- training --------------------------------------------------------------------------------
 
 FIRST, SECOND = "abcd", "efgh"
-QUICK = RouterDcSettings(steps=60, learning_rate=3e-3, temperature=0.2, clusters=2)
+
+
+def quick():
+    """Settings that learn in 60 steps."""
+    return training.RouterDcSettings(steps=60, learning_rate=3e-3, temperature=0.2, clusters=2)
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +216,10 @@ def words(count, seed):
 
 def trained(encoder, folder, texts, labels, **changes):
     """The router and what it was trained to, on rows that also serve as validation rows."""
-    settings = changes.pop("settings", RouterDcSettings(steps=3))
-    tuned = fine_tune(texts, labels, encoder=encoder, folder=folder, settings=settings, **changes)
+    settings = changes.pop("settings", training.RouterDcSettings(steps=3))
+    tuned = training.fine_tune(
+        texts, labels, encoder=encoder, folder=folder, settings=settings, **changes
+    )
     embeddings = tuned.encoder.encode(texts).embeddings
     return RouterDcRouter.fit(tuned.keys, embeddings, labels), tuned
 
@@ -220,7 +228,11 @@ def test_training_learns_who_is_right_on_what(encoder, tmp_path):
     """Nine in ten right on new texts where chance is half; the loss falls and is told."""
     heard = []
     router, tuned = trained(
-        encoder, tmp_path, *words(120, 1), settings=QUICK, progress=lambda *step: heard.append(step)
+        encoder,
+        tmp_path,
+        *words(120, 1),
+        settings=quick(),
+        progress=lambda *step: heard.append(step),
     )
     texts, labels = words(200, 2)
     scores = router.predict(Batch(texts, tuned.encoder)).scores
@@ -232,7 +244,7 @@ def test_training_learns_who_is_right_on_what(encoder, tmp_path):
 def test_embeddings_trained_are_the_embeddings_served(encoder, tmp_path):
     """At a learning rate next to 0 nothing moves, so pooling and tokens must be the same too."""
     texts, labels = words(8, 3)
-    still = RouterDcSettings(steps=1, learning_rate=1e-12)
+    still = training.RouterDcSettings(steps=1, learning_rate=1e-12)
     _, tuned = trained(encoder, tmp_path, texts, labels, settings=still)
     before, after = (each.encode(texts).embeddings for each in (encoder, tuned.encoder))
     np.testing.assert_allclose(before, after, atol=1e-5)
@@ -257,7 +269,7 @@ def test_dropout_takes_part_in_training(encoder, tiny_encoder, tmp_path):
     assert config.keys() >= without.keys()
     (dry / "config.json").write_text(json.dumps(config | without))
     plain = HuggingFaceEncoder(str(dry), backend="cpu", dtype="float32")
-    one = RouterDcSettings(steps=1)
+    one = training.RouterDcSettings(steps=1)
     losses = [
         trained(each, tmp_path / each.spec.digest, *words(40, 1), settings=one)[1].losses
         for each in (encoder, plain)
@@ -302,7 +314,7 @@ def test_rows_of_one_class_only(encoder, tmp_path, right):
 
 def fine_tune_keys(encoder, folder, texts, labels):
     """The candidate embeddings as they are drawn: nothing moves at a rate of 1e-12."""
-    settings = RouterDcSettings(steps=1, learning_rate=1e-12)
+    settings = training.RouterDcSettings(steps=1, learning_rate=1e-12)
     return trained(encoder, folder, texts, labels, settings=settings)[1].keys
 
 
@@ -318,7 +330,9 @@ def test_pool_of_one(encoder, tmp_path):
 def test_hundred_candidates(encoder, tmp_path):
     """Three of each side are drawn out of a hundred; fifty know each half of the alphabet."""
     texts, labels = words(120, 6)
-    router, tuned = trained(encoder, tmp_path, texts, np.repeat(labels, 50, axis=1), settings=QUICK)
+    router, tuned = trained(
+        encoder, tmp_path, texts, np.repeat(labels, 50, axis=1), settings=quick()
+    )
     fresh, truth = words(100, 7)
     scores = router.predict(Batch(fresh, tuned.encoder)).scores
     assert scores.shape == (100, 100)
@@ -346,7 +360,7 @@ def test_a_batch_with_nothing_to_tell_changes_nothing(encoder, tmp_path):
 
 def test_training_that_diverges_says_so(encoder, tmp_path):
     """A loss of NaN must not end as an artifact."""
-    hot = RouterDcSettings(steps=50, learning_rate=1e30)
+    hot = training.RouterDcSettings(steps=50, learning_rate=1e30)
     with pytest.raises(InputError, match="smaller learning_rate"):
         trained(encoder, tmp_path, *words(20, 1), settings=hot)
 
@@ -371,8 +385,8 @@ def test_training_refuses_what_it_cannot_do(encoder, tmp_path):
 def test_settings_that_make_no_sense_are_refused(changes):
     """Before anything is loaded, with the name of the setting."""
     with pytest.raises((InputError, TypeError), match=next(iter(changes))):
-        RouterDcSettings(**changes)
-    RouterDcSettings(weight_decay=0, cluster_weight=0)
+        training.RouterDcSettings(**changes)
+    training.RouterDcSettings(weight_decay=0, cluster_weight=0)
 
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo"
@@ -398,11 +412,10 @@ def test_router_dc_on_the_demos_pool_is_worth_having(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_training_on_a_gpu_learns_and_can_be_served_there(tiny_encoder, tmp_path):
     """Trained in float32, served as the encoder was opened: in bfloat16."""
     encoder = HuggingFaceEncoder(str(tiny_encoder), backend="cuda")
-    router, tuned = trained(encoder, tmp_path, *words(120, 1), settings=QUICK)
+    router, tuned = trained(encoder, tmp_path, *words(120, 1), settings=quick())
     assert (tuned.encoder.spec.backend, tuned.encoder.spec.dtype) == ("cuda", "bfloat16")
     texts, labels = words(200, 2)
     assert ((router.predict(Batch(texts, tuned.encoder)).scores > 0.5) == labels).mean() > 0.9

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.encoder.base import EncoderOutput, unit_rows
@@ -13,6 +12,9 @@ from racer_core.errors import InputError
 from racer_core.routers.base import Batch
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.mlp import MlpRouter
+from tests.support.lazy import LazyModule
+
+torch = LazyModule("torch")
 
 
 class Coordinates:

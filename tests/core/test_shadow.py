@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.monitoring import RiskEProcess
@@ -24,6 +23,9 @@ from racer_core.calibration.shadow import (
 from racer_core.errors import InputError
 from racer_core.types import RiskTarget
 from tests.core.laws import assert_at_most, assert_binomial
+from tests.support.lazy import LazyModule
+
+stats = LazyModule("scipy.stats")
 
 FALSE_ALARM = 1e-6
 KEY = b"a secret"

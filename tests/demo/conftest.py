@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from app.tools.demo import run
-from app.tools.demo.run import RunningDemo
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows
+from tests.support.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from app.tools.demo.run import RunningDemo
+
+run = LazyModule("app.tools.demo.run")
 
 
 @pytest.fixture(scope="session")

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import httpx2
-import openai
 import pytest
 
-from app.tools.demo.measure import measure
-from app.tools.demo.run import CALIBRATION, RunningDemo
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.types import LabelledRow, LabelledRows
+from tests.support.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from app.tools.demo.run import RunningDemo
+
+openai = LazyModule("openai")
+run = LazyModule("app.tools.demo.run")
+measure = LazyModule("app.tools.demo.measure")
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(running_demo: RunningDemo) -> Iterator[openai.OpenAI]:
+def client(running_demo: RunningDemo) -> Iterator[OpenAI]:
     """The official client, pointed at the demo."""
     url = f"{running_demo.url}/v1"
     with openai.OpenAI(base_url=url, api_key="unused", max_retries=0) as client:
         yield client
 
 
-def test_served_candidates_agree_with_their_labels(
-    client: openai.OpenAI, test_rows: LabelledRows
-) -> None:
+def test_served_candidates_agree_with_their_labels(client: OpenAI, test_rows: LabelledRows) -> None:
     """200 rows relabelled through the server: at least 99 % of the labels are found again."""
     asked = [(row, name) for row in test_rows.rows[:200] for name in test_rows.pool]
 
@@ -46,9 +52,7 @@ def test_served_candidates_agree_with_their_labels(
     assert sum(agreed) >= 0.99 * len(agreed)
 
 
-def test_a_routed_answer_carries_its_certificate(
-    client: openai.OpenAI, test_rows: LabelledRows
-) -> None:
+def test_a_routed_answer_carries_its_certificate(client: OpenAI, test_rows: LabelledRows) -> None:
     """The answer is some selected candidate's, and the guarantee holds for a plain question."""
     row = next(row for row in test_rows.rows if row.correct)
     completion = client.chat.completions.create(
@@ -62,7 +66,7 @@ def test_a_routed_answer_carries_its_certificate(
     assert racer["certificate"]["guarantee"]["alpha"] == 0.05
 
 
-def test_a_routed_answer_streams(client: openai.OpenAI, test_rows: LabelledRows) -> None:
+def test_a_routed_answer_streams(client: OpenAI, test_rows: LabelledRows) -> None:
     """The streamed text is the text of the plain answer: candidates decode greedily."""
     row = next(row for row in test_rows.rows if row.correct)
     messages = [{"role": "user", "content": row.query}]
@@ -84,10 +88,10 @@ def test_the_demos_table_has_every_column(
 ) -> None:
     """Twenty queries measured as `racer demo` does: both risks with intervals, and the controls."""
     with GatewayClient(running_demo.url, running_demo.admin_key) as admin:
-        result = measure(
+        result = measure.measure(
             admin,
             running_demo.url,
-            CALIBRATION,
+            run.CALIBRATION,
             test_rows,
             queries=20,
             progress=lambda _stage, _done, _total: None,

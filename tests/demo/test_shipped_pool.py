@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from app.tools.demo.run import FOLDER
 from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.metrics import set_metrics
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows, RiskTarget, Score
+from tests.support.lazy import LazyModule
+
+run = LazyModule("app.tools.demo.run")
 
 SIZES = {"train": 2_400, "calibration": 2_000, "validation": 400, "test": 1_600}
 
@@ -21,13 +23,13 @@ SIZES = {"train": 2_400, "calibration": 2_000, "validation": 400, "test": 1_600}
 @pytest.fixture(scope="module")
 def splits() -> dict[str, LabelledRows]:
     """The four files of labelled rows."""
-    return {name: read_rows(FOLDER / "data" / f"{name}.jsonl") for name in SIZES}
+    return {name: read_rows(run.FOLDER / "data" / f"{name}.jsonl") for name in SIZES}
 
 
 @pytest.fixture(scope="module")
 def racer() -> Racer:
     """The shipped router."""
-    return Racer.load(FOLDER / "router")
+    return Racer.load(run.FOLDER / "router")
 
 
 def _megabytes(folder: Path) -> float:
@@ -54,12 +56,12 @@ def test_no_candidate_is_good_enough_alone(splits: dict[str, LabelledRows]) -> N
 def test_candidates_are_small_ordinary_folders(splits: dict[str, LabelledRows]) -> None:
     """At most 2 M parameters and 4 MB each; everything together at most 40 MB."""
     for name in splits["test"].pool:
-        weights = FOLDER / "pool" / name / "model.safetensors"
+        weights = run.FOLDER / "pool" / name / "model.safetensors"
         assert weights.stat().st_size <= 4_000_000
         with safe_open(weights, "np") as file:
             shapes = [file.get_slice(key).get_shape() for key in file.keys()]  # noqa: SIM118
         assert sum(int(np.prod(shape)) for shape in shapes) <= 2_000_000
-    assert _megabytes(FOLDER) <= 40
+    assert _megabytes(run.FOLDER) <= 40
 
 
 def test_router_beats_the_best_single_candidate(

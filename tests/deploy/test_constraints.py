@@ -5,7 +5,8 @@ import importlib.metadata as metadata
 import re
 import sys
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,13 @@ def imported(paths: Iterable[Path]) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.partition(".")[0])
     names -= {"app", "racer_core", *sys.stdlib_module_names}
-    owners = metadata.packages_distributions()
-    return {canonical(owners[name][0]) for name in names}
+    return {canonical(owners()[name][0]) for name in names}
+
+
+@cache
+def owners() -> Mapping[str, list[str]]:
+    """Distributions by the module that they install; reads the files of all of them."""
+    return metadata.packages_distributions()
 
 
 @pytest.mark.parametrize("wanted", ALL, ids=lambda each: each.name)

@@ -10,16 +10,18 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from ray._common.usage.usage_constants import USAGE_STATS_ENABLED_ENV_VAR
-from ray._common.utils import import_attr
-from ray.serve import Application
-from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from app import settings
-from app.ray_serve import deployments
 from tests.support.gateway import ENVIRONMENT
+from tests.support.lazy import LazyModule
 
 from .dockerfile import ROOT
+
+usage_constants = LazyModule("ray._common.usage.usage_constants")
+ray_utils = LazyModule("ray._common.utils")
+serve = LazyModule("ray.serve")
+schema = LazyModule("ray.serve.schema")
+deployments = LazyModule("app.ray_serve.deployments")
 
 FOLDER = ROOT / "deploy/ray"
 STORE = {"RACER_STORE_URL": "postgresql://racer@db.example/racer"}
@@ -52,8 +54,8 @@ def pods() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_serve_takes_the_configuration(name: str) -> None:
     """Red when a field is misspelt: Ray's schema forbids what it does not know."""
-    schema = ServeDeploySchema.model_validate(CONFIGS[name])
-    assert [each.route_prefix for each in schema.applications] == ["/"]
+    parsed = schema.ServeDeploySchema.model_validate(CONFIGS[name])
+    assert [each.route_prefix for each in parsed.applications] == ["/"]
 
 
 def test_both_deploy_the_same() -> None:
@@ -74,7 +76,7 @@ def test_the_configuration_is_one_and_names_the_deployments(
     configured, _ = settings.load(ROOT / application["args"]["config"])
     assert configured.artifact == FOLDER / "artifact"
     built = getattr(deployments, function)({"config": str(ROOT / application["args"]["config"])})
-    assert isinstance(built, Application)
+    assert isinstance(built, serve.Application)
     gateway = built._bound_deployment
     _, router = gateway.init_args
     names = {gateway.name, router._bound_deployment.name}
@@ -87,10 +89,11 @@ def test_the_import_path_of_version_0_1_builds_the_same_application(
     """Red when a Serve file with the former path breaks, or is not told the new one."""
     monkeypatch.delitem(sys.modules, "app.cluster.deployments", raising=False)
     with pytest.warns(FutureWarning, match=r"app\.ray_serve\.deployments:build"):
-        build = import_attr("app.cluster.deployments:build")
+        build = ray_utils.import_attr("app.cluster.deployments:build")
     assert build is deployments.build
 
 
+@pytest.mark.slow
 def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_them() -> None:
     """Red when one is renamed in one file, or a field is misspelt."""
     models = CONFIGS["candidates.yaml"]["applications"][0]["args"]["llm_configs"]
@@ -102,7 +105,7 @@ def test_candidates_are_ones_that_ray_serves_and_called_what_the_gateway_calls_t
     )
     subprocess.run([sys.executable, "-c", program], input=json.dumps(models), text=True, check=True)
     for each in models:
-        DeploymentSchema.model_validate({"name": "candidate"} | each["deployment_config"])
+        schema.DeploymentSchema.model_validate({"name": "candidate"} | each["deployment_config"])
     names = [each["name"] for each in read("racer.yaml")["candidates"]]
     assert [each["model_loading_config"]["model_id"] for each in models] == names
 
@@ -167,7 +170,7 @@ def test_a_pod_is_one_that_kubernetes_takes_and_has_no_rights(pod: dict[str, Any
     for rights in (container["securityContext"], autoscaler["securityContext"]):
         assert rights == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     names = {each["name"] for each in container["env"]}
-    assert names == {USAGE_STATS_ENABLED_ENV_VAR, "HF_HUB_OFFLINE"}
+    assert names == {usage_constants.USAGE_STATS_ENABLED_ENV_VAR, "HF_HUB_OFFLINE"}
     limits = settings.load(FOLDER / "racer.yaml", ENVIRONMENT | STORE)[0].limits
     assert pod["terminationGracePeriodSeconds"] > limits.drain_delay_s + limits.drain_s
 

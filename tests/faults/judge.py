@@ -7,14 +7,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import ValidationError
 
 from tests.support.gateway import POOL
+from tests.support.lazy import LazyModule
 from tests.upstreams.hostile.exchange import WORDS
 
 from .catalogue import Answered, Failed, Outcome
 from .cells import FAULTY, Cell, Seen, Width
+
+chat = LazyModule("openai.types.chat")
 
 CANDIDATE_KEY: Final = "candidate-key-that-nobody-may-see"
 ANSWER_BYTES: Final = 2**20  # the gateway's limit in these tests
@@ -99,7 +101,7 @@ def _read(cell: Cell, seen: Seen) -> tuple[Json, list[Json], str | None]:
     try:
         body = cast("Json", json.loads(seen.body))
         if seen.status == 200:
-            ChatCompletion.model_validate(body)
+            chat.ChatCompletion.model_validate(body)
     except ValueError as exc:
         return {}, [], f"{seen.status} and no completion: {_brief(exc)}"
     return body, [], None if seen.status == 200 else _envelope_fault(body)
@@ -124,7 +126,7 @@ def _read_stream(data: bytes) -> tuple[Json, list[Json], str | None]:
         for value in values:
             if "error" in value:
                 return {}, [], f"a stream that goes on after an error: {_brief(last)}"
-            ChatCompletionChunk.model_validate(value)
+            chat.ChatCompletionChunk.model_validate(value)
     except ValueError as exc:
         return {}, [], f"a stream with an odd event: {_brief(exc)}"
     if end:

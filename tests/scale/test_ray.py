@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 
 from app.store import Store
@@ -33,10 +32,13 @@ from tests.support.gateway import (
     running,
     user,
 )
+from tests.support.lazy import LazyModule
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 from .conftest import RUNNING_S, Cluster, Deploy
+
+openai = LazyModule("openai")
 
 pytestmark = pytest.mark.scale
 

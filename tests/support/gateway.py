@@ -7,17 +7,22 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import numpy as np
-import openai
 import uvloop
 import yaml
 
 from app import server, settings
 from app.settings import Secrets, Settings
 from racer_core.types import LabelledRow, LabelledRows
+from tests.support.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+openai = LazyModule("openai")
 
 POOL = ("adder", "speller", "poet")
 DATA_KEY = "data-key-of-the-tests"
@@ -100,7 +105,7 @@ class Gateway:
         options = {"timeout": 60, "verify": False, "trust_env": False, **options}
         return httpx2.Client(base_url=self.url, headers=headers, **options)
 
-    def openai(self, key: str = DATA_KEY) -> openai.OpenAI:
+    def openai(self, key: str = DATA_KEY) -> OpenAI:
         """The official client, without retries of its own."""
         return self._client(
             ("openai", key),

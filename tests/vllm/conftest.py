@@ -14,15 +14,17 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from app.tools.demo.run import FOLDER
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.offline.train import train
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRow, LabelledRows
 from tests.app.conftest import racer as racer
 from tests.support.gateway import ENVIRONMENT, Gateway, running
+from tests.support.lazy import LazyModule
 
 from .servers import CONTEXT_TOKENS, VllmServer, start_all, stopped_after
+
+run = LazyModule("app.tools.demo.run")
 
 PYTHON: Final = "RACER_VLLM_PYTHON"
 POOL: Final = ("abacus", "mirror", "tribune")
@@ -51,7 +53,7 @@ def rows_of(split: str, count: int) -> LabelledRows:
             answers={name: row.answers[name] for name in POOL},
             reference=row.reference,
         )
-        for row in read_rows(FOLDER / "data" / f"{split}.jsonl").rows[:count]
+        for row in read_rows(run.FOLDER / "data" / f"{split}.jsonl").rows[:count]
     ]
     return LabelledRows(pool=POOL, rows=tuple(rows))
 
@@ -91,7 +93,7 @@ def configure(
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     python = Path(os.environ[PYTHON]).absolute()
     folder = tmp_path_factory.mktemp("vllm")
-    servers = {name: VllmServer(python, FOLDER / "pool" / name, folder) for name in POOL}
+    servers = {name: VllmServer(python, run.FOLDER / "pool" / name, folder) for name in POOL}
     with stopped_after(list(servers.values())):
         yield servers
 
@@ -107,7 +109,7 @@ def servers(_servers: Servers) -> Servers:
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A KNN router for the three, on the demo's encoder."""
     encoder = HuggingFaceEncoder(
-        str(FOLDER / "encoder"), max_tokens=128, backend="cpu", dtype="float32"
+        str(run.FOLDER / "encoder"), max_tokens=128, backend="cpu", dtype="float32"
     )
     folder = tmp_path_factory.mktemp("artifact")
     train(rows_of("train", 600), rows_of("validation", 200), folder, encoder=encoder, kind="knn")

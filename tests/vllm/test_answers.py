@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-import openai
 import pytest
 
 from tests.support.gateway import Gateway, user
+from tests.support.lazy import LazyModule
 
 from .conftest import ENDLESS, EVERYONE, GREEDY, POOL, Servers, rows_of
+
+openai = LazyModule("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 

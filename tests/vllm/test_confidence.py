@@ -15,11 +15,14 @@ from .servers import VllmServer
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PROMPT_CHARS: Final = 400
-DISAGREED: Final = next(
-    row.query for row in rows_of("test", 100).rows if len(set(row.answers.values())) == len(POOL)
-)
 # Toys seldom name a 0 or a 1: here the tribune gives one of three different answers a 1.
 SPOKEN: Final = "Bitte ordne die Buchstaben in „kirim“ nach dem Alphabet."
+
+
+def disagreed() -> str:
+    """The first test query that every candidate answers differently."""
+    rows = rows_of("test", 100).rows
+    return next(row.query for row in rows if len(set(row.answers.values())) == len(POOL))
 
 
 def rated(serve: Serve, judge: str, weight: str, query: str) -> dict[str, Any]:
@@ -43,8 +46,9 @@ def verdicts(
 
 def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) -> None:
     """Of "1" among vLLM's twenty likeliest tokens; the highest weight wins the vote."""
-    racer = rated(serve, "abacus", "p_true", DISAGREED)
-    said = verdicts(servers["abacus"], DISAGREED, racer["answers"], logprobs=20)
+    query = disagreed()
+    racer = rated(serve, "abacus", "p_true", query)
+    said = verdicts(servers["abacus"], query, racer["answers"], logprobs=20)
     tops = {name: choice["logprobs"]["top_logprobs"][0] for name, choice in said.items()}
     chances = {name: math.exp(top.get("1", -math.inf)) for name, top in tops.items()}
     assert any(chances.values())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from tests.support.gateway import Gateway, user
+from tests.support.lazy import LazyModule
 
 from .conftest import ENDLESS, EVERYONE, Serve, Servers
+
+openai = LazyModule("openai")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -23,7 +22,10 @@ from tests.support.gateway import (
     labelled,
     user,
 )
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 EVERYONE = 0.001  # an alpha too small for 400 rows: the whole pool is called
 

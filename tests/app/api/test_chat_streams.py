@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from app.answering import streaming
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, user
+from tests.support.lazy import LazyModule
 from tests.upstreams.scripted import FakePool
+
+openai = LazyModule("openai")
 
 
 def streamed(gateway: Gateway, text: str, **fields: Any) -> list[Any]:
