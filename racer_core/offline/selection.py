@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,12 +18,14 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
+from racer_core.offline.paired import risk_adjusted_costs, significantly_below
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score, any_column
 
 MIN_ROWS = 50  # below this a comparison of settings is noise, and the defaults stay
 NEIGHBOURS = (100, 200, 400, 600)
 TEMPERATURES = (1.0, 1.5, 2.0, 3.0, 4.0)
 _ALPHA = 0.1
+ERROR_RATE = 0.05  # chance that a score that is no cheaper than `static` is chosen
 ALPHAS = (0.05, 0.1, 0.2)  # settings are compared over several levels: one alone is noise
 
 
@@ -98,28 +100,55 @@ def offered_patterns(model: PatternModel, neighbours: IdArray | None) -> tuple[P
     return tuple(replace(model, neighbours=each) for each in counts)
 
 
-def choose_score(
+def choose_scores(
     rows: ScoredRows,
     patterns: PatternModel,
     *,
-    alpha: float,
+    alphas: Sequence[float],
     risk_target: RiskTarget,
     prices: tuple[float, ...] | None = None,
-    offered: Iterable[Score] = tuple(Score),
-) -> Score:
-    """The score with the smallest mean size at alpha, or the smallest cost if there are prices.
+    error_rate: float = ERROR_RATE,
+) -> dict[float, Score]:
+    """The score of each alpha: ``static``, unless another one is shown to be cheaper.
 
-    Returns ``cover``, or the first offered score, if there are fewer than 50 answerable rows.
-    ``static`` takes part: a router that cannot beat it should not decide.
+    A score that reads the query replaces the fixed order only where a paired test of the mean size
+    (the mean cost with prices) at equal risk says so: the chance that any level has a score that is
+    no cheaper than ``static`` is at most ``error_rate``, over all levels and scores together. Of
+    several, the cheapest is taken. Levels with too few rows for the test keep ``static``.
+
+    Args:
+        rows: Validation rows; the scores may not have been fitted on them.
+        patterns: The artifact's patterns.
+        alphas: Risk levels.
+        risk_target: The risk that alpha bounds.
+        prices: Price per call of each candidate; None counts calls, and leaves out ``cover_cost``.
+        error_rate: Chance of a false alarm.
     """
-    eligible = [each for each in offered if prices is not None or each is not Score.COVER_COST]
-    if np.count_nonzero(any_column(rows.labels)) < MIN_ROWS:
-        return Score.COVER if Score.COVER in eligible else eligible[0]
+    per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
+    others = [each for each in Score if each is not Score.STATIC]
+    if prices is None:
+        others.remove(Score.COVER_COST)
+    truth = _truth(rows, risk_target)
 
-    def cost(score: Score) -> float:
-        return mean_cost(rows, patterns, score, alpha=alpha, risk_target=risk_target, prices=prices)
+    def costs(score: Score) -> list[FloatArray | None]:
+        fit = _nonconformity(rows, patterns, score, risk_target, prices)
+        return [risk_adjusted_costs(fit, truth, alpha, per_call) for alpha in alphas]
 
-    return min(eligible, key=cost)
+    fixed = costs(Score.STATIC)
+    found = [
+        (alpha, score, cost - base)
+        for score in others
+        for alpha, cost, base in zip(alphas, costs(score), fixed, strict=True)
+        if cost is not None and base is not None
+    ]
+    chosen = dict.fromkeys(alphas, Score.STATIC)
+    if not found:
+        return chosen
+    named = significantly_below(np.column_stack([each[2] for each in found]), error_rate)
+    cheaper = [each for each, is_below in zip(found, named, strict=True) if is_below]
+    for alpha, score, _ in sorted(cheaper, key=lambda each: -float(each[2].mean())):
+        chosen[alpha] = score  # the cheapest last
+    return chosen
 
 
 def mean_cost(
@@ -132,18 +161,31 @@ def mean_cost(
     prices: tuple[float, ...] | None = None,
 ) -> float:
     """Mean size, or mean price of a query, of the sets that just keep alpha on these rows."""
-    paper = risk_target is RiskTarget.PAPER
-    fit = NonconformityScorer(
+    fit = _nonconformity(rows, patterns, score, risk_target, prices)
+    per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
+    return cost_that_keeps(fit, _truth(rows, risk_target), alpha, per_call)
+
+
+def _truth(rows: ScoredRows, risk_target: RiskTarget) -> BoolArray:
+    """The right columns, with the null model for ``paper``."""
+    return augment_truth(rows.labels) if risk_target is RiskTarget.PAPER else rows.labels
+
+
+def _nonconformity(
+    rows: ScoredRows,
+    patterns: PatternModel,
+    score: Score,
+    risk_target: RiskTarget,
+    prices: tuple[float, ...] | None,
+) -> FloatArray:
+    return NonconformityScorer(
         pool=rows.pool,
-        with_null=paper,
+        with_null=risk_target is RiskTarget.PAPER,
         patterns=patterns,
         prices=prices,
         # Ties are broken at random, so that all scores are compared at equal risk.
         smoothing_salt=b"selection",
     ).nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
-    truth = augment_truth(rows.labels) if paper else rows.labels
-    per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
-    return cost_that_keeps(fit, truth, alpha, per_call)
 
 
 def cost_that_keeps(fit: FloatArray, truth: BoolArray, alpha: float, per_call: FloatArray) -> float:

@@ -21,7 +21,15 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.reporting import Progress, silent
-from racer_core.offline.selection import ScoredRows, choose_score
+from racer_core.offline.selection import (
+    ERROR_RATE,
+    NEIGHBOURS,
+    ScoredRows,
+    choose_scores,
+)
+from racer_core.offline.selection import (
+    TEMPERATURES as PATTERN_TEMPERATURES,
+)
 from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
@@ -45,7 +53,7 @@ class Trial:
     """One setting, measured on validation rows that did not set its threshold."""
 
     alpha: float
-    score: Score  # the one with the least cost at this alpha
+    score: Score  # `static`, or the cheapest that is shown to be cheaper
     rule: Method
     weight: Weight | None  # of `weighted`
     temperature: float | None  # of `weighted`
@@ -83,7 +91,9 @@ def tune(
 ) -> Tuning:
     """Choose score, alpha and vote.
 
-    Every level uses the score with the least cost. A vote other than the majority counts only if it
+    Every level uses `static`, the fixed order, unless a paired test shows that another score is
+    cheaper at equal risk: the chance that the chosen score is no cheaper than the fixed order and
+    not the fixed order is at most 5 %. A vote other than the majority counts only if it
     beats the majority by two paired standard errors. Of the remaining settings within one standard
     error of the best accuracy, the cheapest is chosen; ties go to a vote without an evaluator,
     whose calls have no price. Levels for which half of the rows are too few are left out.
@@ -115,12 +125,19 @@ def tune(
     )
     schemes = tuple(_schemes(votes, ratings))
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
+    chosen_scores = choose_scores(
+        scored,
+        patterns,
+        alphas=alphas,
+        risk_target=risk_target,
+        prices=prices,
+        error_rate=ERROR_RATE / settings_tried(racer, scored),
+    )
     trials: list[Trial] = []
     for number, level in enumerate(alphas, 1):
-        score = choose_score(scored, patterns, alpha=level, risk_target=risk_target, prices=prices)
         options = CalibrationOptions(
             alpha=level,
-            score=score,
+            score=chosen_scores[level],
             risk_target=risk_target,
             null_threshold=racer.artifact.null_threshold,
         )
@@ -166,6 +183,18 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
         raise RowsError(
             "validation rows", [f"{repeated} of them trained the router: tune on rows of their own"]
         )
+
+
+def settings_tried(racer: Racer, scored: ScoredRows) -> int:
+    """How many settings of the patterns were compared on these rows when the router was trained.
+
+    The one with the smallest sets was kept. The test of the score divides its error rate by their
+    number, so that it holds for each of them.
+    """
+    validation = racer.artifact.validation_fingerprints
+    if not any(each in validation for each in scored.fingerprints):
+        return 1
+    return len(PATTERN_TEMPERATURES if scored.neighbours is None else NEIGHBOURS)
 
 
 def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:

@@ -17,6 +17,7 @@ from racer_core.offline.tune import (
     check_rows,
     cross_fitted_sets,
     score_rows,
+    settings_tried,
     tune,
 )
 from racer_core.offline.votes import TEMPERATURES
@@ -281,6 +282,33 @@ def test_prices_change_the_choice(racer, rows):
 def test_equal_prices_choose_as_calls_do(racer, rows):
     """A price of 1 each is no price."""
     assert tuned(racer, rows, prices=(1.0, 1.0, 1.0)).chosen == tuned(racer, rows).chosen
+
+
+def test_router_that_knows_nothing_is_not_chosen(racer, rows):
+    """Labels and answers of other rows: the fixed order, but for 5 % of such data.
+
+    More than six of twelve come with a chance of 1e-6.
+    """
+    rng = np.random.default_rng(7)
+    routed = 0
+    for _ in range(12):
+        order = rng.permutation(len(rows))
+        strangers = tuple(
+            replace(rows.rows[i], correct=rows.rows[j].correct, answers=rows.rows[j].answers)
+            for i, j in enumerate(order)
+        )
+        routed += tuned(racer, replace(rows, rows=strangers)).chosen.score is not Score.STATIC
+    assert routed <= 6
+
+
+def test_rows_that_chose_the_patterns_are_tested_more_strictly(racer, rows):
+    """The same rows as those of the training: one of four settings was taken because of them."""
+    seen = frozenset(racer.fingerprint(query) for query in rows.queries)
+    twice = replace(racer, artifact=replace(racer.artifact, validation_fingerprints=seen))
+    scored = score_rows(racer, rows)
+    assert settings_tried(racer, scored) == 1
+    assert settings_tried(twice, scored) == 4
+    assert settings_tried(twice, replace(scored, neighbours=None)) == 5
 
 
 @pytest.mark.parametrize("missing", [0, 239])

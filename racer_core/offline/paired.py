@@ -1,0 +1,100 @@
+"""Paired test of nonconformity scores: which of them have smaller sets at equal risk.
+
+The threshold of each score is estimated from the same rows as its mean cost. A paired t test of
+the costs alone ignores the variance of the thresholds: on exchangeable scores, 300 rows and alpha
+0.05 it called a difference significant at 5 % in 35 of 100 cases. The cost of each row is therefore
+adjusted for risk by the influence function of "mean cost at risk alpha".
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.threshold import (
+    allowed_misses,
+    critical_scores,
+    threshold_from_sorted,
+)
+from racer_core.types import BoolArray, FloatArray, any_column
+
+# Below this many ranks the threshold is an extreme of the rows, and its variance is unknown.
+MIN_RANKS: Final = 5
+_FLIPS: Final = 2000
+_SEED: Final = 0
+
+
+def risk_adjusted_costs(
+    fit: FloatArray, truth: BoolArray, alpha: float, per_call: FloatArray
+) -> FloatArray | None:
+    """cost_i + kappa (miss_i - risk) / P(counted), shape (n,); the mean is the mean cost.
+
+    kappa = -d cost / d alpha is the price of risk: a score that misses a row has saved calls by it.
+    The row's deviation from the mean is its influence on the mean cost at risk alpha (the delta
+    method for a mean over sets at an estimated quantile).
+
+    Args:
+        fit: Nonconformity, shape (n, C); candidates first, the null model last if there is one.
+        truth: The right columns, shape (n, C); rows without any do not count for the threshold.
+        alpha: Risk level.
+        per_call: Price of each candidate, shape (K,).
+
+    Returns:
+        None if the threshold leaves fewer than five ranks, alpha (n + 1) < 5.
+    """
+    counted = any_column(truth)
+    critical = critical_scores(fit[counted], truth[counted])
+    ascending, count = np.sort(critical), len(critical)
+    misses = allowed_misses(count, alpha)
+    if misses + 1 < MIN_RANKS:
+        return None
+
+    def costs(allowed: int) -> FloatArray:
+        sets = prediction_sets(fit, threshold_from_sorted(ascending, allowed))
+        return sets[:, : len(per_call)] @ per_call
+
+    fewer, more = misses // 2, min(misses + (misses + 1) // 2, count - 1)
+    slope = float((costs(fewer) - costs(more)).mean()) * (count + 1) / (more - fewer)
+    missed = np.zeros(len(fit))
+    missed[counted] = critical > threshold_from_sorted(ascending, misses)
+    missed[counted] -= missed[counted].mean()
+    return costs(misses) + slope * missed / counted.mean()
+
+
+def significantly_below(differences: FloatArray, error_rate: float) -> BoolArray:
+    """Which columns have a mean below 0: a sign-flip test of all columns together, shape (m,).
+
+    The largest studentised mean under random signs of the rows is the reference for every column,
+    so the chance that *any* column is named while none has a mean below 0 is at most
+    ``error_rate``. Signs come from a fixed seed: the result is a function of the differences.
+
+    Args:
+        differences: Paired differences, shape (n, m); rows are independent.
+        error_rate: Chance of a false alarm over all columns.
+    """
+    count, columns = differences.shape
+    named = np.zeros(columns, dtype=bool)
+    varies = np.flatnonzero(differences.std(axis=0) > 0.0) if count > 1 else np.empty(0, np.intp)
+    if not varies.size:
+        return named
+    scaled = differences[:, varies] / differences[:, varies].std(axis=0)
+    squares = (scaled**2).mean(axis=0)
+
+    def studentised(means: FloatArray) -> FloatArray:
+        return -means / np.sqrt(np.maximum(squares - means**2, 1e-12))
+
+    flipped = studentised(_signs(count) @ scaled / count).max(axis=1)
+    observed = studentised(scaled.mean(axis=0))
+    as_large = (flipped[:, None] >= observed).sum(axis=0)
+    named[varies] = (1 + as_large) / (1 + _FLIPS) <= error_rate
+    return named
+
+
+@lru_cache(maxsize=1)
+def _signs(count: int) -> FloatArray:
+    """Random signs of the rows, shape (flips, count)."""
+    heads = np.random.default_rng(_SEED).integers(0, 2, size=(_FLIPS, count))
+    return np.where(heads == 1, 1.0, -1.0)
