@@ -238,7 +238,7 @@ class Fleet:
 
     async def _with_retries(self, call: UpstreamCall, once: Callable[[], Awaitable[T]]) -> T:
         """Repeat attempts until one succeeds, or no retry is left."""
-        self._retries.record_call()
+        self._retries.record_call(call.target.name)
         while True:
             try:
                 return await once()
@@ -253,6 +253,7 @@ class Fleet:
         if not call.tried or self._is_skipped(call.target):
             return None
         return self._retries.pause_s(
+            call.target.name,
             exc,
             attempt=len(call.tried),
             left_s=call.deadline - time.monotonic(),

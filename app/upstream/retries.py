@@ -1,22 +1,27 @@
 """Retry policy: which failed calls are repeated, after which pause, and how many in total.
 
-All retries of the process share one budget. When every candidate fails, the number of calls grows
-by the configured share and not by the number of attempts.
+Two retry budgets bound the retries: one of each target, inside one of the process. When every
+candidate fails, the number of calls grows by the configured share and not by the number of
+attempts. When one candidate fails, its calls grow by the same share of its own calls.
+
+All callers share the budgets. A caller whose queries fail can use up the retries of a candidate;
+failed calls of other callers are then not repeated.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from app.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout, UpstreamUnavailable
 from app.settings import FleetSettings
 
 WINDOW_S: Final = 10.0
-FLOOR: Final = 3  # retries allowed in a window, however few calls it has
+FLOOR: Final = 3  # retries that each budget allows in a window, however few calls it has
 BASE_S: Final = 0.05  # upper limit of the first pause; it doubles with each further retry
 CAP_S: Final = 1.0
 
@@ -26,10 +31,23 @@ _INVALID = "upstream_invalid_response"
 
 
 class RetryBudget:
-    """Allows retries up to a share of the calls of the last ten seconds."""
+    """Allows retries up to a share of the calls of the last ten seconds.
 
-    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        share: Retries for each call.
+        within: A larger budget, of which this one is a part: it counts the same calls and retries.
+        clock: A monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        within: RetryBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._share = share
+        self._within = within
         self._clock = clock
         self._calls: deque[float] = deque()
         self._retries: deque[float] = deque()
@@ -38,6 +56,8 @@ class RetryBudget:
         """Count a call that is no retry."""
         self._drop_old(self._calls)
         self._calls.append(self._clock())
+        if self._within is not None:
+            self._within.record_call()
 
     def take(self) -> bool:
         """Return whether one more retry is allowed, and count it if so."""
@@ -45,6 +65,8 @@ class RetryBudget:
         self._drop_old(self._retries)
         allowed = max(FLOOR, self._share * len(self._calls)) if self._share else 0
         if len(self._retries) + 1 > allowed:
+            return False
+        if self._within is not None and not self._within.take():
             return False
         self._retries.append(self._clock())
         return True
@@ -61,18 +83,22 @@ class Retries:
     def __init__(self, rules: FleetSettings, rng: random.Random) -> None:
         self._attempts = rules.attempts
         self._rng = rng
-        self._budget = RetryBudget(rules.retry_share)
+        process = RetryBudget(rules.retry_share)
+        self._budgets = defaultdict[str, RetryBudget](
+            partial(RetryBudget, rules.retry_share, within=process)
+        )
 
-    def record_call(self) -> None:
+    def record_call(self, target: str) -> None:
         """Count a call that is no retry."""
-        self._budget.record_call()
+        self._budgets[target].record_call()
 
     def pause_s(
-        self, exc: UpstreamError, *, attempt: int, left_s: float, elsewhere: bool
+        self, target: str, exc: UpstreamError, *, attempt: int, left_s: float, elsewhere: bool
     ) -> float | None:
         """Return the pause before the call is repeated.
 
         Args:
+            target: The name of the target.
             exc: The failure.
             attempt: Number of calls so far, from 1.
             left_s: Time until the deadline.
@@ -88,7 +114,7 @@ class Retries:
         # The Retry-After of one replica does not bind the others.
         if exc.retry_after_s is not None and not elsewhere:
             pause = max(pause, exc.retry_after_s)
-        return pause if pause < left_s and self._budget.take() else None
+        return pause if pause < left_s and self._budgets[target].take() else None
 
 
 def _is_transient(exc: UpstreamError, attempt: int, elsewhere: bool) -> bool:

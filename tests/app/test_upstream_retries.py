@@ -38,7 +38,7 @@ from tests.upstreams.replicas import (
 def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
     """Calls every 10 ms for 40 s, all of which fail: every window holds a fifth at most."""
     now = 0.0
-    budget = RetryBudget(0.2, lambda: now)
+    budget = RetryBudget(0.2, clock=lambda: now)
     calls, retries = deque[float](), deque[float]()
     for number in range(4_000):
         now = number / 100
@@ -55,24 +55,24 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
 
 def test_a_few_retries_are_always_allowed_unless_none_are() -> None:
     """A share of nothing would leave a quiet gateway without any."""
-    budget = RetryBudget(0.2, lambda: 0.0)
+    budget = RetryBudget(0.2, clock=lambda: 0.0)
     budget.record_call()
     assert [budget.take() for _ in range(5)] == [True] * FLOOR + [False] * 2
-    assert not RetryBudget(0.0, lambda: 0.0).take()
+    assert not RetryBudget(0.0, clock=lambda: 0.0).take()
 
 
 def test_pauses_are_drawn_from_zero_to_a_limit_that_doubles() -> None:
     """Full jitter: retries of many calls do not arrive together."""
     retries = Retries(FleetSettings(attempts=5, retry_share=1.0), random.Random(1))
     for _ in range(10_000):
-        retries.record_call()
+        retries.record_call("m")
     for attempt, longest in ((1, 0.05), (2, 0.1), (3, 0.2), (4, 0.4)):
         drawn = [
             pause
             for _ in range(500)
             if (
                 pause := retries.pause_s(
-                    UpstreamUnavailable("no"), attempt=attempt, left_s=60, elsewhere=False
+                    "m", UpstreamUnavailable("no"), attempt=attempt, left_s=60, elsewhere=False
                 )
             )
             is not None
@@ -86,7 +86,7 @@ def pause(exc: UpstreamError, **changes: object) -> float | None:
     """What comes of one failure, where nothing else is in the way."""
     how = {"attempt": 1, "left_s": 60.0, "elsewhere": False} | changes
     retries = Retries(FleetSettings(attempts=3), random.Random(1))
-    return retries.pause_s(exc, **how)  # pyright: ignore[reportArgumentType]
+    return retries.pause_s("m", exc, **how)  # pyright: ignore[reportArgumentType]
 
 
 def test_retry_after_is_waited_for_if_there_is_time_and_nobody_else() -> None:
@@ -150,6 +150,41 @@ def test_with_everybody_failing_calls_grow_by_a_fifth() -> None:
             assert 340 <= len(one.asked) <= 360
 
     uvloop.run(test())
+
+
+def test_retries_of_one_flapping_candidate_are_a_fifth_of_its_own_calls() -> None:
+    """One of three candidates fails every call; the calls of the others buy it no retries."""
+
+    async def test() -> None:
+        async with (
+            replicas(fails("500 No"), answers, answers) as [flapping, one, two],
+            opened({"m": [flapping], "n": [one], "o": [two]}, failures=10_000) as fleet,
+        ):
+
+            async def request(number: int) -> None:
+                await asyncio.gather(
+                    *(
+                        fleet.ask(name, CHAT, asking(f"{number}"), deadline=soon())
+                        for name in ("m", "n", "o")
+                    ),
+                    return_exceptions=True,
+                )
+
+            for start in range(0, 100, 20):
+                await asyncio.gather(*(request(n) for n in range(start, start + 20)))
+            assert [len(each.asked) for each in (one, two)] == [100, 100]
+            assert 115 <= len(flapping.asked) <= 120
+
+    uvloop.run(test())
+
+
+def test_the_budgets_of_all_candidates_share_that_of_the_process() -> None:
+    """Each has its floor of retries; a hundred quiet candidates do not get three each."""
+    process = RetryBudget(0.2, clock=lambda: 0.0)
+    budgets = [RetryBudget(0.2, within=process, clock=lambda: 0.0) for _ in range(100)]
+    for budget in budgets:
+        budget.record_call()
+    assert sum(budget.take() for budget in budgets for _ in range(3)) == 20
 
 
 def test_a_retry_goes_to_another_replica() -> None:
