@@ -56,7 +56,9 @@ class Dispatcher:
         """The stream of one candidate; see :meth:`Fleet.stream`."""
         api_format = state.request.api_format
         payload = api_format.streamed(self._payload(state, name))
-        return self._fleet.stream(name, api_format, payload, deadline=state.deadline)
+        return self._fleet.stream(
+            name, api_format, payload, deadline=state.deadline, caller=state.request.caller.name
+        )
 
     async def _fan_out(
         self, state: RequestState, names: Sequence[str], results: FanOutResult
@@ -67,6 +69,7 @@ class Dispatcher:
                 state.request.api_format,
                 self._payload(state, name),
                 deadline=state.deadline,
+                caller=state.request.caller.name,
             )
 
         await fan_out(names, call=call, vote=state.vote, into=results)

@@ -18,7 +18,7 @@ from app.answering.evaluator_prompt import TOP, prompt, read
 from app.errors import SettingsError, UpstreamError
 from app.settings import EvaluatorModel, Settings, rater_name
 from app.upstream.completions import Completion, Endpoint
-from app.upstream.fleet import Fleet
+from app.upstream.fleet import GATEWAY, Fleet
 from racer_core.aggregation.answers import normalise
 from racer_core.aggregation.vote import Weight
 
@@ -91,6 +91,7 @@ class Evaluator:
         forms: Mapping[str, str | None] | None = None,
         *,
         deadline: float = math.inf,
+        caller: str = GATEWAY,
     ) -> Ratings:
         """Rate the answers that can win a vote, all at once. Equal answers are not rated.
 
@@ -101,6 +102,7 @@ class Evaluator:
                 common evaluator.
             forms: Normal forms of the answers; None derives them by the configured equality.
             deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
+            caller: The name of the API key that causes the calls.
 
         Returns:
             A weight for every readable answer; None where the evaluator gave none.
@@ -118,7 +120,9 @@ class Evaluator:
         }
         distinct = list(dict.fromkeys(prompts.values()))
         started = time.monotonic()
-        rated = await asyncio.gather(*(self._rating(rater, each, deadline) for each in distinct))
+        rated = await asyncio.gather(
+            *(self._rating(rater, each, deadline, caller) for each in distinct)
+        )
         by_prompt = dict(zip(distinct, rated, strict=True))
         ratings = {name: by_prompt[each] for name, each in prompts.items()}
         return Ratings(
@@ -129,11 +133,13 @@ class Evaluator:
             seconds=time.monotonic() - started,
         )
 
-    async def _rating(self, rater: _Rater, text: str, deadline: float) -> _Rating:
+    async def _rating(self, rater: _Rater, text: str, deadline: float, caller: str) -> _Rating:
         payload = _payload(rater, text, self._rule.weight)
         until = min(deadline, time.monotonic() + rater.endpoint.timeout_s)
         try:
-            completion = await self._fleet.complete(rater.endpoint, payload, deadline=until)
+            completion = await self._fleet.complete(
+                rater.endpoint, payload, deadline=until, caller=caller
+            )
         except UpstreamError as exc:
             return _Rating(failure=exc.kind)
         except Exception:  # our own fault, but no reason to fail the answer

@@ -52,6 +52,7 @@ class Merger:
             state.routed.group,
             results.forms,
             deadline=state.deadline,
+            caller=state.request.caller.name,
         )
         merged = state.vote.elect(results, voters, ratings, medoids)
         return Outcome.of(

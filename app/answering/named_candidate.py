@@ -12,7 +12,7 @@ from typing import Any
 from app.answering.token_usage import TokenMeter, answer_tokens, prompt_tokens
 from app.concurrency.background_stream import BackgroundStream
 from app.settings import Settings
-from app.upstream.fleet import Fleet
+from app.upstream.fleet import GATEWAY, Fleet
 from app.wire import parsing
 from app.wire.candidate_payload import candidate_payload
 from app.wire.format import ApiFormat
@@ -26,6 +26,7 @@ class NamedCandidateRequest:
     api_format: ApiFormat
     fields: Mapping[str, Any]
     timeout_s: float | None = None
+    caller: str = GATEWAY  # the name of the API key
     spend: Callable[[int], None] = lambda _: None  # takes the tokens at the end
 
 
@@ -43,7 +44,11 @@ class NamedCandidateService:
         payload = candidate_payload(request.fields, self._candidates[name], api_format.path)
         with _charging_if_cancelled(request.fields, request.spend):
             reply = await self._fleet.ask(
-                name, api_format, payload, deadline=self._deadline(request.timeout_s)
+                name,
+                api_format,
+                payload,
+                deadline=self._deadline(request.timeout_s),
+                caller=request.caller,
             )
         request.spend(answer_tokens(request.fields, reply))
         return api_format.named(reply.body, name)
@@ -55,13 +60,17 @@ class NamedCandidateService:
         return stream
 
     async def embeddings(
-        self, name: str, fields: Mapping[str, Any], spend: Callable[[int], None]
+        self,
+        name: str,
+        fields: Mapping[str, Any],
+        spend: Callable[[int], None],
+        caller: str = GATEWAY,
     ) -> dict[str, Any]:
         """The embeddings of one candidate. Raises UpstreamError."""
         payload = {**fields, "model": self._candidates[name].served_as}
         with _charging_if_cancelled(fields, spend):
             answer = await self._fleet.forward(
-                name, "embeddings", payload, deadline=self._deadline(None)
+                name, "embeddings", payload, deadline=self._deadline(None), caller=caller
             )
         usage = parsing.counts(answer.get("usage"), parsing.CHAT_USAGE)
         spend(usage.get("total_tokens", prompt_tokens(fields)))
@@ -77,7 +86,9 @@ class NamedCandidateService:
         meter = TokenMeter(api_format, request.fields)
         with meter.charging(request.spend):
             async with (
-                self._fleet.stream(name, api_format, payload, deadline=deadline) as pieces,
+                self._fleet.stream(
+                    name, api_format, payload, deadline=deadline, caller=request.caller
+                ) as pieces,
                 contextlib.aclosing(pieces) as closing,
             ):
                 async for piece in closing:

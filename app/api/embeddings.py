@@ -6,6 +6,7 @@ from typing import Final
 
 from fastapi import Request, Response
 
+from app.api.caller import caller_of
 from app.api.models import unknown_model
 from app.api.openapi import BODY, CALLS, KEYED, errors
 from app.api.request_limits import check_fields
@@ -49,6 +50,6 @@ async def embeddings(request: Request, services: Services) -> Response:
     check_fields(fields, settings.limits)
     spend = request.state.quota_ticket.spend
     answer = await unless_disconnected(
-        request, services.named_candidates.embeddings(name, fields, spend)
+        request, services.named_candidates.embeddings(name, fields, spend, caller_of(request).name)
     )
     return bodies.json_response(answer, headers={"x-racer-served-by": name})

@@ -69,6 +69,7 @@ async def respond(http: HttpRequest, services: Services, parsed: ParsedRequest) 
         api_format=parsed.api_format,
         fields=parsed.fields,
         timeout_s=parsed.options.timeout,
+        caller=caller_of(http).name,
         spend=http.state.quota_ticket.spend,
     )
     served_by = {"x-racer-served-by": parsed.model}

@@ -58,7 +58,7 @@ class RoutingService:
         scoring: RouterBackend,
         active: ActiveCalibration,
         grouping: Grouping,
-        down: Callable[[], Collection[str]],
+        down: Callable[[str], Collection[str]],
         metrics: Metrics,
     ) -> None:
         self._settings = settings
@@ -246,7 +246,7 @@ class RoutingService:
         allowed = self._allowed(request)
         able = set(request.query.able(self._settings.candidates))
         names = allowed if able.issuperset(allowed) else self._keep(allowed, able)
-        all_down = self._down()
+        all_down = self._down(request.caller.name)
         down = [name for name in names if name in all_down]
         if len(down) == len(names):  # calling them is better than an error
             down = []

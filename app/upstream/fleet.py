@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from app.concurrency.threads import off_loop
 from app.errors import UpstreamError, UpstreamTimeout
@@ -23,7 +23,7 @@ from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
-from app.upstream.circuit_breaker import STATES
+from app.upstream.circuit_breaker import EVERYONE, STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_replica_fault, is_unreachable
 from app.upstream.health_checks import HealthChecks
@@ -39,6 +39,8 @@ from app.wire.format import ApiFormat
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+GATEWAY: Final = ""  # the caller of calls that no API key causes
 
 ModelAndUsage = tuple[object, Mapping[str, int]]  # as the answer reports them
 
@@ -57,6 +59,7 @@ class UpstreamCall:
     """A call to a target, over all its attempts."""
 
     name: str  # in errors and metrics
+    caller: str
     target: Target
     path: str
     model: object  # the requested model
@@ -102,7 +105,13 @@ class Fleet:
         await self._client.__aexit__(*error)
 
     async def ask(
-        self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
+        self,
+        candidate: str,
+        api_format: ApiFormat,
+        payload: Mapping[str, Any],
+        *,
+        deadline: float,
+        caller: str = GATEWAY,
     ) -> Reply:
         """Call one candidate for a whole answer.
 
@@ -111,13 +120,14 @@ class Fleet:
             api_format: Encodes the request and reads the answer.
             payload: The request.
             deadline: A ``time.monotonic()``; one attempt has the candidate's own limit, too.
+            caller: The name of the API key that causes the call.
 
         Raises:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
         target = self._targets[candidate]
-        with self._open_call(target, api_format.path, payload, deadline) as call:
+        with self._open_call(target, api_format.path, payload, deadline, caller) as call:
             body = await self._read_answer(
                 call,
                 partial(api_format.body, candidate),
@@ -133,7 +143,13 @@ class Fleet:
 
     @asynccontextmanager
     async def stream(
-        self, candidate: str, api_format: ApiFormat, payload: Mapping[str, Any], *, deadline: float
+        self,
+        candidate: str,
+        api_format: ApiFormat,
+        payload: Mapping[str, Any],
+        *,
+        deadline: float,
+        caller: str = GATEWAY,
     ) -> AsyncGenerator[AsyncGenerator[dict[str, Any]]]:
         """Call one candidate for a stream. The context opens with the first piece.
 
@@ -141,7 +157,7 @@ class Fleet:
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
         target = self._targets[candidate]
-        with self._open_call(target, api_format.path, payload, deadline) as call:
+        with self._open_call(target, api_format.path, payload, deadline, caller) as call:
 
             async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
                 async with AsyncExitStack() as attempt:
@@ -157,30 +173,44 @@ class Fleet:
                 yield pieces
 
     async def complete(
-        self, endpoint: Endpoint, payload: Mapping[str, Any], *, deadline: float
+        self,
+        endpoint: Endpoint,
+        payload: Mapping[str, Any],
+        *,
+        deadline: float,
+        caller: str = GATEWAY,
     ) -> Completion:
         """Call an evaluator for a text completion. Raises as :meth:`ask`."""
         target = self._targets[endpoint.target]
-        with self._open_call(target, "completions", payload, deadline, endpoint) as call:
+        with self._open_call(target, "completions", payload, deadline, caller, endpoint) as call:
             return await self._read_answer(
                 call, partial(completion, endpoint.name), report=lambda done: (None, done.usage)
             )
 
     async def forward(
-        self, candidate: str, path: str, payload: Mapping[str, Any], *, deadline: float
+        self,
+        candidate: str,
+        path: str,
+        payload: Mapping[str, Any],
+        *,
+        deadline: float,
+        caller: str = GATEWAY,
     ) -> dict[str, Any]:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
-        with self._open_call(self._targets[candidate], path, payload, deadline) as call:
+        target = self._targets[candidate]
+        with self._open_call(target, path, payload, deadline, caller) as call:
             return await self._read_answer(
                 call, partial(parsing.json_object, candidate), report=_model_and_usage
             )
 
-    def down(self) -> frozenset[str]:
-        """Return the candidates to route around: all their replicas are ejected.
+    def down(self, caller: str = GATEWAY) -> frozenset[str]:
+        """Return the candidates to route around: all their replicas are ejected for this caller.
 
         Empty when all candidates are down: a call is then better than none.
         """
-        down = frozenset(name for name in self._candidates if self._targets[name].replicas.are_out)
+        down = frozenset(
+            name for name in self._candidates if self._targets[name].replicas.are_out_for(caller)
+        )
         return down if len(down) < len(self._candidates) else frozenset()
 
     def health(self) -> dict[str, list[ReplicaHealth]]:
@@ -206,6 +236,7 @@ class Fleet:
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
+        caller: str,
         endpoint: Endpoint | None = None,
     ) -> Generator[UpstreamCall]:
         """Encode a payload, whose bytes count as buffered until the call has ended."""
@@ -213,6 +244,7 @@ class Fleet:
         with self._client.buffering(data):
             yield UpstreamCall(
                 name=endpoint.name if endpoint else target.name,
+                caller=caller,
                 target=target,
                 path=path,
                 model=payload.get("model"),
@@ -250,31 +282,35 @@ class Fleet:
             await asyncio.sleep(pause)
 
     def _pause_s(self, call: UpstreamCall, exc: UpstreamError) -> float | None:
-        if not call.tried or self._is_skipped(call.target):
+        if not call.tried or self._is_skipped(call):
             return None
         return self._retries.pause_s(
             call.target.name,
             exc,
             attempt=len(call.tried),
             left_s=call.deadline - time.monotonic(),
-            elsewhere=call.target.replicas.have_other_than(call.tried),
+            elsewhere=call.target.replicas.have_other_than(call.tried, call.caller),
         )
 
-    def _is_skipped(self, target: Target) -> bool:
-        """Whether a target that is down is not called.
+    def _is_skipped(self, call: UpstreamCall) -> bool:
+        """Whether a target that is down for the caller is not called.
 
         True for an evaluator, and for a candidate while at least one other candidate is up.
         """
-        if not target.replicas.are_out:
+        name = call.target.name
+        if not call.target.replicas.are_out_for(call.caller):
             return False
-        return target.name not in self._candidates or target.name in self.down()
+        return name not in self._candidates or name in self.down(call.caller)
 
     @asynccontextmanager
     async def _attempt(self, call: UpstreamCall) -> AsyncGenerator[UpstreamAnswer]:
         """Make one attempt, recorded in metrics, traces and the replica's circuit breaker."""
         target = call.target
         replica = await target.replicas.acquire(
-            call.tried, deadline=call.deadline, even_if_out=not self._is_skipped(target)
+            call.tried,
+            caller=call.caller,
+            deadline=call.deadline,
+            even_if_out=not self._is_skipped(call),
         )
         call.tried.append(replica)
         call.span = span = self._begin_span(call, replica)
@@ -297,7 +333,7 @@ class Fleet:
                 yield answer
             if answer.is_complete:
                 outcome = "ok"
-                replica.breaker.record_success()
+                replica.breaker.record_success(time.monotonic())
         except UpstreamError as exc:
             outcome = exc.kind
             self._record_failure(call, replica, exc, limit_s)
@@ -328,17 +364,23 @@ class Fleet:
             replica.breaker.record_answer()
             return
         if replica.breaker.record_failure(
-            time.monotonic(), payload=hash(call.data), unreachable=is_unreachable(exc)
+            time.monotonic(),
+            caller=call.caller,
+            payload=hash(call.data),
+            unreachable=is_unreachable(exc),
+            timed_out=isinstance(exc, UpstreamTimeout),
         ):
-            self._eject(call.target, replica, exc)
+            self._eject(call, replica, exc)
 
-    def _eject(self, target: Target, replica: Replica, exc: UpstreamError) -> None:
+    def _eject(self, call: UpstreamCall, replica: Replica, exc: UpstreamError) -> None:
+        target = call.target
         self._metrics.ejections.labels(target.name).inc()
         self._health_checks.watch(target, replica)
         if target.name in self._candidates:  # failures of evaluators are logged by their caller
             log.warning(
-                "a replica of %s is out after a failure (%s)%s",
+                "a replica of %s is out for %s after a failure (%s)%s",
                 target.name,
+                "all callers" if replica.is_out_for(EVERYONE) else f"the key {call.caller}",
                 exc.kind,
                 "; it was the last one" if target.replicas.are_out else "",
             )

@@ -17,9 +17,15 @@ class HealthChecks:
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
 
     def watch(self, target: Target, replica: Replica) -> None:
-        """Check a replica when its pause is over, and again until a check passes."""
-        if replica not in self._tasks:
-            self._tasks[replica] = asyncio.create_task(self._check(target, replica))
+        """Check a replica when its pause is over, and again until a check passes.
+
+        The pause of an earlier ejection, which a success ended, may be longer than this one.
+        """
+        if (earlier := self._tasks.get(replica)) is not None:
+            earlier.cancel()
+        task = asyncio.create_task(self._check(target, replica))
+        self._tasks[replica] = task
+        task.add_done_callback(lambda _: self._forget(replica, task))
 
     async def close(self) -> None:
         """Cancel all checks."""
@@ -29,13 +35,14 @@ class HealthChecks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check(self, target: Target, replica: Replica) -> None:
-        try:
-            while (until := replica.breaker.out_until) is not None:
-                if (left := until - time.monotonic()) > 0:
-                    await asyncio.sleep(left)
-                elif await self._client.is_alive(target, replica):
-                    replica.breaker.record_passed_check()
-                else:
-                    replica.breaker.record_failed_check(time.monotonic())
-        finally:
+        while (until := replica.breaker.out_until) is not None:
+            if (left := until - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            elif await self._client.is_alive(target, replica):
+                replica.breaker.record_passed_check()
+            else:
+                replica.breaker.record_failed_check(time.monotonic())
+
+    def _forget(self, replica: Replica, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(replica) is task:
             del self._tasks[replica]

@@ -22,8 +22,12 @@ class Replica:
 
     @property
     def is_out(self) -> bool:
-        """Whether it is ejected and gets no calls for now."""
+        """Whether it is ejected, for one caller at least."""
         return self.breaker.out_until is not None
+
+    def is_out_for(self, caller: str) -> bool:
+        """Whether it is ejected and gets no calls of this caller for now."""
+        return self.breaker.is_open_for(caller)
 
 
 class Replicas:
@@ -46,20 +50,25 @@ class Replicas:
 
     @property
     def are_out(self) -> bool:
-        """Whether all of them are ejected."""
+        """Whether all of them are ejected, for one caller at least."""
         return all(replica.is_out for replica in self.all)
 
-    def have_other_than(self, tried: Collection[Replica]) -> bool:
-        """Whether a replica that was not tried yet gets calls."""
-        return any(not each.is_out and each not in tried for each in self.all)
+    def are_out_for(self, caller: str) -> bool:
+        """Whether all of them are ejected for this caller."""
+        return all(replica.is_out_for(caller) for replica in self.all)
+
+    def have_other_than(self, tried: Collection[Replica], caller: str) -> bool:
+        """Whether a replica that was not tried yet gets calls of this caller."""
+        return any(not each.is_out_for(caller) and each not in tried for each in self.all)
 
     async def acquire(
-        self, tried: Collection[Replica], *, deadline: float, even_if_out: bool
+        self, tried: Collection[Replica], *, caller: str, deadline: float, even_if_out: bool
     ) -> Replica:
         """Wait for a free slot and choose the replica to call. Call :meth:`release` afterwards.
 
         Args:
             tried: Other replicas are preferred to these.
+            caller: The owner of the API key.
             deadline: Limit of the wait for a slot, a ``time.monotonic()``.
             even_if_out: Where all replicas are ejected, choose one of them.
 
@@ -69,7 +78,7 @@ class Replicas:
         """
         await self._acquire_slot(deadline)
         try:
-            replica = self._choose(tried, even_if_out=even_if_out)
+            replica = self._choose(tried, caller, even_if_out=even_if_out)
         except UpstreamUnavailable:
             self._slots.release()
             raise
@@ -91,9 +100,9 @@ class Replicas:
         except TimeoutError as exc:
             raise UpstreamTimeout(f"{self._name} has too many calls to take one more") from exc
 
-    def _choose(self, tried: Collection[Replica], *, even_if_out: bool) -> Replica:
+    def _choose(self, tried: Collection[Replica], caller: str, *, even_if_out: bool) -> Replica:
         """The untried replica with the fewest calls in flight; ties are broken in rotation."""
-        usable = [each for each in self.all if not each.is_out] or (
+        usable = [each for each in self.all if not each.is_out_for(caller)] or (
             list(self.all) if even_if_out else []
         )
         if not usable:

@@ -1,0 +1,183 @@
+"""Queries that break a candidate's server put it out for the key that sent them, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import uvloop
+
+from app.errors import UpstreamError
+from app.settings import FleetSettings, key_format
+from app.upstream.health_checks import HealthChecks
+from app.upstream.replicas import Replica
+from tests.support.gateway import DATA_KEY, ONE, Serve, user
+from tests.support.waiting import eventually
+from tests.upstreams.replicas import CHAT, Exchange, answers, asking, fails, opened, replicas, soon
+from tests.upstreams.scripted import FakePool
+
+POISONER = "key-of-the-one-who-poisons"
+
+
+async def broken_by_poison(exchange: Exchange) -> None:
+    """Fail every query that begins with "poison", at once; answer any other."""
+    text = exchange.body["messages"][0]["content"]
+    await (fails("500 No") if text.startswith("poison") else answers)(exchange)
+
+
+async def ask(fleet: Any, text: str, caller: str = "honest") -> None:
+    """Ask the candidate that can be poisoned."""
+    await fleet.ask("m", CHAT, asking(text), deadline=soon(), caller=caller)
+
+
+async def poison(fleet: Any, count: int, caller: str) -> None:
+    """Send so many different queries that fail."""
+    for number in range(count):
+        with pytest.raises(UpstreamError):
+            await ask(fleet, f"poison {number} {time.monotonic()}", caller)
+
+
+def test_five_poisoned_queries_leave_the_candidate_to_other_queries_of_the_key() -> None:
+    """One after the other, in a gateway with a single key, shortly after an answer."""
+
+    async def test() -> None:
+        async with (
+            replicas(broken_by_poison, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+        ):
+            for _ in range(3):
+                await ask(fleet, "an honest query")
+                await poison(fleet, 5, "honest")
+                assert fleet.down("honest") == frozenset()
+            await ask(fleet, "another honest query")
+
+    uvloop.run(test())
+
+
+def test_a_flood_of_poison_puts_the_candidate_out_for_its_own_key() -> None:
+    """Nothing succeeds before; the queries of another key are tried, and end the ejection."""
+
+    async def test() -> None:
+        async with (
+            replicas(broken_by_poison, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+        ):
+            await poison(fleet, 100, "mallory")
+            assert len(one.asked) == 5
+            assert fleet.down("mallory") == {"m"}
+            assert fleet.down("honest") == frozenset()
+            await ask(fleet, "an honest query")
+            assert fleet.down("mallory") == frozenset()
+
+    uvloop.run(test())
+
+
+def test_poisoned_trials_do_not_keep_the_candidate_from_others() -> None:
+    """Whenever the breaker is half-open, the first call is one that fails."""
+
+    async def test() -> None:
+        async with (
+            replicas(fails("500 No"), answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=1, eject_s=0.1) as fleet,
+        ):
+            await poison(fleet, 3, "mallory")
+            await poison(fleet, 2, "honest")
+            assert fleet.down("honest") == {"m"}  # it broke for two keys
+            one.play = broken_by_poison
+            await eventually(lambda: fleet.health()["m"][0].state == "probation")
+            await poison(fleet, 3, "mallory")
+            assert fleet.down("mallory") == {"m"}
+            await ask(fleet, "an honest query")
+            assert fleet.health()["m"][0].state == "in"
+
+    uvloop.run(test())
+
+
+def test_a_server_that_fails_every_key_is_out_after_five_calls() -> None:
+    """Although it answered a moment ago; then nobody is kept waiting by it."""
+
+    async def test() -> None:
+        async with (
+            replicas(answers, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=1) as fleet,
+        ):
+            await ask(fleet, "an honest query")
+            one.play = fails("500 No")
+            for number in range(10):
+                await poison(fleet, 1, f"key {number % 3}")
+            assert len(one.asked) == 6
+            assert fleet.down("another key") == {"m"}
+
+    uvloop.run(test())
+
+
+def test_a_server_that_nobody_can_connect_to_is_out_for_every_key() -> None:
+    """At the second refused connection, whoever was refused."""
+
+    async def test() -> None:
+        async with (
+            replicas(answers, answers) as [one, other],
+            opened({"m": [one], "n": [other]}, attempts=2) as fleet,
+        ):
+            await ask(fleet, "an honest query")
+            await one.stop()
+            await poison(fleet, 1, "mallory")  # the call, and its retry
+            assert fleet.down("honest") == {"m"}
+
+    uvloop.run(test())
+
+
+def test_an_ejection_after_a_longer_one_is_checked_when_its_own_pause_is_over() -> None:
+    """A success ended the longer one, whose check was still to come."""
+
+    class Alive:
+        async def is_alive(self, *_: object) -> bool:
+            return True
+
+    async def test() -> None:
+        replica = Replica("http://unused", FleetSettings(failures=1, eject_s=0.05))
+        breaker = replica.breaker
+        checks = HealthChecks(Alive())  # pyright: ignore[reportArgumentType]
+        breaker.record_failure(time.monotonic() + 60, caller="a", payload=1)
+        checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
+        await asyncio.sleep(0)
+        breaker.record_success(0.0)
+        breaker.record_failure(time.monotonic(), caller="a", payload=1)
+        checks.watch(object(), replica)  # pyright: ignore[reportArgumentType]
+        await eventually(lambda: breaker.state == "probation", within_s=1)
+        await checks.close()
+
+    uvloop.run(test())
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"model": "adder"}),
+        ("chat/completions", {"model": "adder", "stream": True}),
+        ("completions", {"model": "adder"}),
+        ("chat/completions", {"model": "auto"}),
+        ("chat/completions", {"model": "auto", "stream": True}),
+    ],
+)
+def test_every_surface_names_the_key_that_causes_a_call(
+    serve: Serve, pool: FakePool, path: str, fields: dict[str, Any]
+) -> None:
+    """Five failures of a key: its next set is chosen among the others, that of no other key is."""
+    written = key_format.format_hash(POISONER, key_format.new_salt())
+    gateway = serve(
+        access={"keys": [{"name": "mallory", "hash": written}]},
+        fleet={"attempts": 1, "failures": 5},
+    )
+    pool.fail("adder", "500")
+    for number in range(5):
+        text = f"What is {number} plus {number + 1}?"
+        body = {"prompt": text} if path == "completions" else {"messages": user(text)}
+        gateway.post(f"/v1/{path}", POISONER, json=body | fields)
+    remarks = {
+        key: gateway.post("/route", key, json={"query": ONE}).json()["certificate"]["reasons"]
+        for key in (POISONER, DATA_KEY)
+    }
+    assert remarks == {POISONER: ["candidate_down:adder"], DATA_KEY: []}
