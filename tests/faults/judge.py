@@ -13,7 +13,7 @@ from tests.support.gateway import POOL
 from tests.support.lazy import LazyModule
 from tests.upstreams.hostile.exchange import WORDS
 
-from .catalogue import Answered, Failed, Outcome
+from .catalogue import FailedAnswer, Outcome, UsableAnswer
 from .cells import FAULTY, Cell, Seen, Width
 
 chat = LazyModule("openai.types.chat")
@@ -59,7 +59,7 @@ def _likely(outcomes: Sequence[Outcome], body: Json) -> Sequence[Outcome]:
     """Those that fit what the faulty candidate's call came to; all when none does."""
     calls: list[Json] = body.get("racer", {}).get("calls", [])
     failed = "error" in body or FAULTY in _failed(calls)
-    return [each for each in outcomes if isinstance(each, Failed) is failed] or outcomes
+    return [each for each in outcomes if isinstance(each, FailedAnswer) is failed] or outcomes
 
 
 def _failed(calls: Sequence[Json]) -> list[str]:
@@ -147,14 +147,14 @@ def _compare(
 ) -> Iterator[str]:
     """Where what was read differs from one possible outcome."""
     alone = cell.width in (Width.ONE, Width.ALL)
-    if isinstance(outcome, Failed) and alone:
+    if isinstance(outcome, FailedAnswer) and alone:
         yield from _compare_error(cell, seen, outcome, body, chunks)
         return
     if "error" in body:
         yield f"expected an answer, saw {seen.status} {body['error']['code']}"
         return
     yield from _compare_certificate(cell, seen, outcome, body)
-    if isinstance(outcome, Answered) and (outcome.votes or alone):
+    if isinstance(outcome, UsableAnswer) and (outcome.votes or alone):
         text = outcome.text
     else:
         text = _HEALTHY.get(body["racer"]["served_by"])
@@ -166,7 +166,7 @@ def _compare(
 
 
 def _compare_error(
-    cell: Cell, seen: Seen, outcome: Failed, body: Json, chunks: Sequence[Json]
+    cell: Cell, seen: Seen, outcome: FailedAnswer, body: Json, chunks: Sequence[Json]
 ) -> Iterator[str]:
     if "error" not in body:
         yield f"expected {outcome.status} {outcome.code}, saw an answer: {_brief(body)}"
@@ -203,9 +203,9 @@ def _compare_certificate(cell: Cell, seen: Seen, outcome: Outcome, body: Json) -
         yield f"selected {racer['selected']}"
     certificate = racer["certificate"]
     void = [each for each in certificate["reasons"] if each not in _REMARKS]
-    wanted = [f"candidate_failed:{FAULTY}"] if isinstance(outcome, Failed) else []
+    wanted = [f"candidate_failed:{FAULTY}"] if isinstance(outcome, FailedAnswer) else []
     allowed = [wanted]
-    if isinstance(outcome, Answered) and outcome.void is not None:
+    if isinstance(outcome, UsableAnswer) and outcome.void is not None:
         allowed.append([outcome.void])
     if void not in allowed or certificate["holds"] is bool(void):
         yield f"expected void for {wanted}, saw holds={certificate['holds']} and {void}"
@@ -213,13 +213,13 @@ def _compare_certificate(cell: Cell, seen: Seen, outcome: Outcome, body: Json) -
     if not cell.streaming and (header == "holds") is not certificate["holds"]:
         yield f"the header says {header!r}, the certificate holds={certificate['holds']}"
     failed = _failed(racer["calls"])
-    if isinstance(outcome, Failed) is not (FAULTY in failed):
+    if isinstance(outcome, FailedAnswer) is not (FAULTY in failed):
         yield f"racer.calls says that these failed: {failed}"
-    if isinstance(outcome, Answered) and outcome.votes and racer["served_by"] != FAULTY:
+    if isinstance(outcome, UsableAnswer) and outcome.votes and racer["served_by"] != FAULTY:
         yield f"served by {racer['served_by']}"
     # Of a call that was let go, once the vote was decided, nobody knows the tokens.
     spared = any("cancelled" in each for each in racer["calls"])
-    counted = isinstance(outcome, Failed) or outcome.counted
+    counted = isinstance(outcome, FailedAnswer) or outcome.counted
     if racer["usage_incomplete"] is not (spared or not counted):
         yield f"usage_incomplete is {racer['usage_incomplete']}"
 

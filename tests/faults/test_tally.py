@@ -26,7 +26,7 @@ from tests.upstreams.hostile.exchange import Entry
 from tests.upstreams.hostile.server import THEN
 
 from .bench import Bench, Limits
-from .catalogue import GROUPS, Answered, Row
+from .catalogue import GROUPS, Row, UsableAnswer
 
 REQUESTS: Final = int(os.environ.get("RACER_TALLY_REQUESTS", "600"))
 AT_ONCE: Final = 12
@@ -105,7 +105,9 @@ def may_have_answered(entry: Entry) -> bool:
     if entry.mode.startswith("healthy"):
         return True
     row = ROWS[entry.mode]
-    return any(isinstance(each, Answered) for each in (row.stream if entry.stream else row.plain))
+    return any(
+        isinstance(each, UsableAnswer) for each in (row.stream if entry.stream else row.plain)
+    )
 
 
 def broken_premise(
