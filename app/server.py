@@ -8,6 +8,7 @@ import errno
 import gc
 import signal
 import socket
+import sys
 from collections.abc import Callable, Generator
 
 import uvicorn
@@ -25,6 +26,8 @@ from app.settings import Secrets, Settings
 BACKLOG = 2048
 ACCEPTS_PER_ITERATION = 16  # connections accepted in one iteration of the event loop
 GC_THRESHOLD = 10_000  # new objects before a collection of the youngest generation
+# Seconds that a busy thread keeps the interpreter while the event loop waits for it.
+SWITCH_INTERVAL_S = 0.0005
 GOODBYE_S = 1.0  # for the error responses to requests that are cancelled
 
 
@@ -71,11 +74,14 @@ class Server:
                     await self._uvicorn.cancel_requests()
 
     async def serve_until_signalled(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+        """Serve until SIGTERM, SIGINT or SIGHUP. Settings of the interpreter are set here."""
         gc.disable()  # loading creates no garbage worth a collection
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
+            loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         await self.serve(ready=_collect_garbage_rarely)
 
     def stop(self) -> None:
@@ -83,6 +89,11 @@ class Server:
         self._stopping = True
         if self._uvicorn is not None:
             self._uvicorn.drain()
+
+    def _hang_up(self) -> None:
+        """Begin to drain; again has no effect: a closing terminal or session may send it twice."""
+        if not self._stopping:
+            self.stop()
 
     def _listen_for_admin(self) -> socket.socket:
         admin = self._settings.access.admin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from typing import Any
 
 import httpx2
 import pytest
+import uvloop
 
+from app import server, settings
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -149,6 +152,47 @@ def test_what_cannot_be_finished_says_so(tmp_path: Path, artifact: Path, pool: F
         assert stream.text.count('"error"') == 1
         assert plain.ended().status == 503, plain.error
         assert json.loads(plain.text)["error"]["code"] == "shutting_down"
+
+
+def test_hanging_up_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+    """SIGHUP is a SIGTERM that may come twice: a terminal and its shell both send it."""
+    with process(tmp_path, artifact, pool, comment_every_s=0.2) as (client, running):
+        for name in POOL:
+            pool.say(name, "4 2 " * 5, pause_s=0.2)
+        stream = RunningRequest(client, pool, stream=True, model="adder")
+        for _ in range(2):
+            running.send_signal(signal.SIGHUP)
+            time.sleep(0.2)
+        _, errors = running.communicate(timeout=30)
+        assert running.returncode == 0, errors
+        assert stream.ended().text.rstrip().endswith("data: [DONE]"), stream.error
+        assert '"error"' not in stream.text
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_start_sets_the_interpreter_and_heeds_nohup(
+    tmp_path: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, ignored: bool
+) -> None:
+    """A SIGHUP that the parent ignores stays ignored; the loop waits little for other threads."""
+    found: list[tuple[bool, float]] = []
+
+    async def serve(_: server.Server, **__: Any) -> None:
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        found.append((is_ignored, sys.getswitchinterval()))
+
+    monkeypatch.setattr(server.Server, "serve", serve)
+    before, interval = signal.getsignal(signal.SIGHUP), sys.getswitchinterval()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    config = configure(tmp_path, artifact, "http://127.0.0.1:9/v1")
+    configured, secrets = settings.load(config, ENVIRONMENT)
+    try:
+        with socket.socket() as listener:
+            uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
+    finally:
+        gc.enable()
+        sys.setswitchinterval(interval)
+        signal.signal(signal.SIGHUP, before)
+    assert found == [(ignored, pytest.approx(0.0005))]
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
