@@ -30,6 +30,9 @@ _SORTED: Final = 64  # rows that are sorted by length, to score rows of similar 
 # _REST times the duration of the slice, while a query came within the last _LIVE_S.
 _REST: Final = 3.0
 _LIVE_S: Final = 1.0
+_NEWEST: Final = 0.25  # weight of the newest full batch in the moving average of seconds per row
+_MARGIN: Final = 0.9  # of the queueing time, for estimates: few admitted queries then come too late
+_TOO_FAR_BEHIND: Final = "the router is too far behind; try again soon"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,8 +49,9 @@ class EncoderWorker:
         racer: Loaded artifact and encoder.
         queue: Maximum number of waiting queries; one more is refused.
         queue_s: Maximum queueing time in seconds. Enforced only while the queue is longer than one
-            batch, and checked when a batch is formed: after a pause of the whole process, at most
-            the queries beyond one batch are refused.
+            batch: a new query is refused if its estimated wait is longer. A query whose estimate
+            was too short is refused when a batch is formed: after a pause of the whole process, at
+            most the queries beyond one batch.
         batch: Maximum number of queries in a batch.
         metrics: Takes queue depth and batch sizes.
     """
@@ -63,6 +67,8 @@ class EncoderWorker:
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._last_query_at = -math.inf  # monotonic
+        self._row_s = 0.0  # moving average over full batches: smaller ones say nothing of a crowd
+        self._free_at = 0.0  # monotonic; when the running batch is expected to end
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="racer-encoder")
         self._task: asyncio.Task[None] | None = None
 
@@ -82,10 +88,12 @@ class EncoderWorker:
         """Score one query; cancellation gives up its place in the queue.
 
         Raises:
-            Overloaded: The queue is full, or so slow that the query waited too long.
+            Overloaded: The queue is full, or so slow that the query would wait or waited too long.
         """
         if len(self._waiting) >= self._limit:
             raise Overloaded(f"{self._limit} queries already wait for the router; try again soon")
+        if len(self._waiting) >= self._batch and self._estimated_wait_s() > _MARGIN * self._queue_s:
+            raise Overloaded(_TOO_FAR_BEHIND)
         item = _Waiting(query, time.monotonic(), asyncio.get_running_loop().create_future())
         self._waiting.append(item)
         self._last_query_at = item.since
@@ -133,6 +141,11 @@ class EncoderWorker:
         encoded = await loop.run_in_executor(self._thread, self._racer.encoder.encode, texts)
         return encoded.embeddings
 
+    def _estimated_wait_s(self) -> float:
+        """Seconds until a query that arrives now is scored."""
+        running_s = max(0.0, self._free_at - time.monotonic())
+        return running_s + len(self._waiting) * self._row_s
+
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
@@ -146,7 +159,7 @@ class EncoderWorker:
             crowded = len(batch) + len(self._waiting) > self._batch
             item = self._waiting.popleft()
             if crowded and time.monotonic() - item.since > self._queue_s:
-                _fail([item], Overloaded("the router is too far behind; try again soon"))
+                _fail([item], Overloaded(_TOO_FAR_BEHIND))
             elif not item.future.done():  # not cancelled
                 batch.append(item)
         if not self._waiting:
@@ -156,9 +169,14 @@ class EncoderWorker:
 
     async def _score_batch(self, batch: list[_Waiting]) -> None:
         self._metrics.batch_size.observe(len(batch))
+        started = time.monotonic()
+        self._free_at = started + len(batch) * self._row_s
         try:
             with self._metrics.router_seconds.time():
                 scored = await self._on_thread([item.query for item in batch])
+            if len(batch) == self._batch:
+                row_s = (time.monotonic() - started) / len(batch)
+                self._row_s += _NEWEST * (row_s - self._row_s) if self._row_s else row_s
             near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
             rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))
             if len(rows) != len(batch):  # before a query gets the scores of another

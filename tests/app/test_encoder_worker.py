@@ -271,6 +271,57 @@ def test_who_waited_too_long_is_served_where_there_is_room(
     play(scenario, wait_s=1.0, batch=2)
 
 
+def test_a_query_that_would_wait_too_long_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a second a row, and 1.2 seconds to wait: two may wait behind the batch that ends."""
+    clock = Clock()
+    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
+
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+        first = ask(worker, 1, 2)
+        await begun(racer)
+        clock.now = 1.0  # what this batch took
+        racer.free.set()
+        await asyncio.gather(*first)
+        racer.free.clear()
+        running = ask(worker, 3, 4)
+        await begun(racer)
+        waiting = ask(worker, 5, 6)
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="too far behind"):
+            await worker.score("7")  # one second for the batch, one for those in line
+        clock.now = 2.0  # the batch should have ended
+        (admitted,) = ask(worker, 8)
+        await asyncio.sleep(0)
+        assert not admitted.done()
+        with pytest.raises(Overloaded, match="too far behind"):
+            await worker.score("9")
+        racer.free.set()
+        answers = await asyncio.gather(*running, *waiting, admitted)
+        assert [answer.scores for answer in answers] == [[3.0], [4.0], [5.0], [6.0], [8.0]]
+        assert (await worker.score("10")).scores == [10.0]
+
+    play(scenario, wait_s=1.2, batch=2)
+
+
+def test_single_queries_say_nothing_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burst after slow single queries is not refused: batches take less for each row."""
+    clock = Clock()
+    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
+
+    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
+        (single,) = ask(worker, 0)
+        await begun(racer)
+        clock.now = 5.0
+        burst = ask(worker, *range(1, 9))
+        await asyncio.sleep(0)
+        racer.free.set()
+        await asyncio.gather(single, *burst)
+
+    play(scenario, wait_s=1.0, batch=4)
+
+
 def test_closing_leaves_nobody_waiting() -> None:
     """Whoever still waits when the worker closes hears of it, the running batch included."""
     outcomes: list[Any] = []
