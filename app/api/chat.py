@@ -34,7 +34,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
     settings = services.settings
     body, raw = await CHAT_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw)
+    fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)

@@ -37,7 +37,7 @@ async def completions(request: Request, services: Services) -> Response:
     """Routing needs one text as the prompt; a named candidate accepts any prompt of its server."""
     settings = services.settings
     body, raw = await COMPLETION_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw)
+    fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)

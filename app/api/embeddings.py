@@ -46,7 +46,7 @@ async def embeddings(request: Request, services: Services) -> Response:
     if name not in settings.pool:
         raise unknown_model(name, settings.models)
     check_allowed(request, name)
-    fields = candidate_payload.passed_through(raw)
+    fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
     check_fields(fields, settings.limits)
     spend = request.state.quota_ticket.spend
     answer = await unless_disconnected(

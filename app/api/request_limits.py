@@ -19,16 +19,20 @@ def check_fields(fields: Mapping[str, Any], limits: Limits) -> None:
     each = 1
     for name in ("n", "best_of"):
         count = _count(name, fields.get(name))
-        _at_most(name, count, limits.choices)
+        _at_most(name, count, limits.choices, "choices")
         each = max(each, count)
-    _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices)
+    _at_most("prompt", texts(fields.get("prompt")) * each, limits.choices, "choices")
     for name in TOKEN_LIMITS:
-        _at_most(name, _count(name, fields.get(name)), limits.max_tokens)
-    _at_most("input", texts(fields.get("input")), limits.messages)
-    lists = {"messages": limits.messages, "tools": limits.tools, "functions": limits.tools}
-    for name, most in lists.items():
+        _at_most(name, _count(name, fields.get(name)), limits.max_tokens, "max_tokens")
+    _at_most("input", texts(fields.get("input")), limits.messages, "messages")
+    for name, most, limit in (
+        ("messages", limits.messages, "messages"),
+        ("tools", limits.tools, "tools"),
+        ("functions", limits.tools, "tools"),
+    ):
         value: object = fields.get(name)
-        _at_most(name, len(cast("list[object]", value)) if isinstance(value, list) else 0, most)
+        count = len(cast("list[object]", value)) if isinstance(value, list) else 0
+        _at_most(name, count, most, limit)
 
 
 def texts(value: object) -> int:
@@ -47,6 +51,8 @@ def _count(name: str, value: object) -> int:
     return value
 
 
-def _at_most(name: str, count: int, most: int) -> None:
+def _at_most(name: str, count: int, most: int, limit: str) -> None:
     if count > most:
-        raise SchemaError(f"{name}: {count:,} is over the limit of {most:,}", param=name)
+        raise SchemaError(
+            f"{name}: {count:,} is over the limit of {most:,} (`limits.{limit}`)", param=name
+        )

@@ -55,7 +55,10 @@ async def responses(request: Request, services: Services) -> Response:
                 "whole conversation as `input`",
                 param=name,
             )
-    fields = {**candidate_payload.passed_through(raw), "store": False}
+    fields = {
+        **candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields),
+        "store": False,
+    }
     check_fields(fields, settings.limits)
     messages = _messages(body)
     parsed = ParsedRequest(

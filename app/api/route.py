@@ -48,7 +48,9 @@ async def route(request: HttpRequest, services: Services) -> Response:
     """With `execute: true` also each candidate's answer, the votes and the aggregate."""
     settings = services.settings
     body, raw = await ROUTE_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw, _ROUTE_FIELDS)
+    fields = candidate_payload.passed_through(
+        raw, _ROUTE_FIELDS, allowed=settings.limits.extra_fields
+    )
     check_fields(fields, settings.limits)
     routed_query = query.of_messages(_messages(body), fields, settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})

@@ -19,7 +19,9 @@ from racer_core.records.conversation import joined
 
 Need = Literal["tools", "vision", "json_schema"]
 
+_SYSTEM = frozenset({"system", "developer"})
 _OTHER_KIND = ("tools", "functions", "audio", "modalities")
+_GUIDED = ("guided_", "structured_outputs")  # vLLM's own spellings of structured outputs
 # A tuple, not a set: a client's `type` may be a list, which has no hash.
 _IMAGES = ("image_url", "input_image", "image", "video_url")
 
@@ -52,7 +54,8 @@ def of_messages(
 ) -> Query:
     """The query of a conversation.
 
-    System prompts and tool results are noise of the client's harness; they are never routed on.
+    System prompts and tool results are noise of the client's harness; they are not routed on,
+    except the last system prompt of a conversation that consists of system prompts alone.
 
     Args:
         messages: The conversation.
@@ -60,26 +63,27 @@ def of_messages(
         settings: The candidates' parameters, and which text is routed on.
 
     Raises:
-        InputError: No user message with text.
+        InputError: No message to route on, or one without text.
     """
     users = [message for message in messages if message.role == "user"]
-    if not users:
-        raise InputError("messages hold no user message to route on", param="messages")
-    text, plain = _text_of(users[-1])
-    reasons: list[str] = []
     others = {message.role for message in messages} - {"user"}
-    if others & {"system", "developer"} or conditions_differ(fields, settings.candidates):
+    if not users and not others <= _SYSTEM:
+        raise InputError("messages hold no user message to route on", param="messages")
+    asked = (users or messages)[-1]
+    text, plain = _text_of(asked)
+    reasons: list[str] = []
+    if others & _SYSTEM or conditions_differ(fields, settings.candidates):
         reasons.append(Reason.CONDITIONS_DIFFER)
-    later = len(users) > 1 or bool(others - {"system", "developer"})
+    later = len(users) > 1 or bool(others - _SYSTEM)
     if later and not _could_be_a_row(messages):
         reasons.append(Reason.MULTI_TURN)
     if not plain or any(fields.get(field) for field in _OTHER_KIND):
         reasons.append(Reason.UNLABELLED_KIND)
-    if settings.routing.text == "conversation":
+    if users and settings.routing.text == "conversation":
         text = joined(_text_of(each)[0] for each in messages if each.role in ("user", "assistant"))
     if not text.strip():
-        if plain or not users[-1].content:
-            raise InputError("the last user message is empty", param="messages")
+        if plain or not asked.content:
+            raise InputError(f"the last {asked.role} message is empty", param="messages")
         text = "(no text)"
     chars = sum(len(_text_of(message)[0]) for message in messages)
     needs = _needs(messages, fields)
@@ -120,7 +124,8 @@ def _needs(messages: Sequence[Message], fields: Mapping[str, Any]) -> frozenset[
         needs.add("tools")
     if any(part.get("type") in _IMAGES for message in messages for part in _parts(message)):
         needs.add("vision")
-    if answer_format(fields) == "json_schema":
+    is_guided = any(fields.get(name) and name.startswith(_GUIDED) for name in fields)
+    if is_guided or answer_format(fields) == "json_schema":
         needs.add("json_schema")
     return frozenset(needs)
 
@@ -136,7 +141,7 @@ def answer_format(fields: Mapping[str, Any]) -> str | None:
 
 def _could_be_a_row(messages: Sequence[Message]) -> bool:
     """Whether a row of several turns could look so: plain texts, the last one the user's."""
-    turns = [message for message in messages if message.role not in ("system", "developer")]
+    turns = [message for message in messages if message.role not in _SYSTEM]
     return (
         all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
         and turns[-1].role == "user"

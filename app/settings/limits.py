@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from app.settings.base import Frozen
 from racer_core.records.row import MAX_QUERY_CHARS
 
 _Count = Annotated[int, Field(gt=0)]
+ExtraField = Literal["chat_template_kwargs", "guided_*", "priority", "structured_outputs"]
 _Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -29,10 +30,12 @@ class Limits(Frozen):
     """Messages of a request, or texts to embed."""
     tools: _Count = 128
     """Tools of a request."""
-    choices: _Count = 8
+    choices: _Count = 128
     """Choices of a request: `n`, times the prompts of a completion."""
-    max_tokens: _Count = 32_768
-    """Largest `max_tokens` of a request."""
+    max_tokens: _Count = 131_072
+    """Largest `max_tokens` of a request, under each of its three names."""
+    extra_fields: tuple[ExtraField, ...] = ()
+    """vLLM's fields that requests may set. Each costs the candidate: see `docs/security.md`."""
     query_chars: _Count = MAX_QUERY_CHARS
     """Longest query in characters that the router reads; longer ones call the whole pool."""
     # Calls to candidates.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Any, Final
 
 from app.settings import Candidate
+from app.settings.limits import ExtraField
+from app.wire.extra_fields import is_allowed
 from racer_core.errors import InputError
 
 # Fields that control the candidate's server instead of the completion: they name other hosts (those
@@ -28,21 +30,26 @@ _THE_LIMIT_OF: Final = {"completions": "max_tokens", "responses": "max_output_to
 _OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"})
 
 
-def passed_through(raw: Mapping[str, Any], ours: Set[str] = frozenset()) -> dict[str, Any]:
+def passed_through(
+    raw: Mapping[str, Any],
+    ours: Set[str] = frozenset(),
+    *,
+    allowed: Collection[ExtraField] = (),
+) -> dict[str, Any]:
     """The fields of a body that are passed on to candidates, unchanged.
 
     Args:
         raw: The body.
         ours: Further fields that only the gateway reads.
+        allowed: Fields of the deny list that are passed on.
 
     Raises:
         InputError: A field is on the deny list.
     """
-    for name in raw:
-        if (
-            name in _DENIED
-            or name.startswith(_DENIED_PREFIXES)
-            or name.lower().endswith(_DENIED_SUFFIXES)
+    for name, value in raw.items():
+        is_denied = name in _DENIED or name.startswith(_DENIED_PREFIXES)
+        if name.lower().endswith(_DENIED_SUFFIXES) or (
+            is_denied and not is_allowed(name, value, allowed)
         ):
             shown = name[:64]
             raise InputError(f"the field {shown!r} is not passed on to candidates", param=shown)

@@ -121,7 +121,17 @@ def test_a_surrogate_pair_is_text(gateway: Gateway) -> None:
         ({"messages": [{"role": "user", "content": None}]}, 400),
         ({"messages": [{"role": "user", "content": []}]}, 400),
         ({"messages": [{"role": "user"}]}, 400),
-        ({"messages": [{"role": "system", "content": CANARY}]}, 400),
+        ({"messages": [{"role": "assistant", "content": CANARY}]}, 400),
+        ({"messages": [{"role": "system", "content": " "}]}, 400),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": CANARY},
+                    {"role": "assistant", "content": CANARY},
+                ]
+            },
+            400,
+        ),
         ({"model": 7}, 422),
         ({"model": ""}, 422),
         ({"model": None}, 422),

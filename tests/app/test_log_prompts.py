@@ -86,7 +86,7 @@ def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
 
 def test_what_cannot_be_routed_has_no_prompt(talking: Gateway, pool: FakePool) -> None:
     """A named candidate is asked all the same."""
-    body = {"model": "poet", "messages": [{"role": "system", "content": "Speak."}]}
+    body = {"model": "poet", "messages": [{"role": "assistant", "content": "I speak."}]}
     line = written(talking, CHAT, body)
     assert "prompt" not in line
     assert line["answer"] == "42"

@@ -469,26 +469,26 @@ MANY = [{"role": "user", "content": "a"}] * 2049
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("chat/completions", {"n": 9}, "n"),
+        ("chat/completions", {"n": 129}, "n"),
         ("chat/completions", {"n": 0}, "n"),
         ("chat/completions", {"n": -1}, "n"),
         ("chat/completions", {"n": True}, "n"),
         ("chat/completions", {"n": "2"}, "n"),
         ("chat/completions", {"n": 1.5}, "n"),
-        ("chat/completions", {"max_tokens": 32_769}, "max_tokens"),
+        ("chat/completions", {"max_tokens": 131_073}, "max_tokens"),
         ("chat/completions", {"max_completion_tokens": 10**9}, "max_completion_tokens"),
         ("chat/completions", {"max_tokens": 0}, "max_tokens"),
         ("chat/completions", {"tools": TOOLS * 129}, "tools"),
         ("chat/completions", {"functions": [{"name": "f"}] * 129}, "functions"),
         ("chat/completions", {"messages": MANY}, "messages"),
-        ("completions", {"prompt": ONE, "best_of": 9}, "best_of"),
-        ("completions", {"prompt": ONE, "n": 9}, "n"),
-        ("completions", {"prompt": [ONE] * 9}, "prompt"),
-        ("completions", {"prompt": [[1, 2]] * 9}, "prompt"),
-        ("completions", {"prompt": [ONE] * 3, "n": 3}, "prompt"),
-        ("completions", {"prompt": [ONE] * 3, "best_of": 3}, "prompt"),
+        ("completions", {"prompt": ONE, "best_of": 129}, "best_of"),
+        ("completions", {"prompt": ONE, "n": 129}, "n"),
+        ("completions", {"prompt": [ONE] * 129}, "prompt"),
+        ("completions", {"prompt": [[1, 2]] * 129}, "prompt"),
+        ("completions", {"prompt": [ONE] * 43, "n": 3}, "prompt"),
+        ("completions", {"prompt": [ONE] * 43, "best_of": 3}, "prompt"),
         ("responses", {"input": MANY}, "input"),
-        ("responses", {"input": ONE, "max_output_tokens": 32_769}, "max_output_tokens"),
+        ("responses", {"input": ONE, "max_output_tokens": 131_073}, "max_output_tokens"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -524,7 +524,7 @@ def test_texts_to_embed_have_a_limit(gateway: Gateway, pool: FakePool) -> None:
 
 def test_a_decision_alone_has_the_same_limits(gateway: Gateway) -> None:
     """`/route` reads the same bodies."""
-    for fields, param in (({"messages": MANY}, "messages"), ({"n": 9}, "n")):
+    for fields, param in (({"messages": MANY}, "messages"), ({"n": 129}, "n")):
         response = gateway.post("/route", json={"messages": user(ONE)} | fields)
         assert (response.status_code, response.json()["error"]["param"]) == (422, param)
 
@@ -537,4 +537,16 @@ def test_limits_are_the_operators(serve: Serve, pool: FakePool) -> None:
     assert pool.requests
     over = [("n", 2), ("max_tokens", 17), ("tools", TOOLS * 2), ("messages", user(ONE) * 3)]
     for field, value in over:
-        assert gateway.ask(ONE, **{field: value}).json()["error"]["param"] == field
+        error = gateway.ask(ONE, **{field: value}).json()["error"]
+        assert error["param"] == field
+        assert f"`limits.{ {'n': 'choices'}.get(field, field) }`" in error["message"]
+
+
+@pytest.mark.parametrize("model", ["auto", "adder"])
+@pytest.mark.parametrize("fields", [{"max_completion_tokens": 128_000}, {"n": 32}], ids=str)
+def test_what_vendors_allow_is_no_error(
+    gateway: Gateway, pool: FakePool, model: str, fields: dict[str, Any]
+) -> None:
+    """Reasoning models write 128,000 tokens, and OpenAI gives up to 128 choices."""
+    assert gateway.ask(ONE, model=model, **fields).status_code == 200
+    assert pool.requests[0].items() >= fields.items()

@@ -238,6 +238,25 @@ def test_fields_of_the_deny_list_are_refused(gateway: Gateway, pool: FakePool, f
     assert pool.models_called() == []
 
 
+@pytest.mark.parametrize("routed_on", ["last_user", "conversation"])
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_conversation_of_system_prompts_is_routed_on_the_last(
+    serve: Serve, pool: FakePool, role: str, routed_on: str
+) -> None:
+    """Chat, responses and /route; no row is like it, so the certificate is void."""
+    gateway = serve(routing={"text": routed_on})
+    prompts = [{"role": "system", "content": "Be brief."}, {"role": role, "content": ONE}]
+    answers = (
+        gateway.chat(ONE, messages=prompts)["racer"],
+        gateway.post("/v1/responses", json={"model": "auto", "input": prompts}).json()["racer"],
+        gateway.post("/route", json={"messages": prompts}).json(),
+    )
+    for answer in answers:
+        assert answer["selected"] == ["adder"]
+        assert answer["certificate"]["reasons"] == ["conditions_differ"]
+    assert pool.requests[0]["messages"] == prompts
+
+
 def test_a_clients_key_and_racer_headers_stay_here(gateway: Gateway, pool: FakePool) -> None:
     """Upstream sees neither the client's key nor headers that could steer it."""
     with gateway.http() as client:
