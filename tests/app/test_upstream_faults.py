@@ -273,3 +273,24 @@ def test_a_candidate_that_failed_has_no_vote(strict: Gateway, pool: FakePool) ->
     racer = strict.chat(TWO)["racer"]
     assert racer["votes"] == {"42": 1}
     assert [each["candidate"] for each in racer["usage"]] == ["speller"]
+
+
+@pytest.mark.parametrize("shadow_rate", [0.0, 1.0])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_request_calls_each_candidate_as_often_as_the_attempts_allow(
+    serve: Serve, pool: FakePool, attempts: int, shadow_rate: float
+) -> None:
+    """Selected, added after failures, sampled or streamed: no candidate is called for two reasons."""
+    gateway = serve(
+        fleet={"attempts": attempts, "retry_share": 1.0}, watching={"shadow_rate": shadow_rate}
+    )
+    for name in POOL:
+        pool.fail(name, "500")
+    for stream in (False, True):
+        for racer in ({}, {"alpha": 0.001}, {"explain": True}, {"stream": "leader"}):
+            for text in (ONE, TWO):
+                pool.requests.clear()
+                gateway.ask(text, racer, stream=stream)
+                calls = pool.calls()
+                assert calls
+                assert set(calls.values()) == {attempts}
