@@ -58,11 +58,12 @@ class CircuitBreaker:
         self._out_until: float | None = None
         self._out_for = EVERYONE  # while it is open: for this caller
         self._on_trial: str | None = None  # while it is half-open: for this caller
-        self._ejections = 0  # in a row; each one lasts longer than the one before
+        self._ejections = Counter[str]()  # by caller; each one lasts longer than the one before
+        self._ejected = EVERYONE  # the caller whose ejections determine the pause
         self._recent = deque[str | None](maxlen=RECENT * rules.failures)  # callers; None: a success
         self._failed_payloads = dict[str, set[int]]()  # since the last success, by caller
         self._unreachable = 0  # in a row
-        self._successes = 0  # in a row
+        self._successes = 0  # since it opened
         self._succeeded_at: float | None = None  # the last success since the breaker opened
 
     @property
@@ -93,7 +94,7 @@ class CircuitBreaker:
         self._succeeded_at = now
         self._successes += 1
         if self._successes >= self._rules.failures:
-            self._ejections = 0
+            self._ejections.clear()
 
     def record_answer(self) -> None:
         """Note an answer that is neither a success nor a failure of the replica."""
@@ -123,7 +124,6 @@ class CircuitBreaker:
         if self.is_open_for(caller):
             return False
         self._unreachable = self._unreachable + 1 if unreachable else 0
-        self._successes = 0
         failed = self._failed_payloads.setdefault(caller, set())
         if payload not in failed:
             self._recent.append(caller)
@@ -178,10 +178,12 @@ class CircuitBreaker:
         return self._succeeded_at is not None and now - self._succeeded_at < WORKING_S
 
     def _open(self, now: float, caller: str) -> None:
-        if self._out_until is None:
-            self._ejections += 1
+        was_open, last = self._out_until is not None, self._ejected
+        self._ejected = EVERYONE if EVERYONE in (caller, self._on_trial) else caller
+        if not was_open or self._ejected != last:
+            self._ejections[self._ejected] += 1
         self._out_until, self._out_for = now + self._pause_s(), caller
-        self._succeeded_at = None
+        self._successes, self._succeeded_at = 0, None
         if caller == EVERYONE:
             self._on_trial = None
             self._recent.clear()
@@ -189,7 +191,7 @@ class CircuitBreaker:
             self._unreachable = 0
 
     def _pause_s(self) -> float:
-        return min(self._rules.eject_s * self._ejections, self._rules.eject_max_s)
+        return min(self._rules.eject_s * self._ejections[self._ejected], self._rules.eject_max_s)
 
 
 def _add_up(failures: Iterable[int], needed: int) -> bool:

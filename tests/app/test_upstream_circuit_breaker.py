@@ -276,6 +276,24 @@ def test_a_trial_of_one_caller_is_no_trial_of_the_others() -> None:
     assert fail(circuit, 9, callers="a")
 
 
+def test_ejections_for_one_caller_do_not_lengthen_that_for_all() -> None:
+    """Nor do its failures between the successes keep the past from being forgotten."""
+    circuit = CircuitBreaker(RULES)
+    for number in range(9):
+        fail(circuit, *range(5), now=100.0 * number, callers="a")
+        circuit.record_passed_check()
+    assert fail(circuit, 9, now=1_000, callers="a")
+    assert circuit.out_until == 1_100
+    fail(circuit, 1, 2, now=1_000, callers="bc")
+    assert circuit.is_open_for("z")
+    assert circuit.out_until == 1_030
+    for second in range(5):
+        circuit.record_success(2_000.0 + second)
+        fail(circuit, second, now=2_000.5 + second, callers="a")
+    fail(circuit, *range(5), now=3_000)
+    assert circuit.out_until == 3_030
+
+
 def test_a_check_that_ends_after_a_success_changes_nothing() -> None:
     """The check was under way when a call closed the breaker."""
     for end in ("passed", "failed"):

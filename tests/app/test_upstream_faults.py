@@ -280,7 +280,7 @@ def test_a_candidate_that_failed_has_no_vote(strict: Gateway, pool: FakePool) ->
 def test_a_request_calls_each_candidate_as_often_as_the_attempts_allow(
     serve: Serve, pool: FakePool, attempts: int, shadow_rate: float
 ) -> None:
-    """Selected, added after failures, sampled or streamed: no candidate is called for two reasons."""
+    """Selected, added after failures, sampled or streamed: nothing has a second round of calls."""
     gateway = serve(
         fleet={"attempts": attempts, "retry_share": 1.0}, watching={"shadow_rate": shadow_rate}
     )
