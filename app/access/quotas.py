@@ -1,5 +1,8 @@
 """Rate limits of API keys: requests and tokens per minute (token buckets), and concurrency.
 
+One key may fill at most a share of ``limits.in_flight`` with requests whose bodies have not
+arrived: a client that sends half a body holds its place for as long as ``limits.body_s``.
+
 Buckets use the monotonic clock: a correction of the wall clock must not refill them. All limits are
 checked before the body of a request is read.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +24,7 @@ from app.settings.access import Key
 Clock = Callable[[], float]
 _MINUTE_S: Final = 60.0
 _LEASE_RETRY_S: Final = 1.0  # when a new lease may have arrived
+_RECEIVING_SHARE: Final = 4  # a key may receive this part of `limits.in_flight`
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -102,6 +107,7 @@ class Account:
         self._requests = _bucket(key.requests_per_minute if key else None, clock)
         self._tokens = _bucket(key.tokens_per_minute if key else None, clock)
         self.running = 0
+        self.receiving = 0  # of these, requests whose bodies have not arrived
 
     def buckets(self) -> Iterable[tuple[str, float, Bucket]]:
         """Unit, limit per minute and bucket of each limit."""
@@ -132,15 +138,23 @@ class QuotaTicket:
         is_work: It counts towards ``limits.in_flight``.
     """
 
-    def __init__(self, quotas: Quotas, account: Account, *, is_work: bool) -> None:
+    def __init__(
+        self, quotas: Quotas, account: Account, *, is_work: bool, is_receiving: bool
+    ) -> None:
         self._quotas = quotas
         self._account = account
         self._body_bytes = 0
+        self._is_receiving = is_receiving
         self.is_work = is_work
 
     def spend(self, tokens: int) -> None:
         """Count the tokens that this request used."""
         self._account.spend(tokens)
+
+    def body_received(self) -> None:
+        """Stop counting the request among those whose bodies have not arrived."""
+        self._account.receiving -= self._is_receiving
+        self._is_receiving = False
 
     def hold(self, size: int) -> None:
         """Reserve memory for its body until it ends. Raises Overloaded if none is left."""
@@ -156,6 +170,7 @@ class QuotaTicket:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.body_received()
         self._account.running -= 1
         self._quotas.in_flight -= self.is_work
         self._quotas.bodies.release(self._body_bytes)
@@ -180,8 +195,10 @@ class Quotas:
         clock: Clock = time.monotonic,
     ) -> None:
         self._accounts = {key.name: Account(key, clock) for key in keys}
-        self._unlimited = Account(None, clock)  # for keys of the environment
+        # Keys of the environment, and callers without a key, have no limit but their share.
+        self._unlimited = defaultdict[str, Account](lambda: Account(None, clock))
         self._max_in_flight = in_flight
+        self._max_receiving = max(1, in_flight // _RECEIVING_SHARE)
         self.in_flight = 0
         self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
@@ -195,23 +212,30 @@ class Quotas:
             for unit, per_minute, bucket in account.buckets()
         }
 
-    def admit(self, name: str, *, is_work: bool) -> QuotaTicket:
+    def admit(self, name: str, *, is_work: bool, is_receiving: bool = False) -> QuotaTicket:
         """Admit a request of this key.
 
         Args:
             name: Name of the key.
             is_work: It counts towards ``limits.in_flight``. GET requests do not: operators must be
                 able to inspect an overloaded gateway.
+            is_receiving: Its body has not arrived; :meth:`QuotaTicket.body_received` ends that.
 
         Raises:
             RateLimited: A limit is reached; the error says which, and when to retry.
         """
         if is_work and self.in_flight >= self._max_in_flight:
             raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
-        account = self._accounts.get(name, self._unlimited)
+        account = self._accounts.get(name) or self._unlimited[name]
+        if is_receiving and account.receiving >= self._max_receiving:
+            raise RateLimited(
+                f"this key has {account.receiving} requests whose bodies have not arrived, its "
+                "limit: send the bodies of fewer requests at once"
+            )
         account.enter()
+        account.receiving += is_receiving
         self.in_flight += is_work
-        return QuotaTicket(self, account, is_work=is_work)
+        return QuotaTicket(self, account, is_work=is_work, is_receiving=is_receiving)
 
 
 def _bucket(per_minute: int | None, clock: Clock) -> Bucket | None:

@@ -17,6 +17,7 @@ from app.access.failed_logins import FailedLogins
 from app.access.quotas import Quotas, QuotaTicket
 from app.errors import CrossSite, Forbidden, NotFound, RateLimited, Unauthorized
 from app.http.admission_queue import AdmissionQueue
+from app.http.connection import BODY_RECEIVED
 from app.route_table import Match, RouteTable
 from app.settings import Settings
 from app.wire import error_envelope
@@ -94,7 +95,8 @@ class AccessControl:
         caller = self._admin_caller(scope) if role == "admin" else self._data_caller(scope)
         scope["state"]["caller"] = caller  # before the quota: the request log names the caller
         is_work = scope["method"] != "GET"  # an overloaded gateway still answers GET
-        ticket = self._quotas.admit(caller.name, is_work=is_work)
+        is_receiving = is_work and not scope["state"].get(BODY_RECEIVED, True)
+        ticket = self._quotas.admit(caller.name, is_work=is_work, is_receiving=is_receiving)
         scope["state"]["quota_ticket"] = ticket
         return ticket
 

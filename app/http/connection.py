@@ -41,6 +41,7 @@ BODY_GRACE_S: Final = 5.0
 NO_SLOT_HEADER_S: Final = 5.0
 _RATE_CHECK_EVERY_S: Final = 1.0
 _LINGER_S: Final = 2.0  # for the rest of a body whose request is answered already
+BODY_RECEIVED: Final = "is_body_received"  # in the state of a request's scope
 _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
 
@@ -213,6 +214,7 @@ class Connection(HttpToolsProtocol):
         self._stop_receive_timer()
         super().on_headers_complete()
         self._part = _Part.BODY
+        self.scope.setdefault("state", {})[BODY_RECEIVED] = False
         is_upload = self.scope["path"] in self._upload_paths
         self._body_deadline_s = self._limits.upload_s if is_upload else self._limits.body_s
         self._body_bytes = 0
@@ -226,6 +228,10 @@ class Connection(HttpToolsProtocol):
         """The request is complete."""
         self._stop_receive_timer()
         self._part = _Part.NOTHING
+        state = self.scope.setdefault("state", {})
+        state[BODY_RECEIVED] = True  # before access control sees the request, or later
+        if (ticket := state.get("quota_ticket")) is not None:
+            ticket.body_received()
         super().on_message_complete()
 
     # Callbacks of the response.

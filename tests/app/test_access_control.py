@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,15 @@ from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 
+def connect(gateway: Gateway) -> socket.socket:
+    """A new connection."""
+    host, port = gateway.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
 def raw(gateway: Gateway, data: bytes) -> tuple[int, dict[str, Any]]:
     """Bytes as they are; status and JSON of the one answer."""
-    host, port = gateway.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with connect(gateway) as connection:
         connection.sendall(data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
         answer = b""
         while part := connection.recv(2**16):
@@ -521,6 +528,57 @@ def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
     for each in slow:
         each.join()
     assert gateway.ask(ONE).status_code == 200
+
+
+def test_half_sent_bodies_of_one_key_lock_out_no_other_key(serve: Serve) -> None:
+    """They hold a quarter of the places; the key is told why, and its whole bodies are served."""
+    key, entry = configured_key("team-a")
+    gateway = serve(access={"keys": [entry]}, limits={"in_flight": 8})
+    body = json.dumps({"query": ONE}).encode()
+    head = (
+        "POST /route HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nauthorization: Bearer {DATA_KEY}\r\n\r\n"
+    ).encode()
+    with ExitStack() as stack:
+        halves = [stack.enter_context(connect(gateway)) for _ in range(12)]
+        for each in halves:
+            each.sendall(head + body[:5])
+        refused = select.select(halves[2:], [], [], 10)[0]
+        assert refused
+        assert until(lambda: len(select.select(halves, [], [], 0)[0]) >= 10, 10)
+        waiting = [each for each in halves if not select.select([each], [], [], 0)[0]]
+        assert len(waiting) == 2
+        assert b"bodies have not arrived" in refused[0].recv(2**16)
+        assert gateway.post("/route", key, json={"query": ONE}).status_code == 200
+        assert gateway.post("/route", ADMIN_KEY, json={"query": ONE}).status_code == 200
+        assert raw(gateway, head + body)[0] == 200  # it arrives with its head
+        for each in waiting:  # a body that has arrived makes room
+            each.sendall(body[5:])
+            assert each.recv(2**16).startswith(b"HTTP/1.1 200")
+        late = stack.enter_context(connect(gateway))
+        late.sendall(head + body[:5])
+        assert not select.select([late], [], [], 0.3)[0]
+
+
+def test_a_request_is_in_receipt_until_its_body_or_its_end() -> None:
+    """A quarter of the places, for each key; both ways out give the place back, once."""
+    quotas = limited([0.0], in_flight=8)
+    first = quotas.admit("data", is_work=True, is_receiving=True)
+    with quotas.admit("data", is_work=True, is_receiving=True):
+        with pytest.raises(RateLimited, match="bodies have not arrived"):
+            quotas.admit("data", is_work=True, is_receiving=True)
+        assert quotas.in_flight == 2
+        for name in ("admin", "a"):
+            quotas.admit(name, is_work=True, is_receiving=True)
+        first.body_received()
+        first.body_received()
+        with quotas.admit("data", is_work=True, is_receiving=True):
+            pass
+    first.__exit__(None, None, None)
+    for _ in range(2):
+        quotas.admit("data", is_work=True, is_receiving=True)
+    with pytest.raises(RateLimited, match="bodies have not arrived"):
+        quotas.admit("data", is_work=True, is_receiving=True)
 
 
 def test_a_limited_key_is_told_when_to_come_back(serve: Serve) -> None:
