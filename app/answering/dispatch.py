@@ -1,4 +1,4 @@
-"""Dispatch, the second stage: calls the set, and the surviving pool's set where a member failed."""
+"""Dispatch, the second stage: calls the set, and other candidates where it has no answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Dispatcher:
         self._is_observing = settings.routing.observe is not None
 
     async def call(self, state: RequestState, results: FanOutResult) -> None:
-        """Call the set, and replace a failed member whose answer could decide the vote.
+        """Call the set, and replace what it lacks: an answer, or one that could decide the vote.
 
         Args:
             state: The request.
@@ -36,17 +36,19 @@ class Dispatcher:
         started = time.monotonic()
         if state.called:
             await self._fan_out(state, state.called, results)
-            failed = any(name in state.selected for name in results.failures)
-            if failed and state.replacements is None and not state.vote.settled(results):
+            if state.replacements is None and _is_lacking(state, results):
                 await self._fan_out(state, await self.replacements(state, results), results)
-        results.seconds = time.monotonic() - started
+        results.seconds += time.monotonic() - started
 
     async def replacements(self, state: RequestState, results: FanOutResult) -> list[str]:
         """The candidates that the surviving pool's set adds, within the limit on calls."""
         if self._is_observing:  # no other traffic than without the router
             return []
-        surviving = await self._routing.without(state.routed, state.request, results.failures)
         called = {*results.replies, *results.failures}
+        silent = {
+            name for name in called if name in results.failures or results.is_unanswered_by((name,))
+        }
+        surviving = await self._routing.without(state.routed, state.request, silent)
         left = max(0, self._max_calls - len(called))
         return [name for name in surviving if name not in called][:left]
 
@@ -64,16 +66,25 @@ class Dispatcher:
         self, state: RequestState, names: Sequence[str], results: FanOutResult
     ) -> None:
         async def call(name: str) -> Reply:
-            return await self._fleet.ask(
+            reply = await self._fleet.ask(
                 name,
                 state.request.api_format,
                 self._payload(state, name),
                 deadline=state.deadline,
                 caller=state.request.caller.name,
             )
+            reply.check_not_empty()
+            return reply
 
         await fan_out(names, call=call, vote=state.vote, into=results)
 
     def _payload(self, state: RequestState, name: str) -> dict[str, Any]:
         request = state.request
         return candidate_payload(request.fields, self._candidates[name], request.api_format.path)
+
+
+def _is_lacking(state: RequestState, results: FanOutResult) -> bool:
+    """Whether the set gave no answer, or a failed member's answer could decide its vote."""
+    if any(name in state.selected for name in results.failures):
+        return not state.vote.settled(results)
+    return results.is_unanswered_by(state.selected)

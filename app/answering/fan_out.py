@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.errors import UpstreamError
 from app.upstream.reply import Reply
+from app.wire.format import AnswerKind
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,13 @@ class FanOutResult:
     cancelled: list[str] = field(default_factory=list[str])  # called, then not waited for
     skipped: list[str] = field(default_factory=list[str])  # not called: the vote was decided before
     seconds: float = 0.0  # that all calls together took
+
+    def is_unanswered_by(self, names: Collection[str]) -> bool:
+        """Whether all of these candidates replied, and none with an answer or a refusal."""
+        for name in names:
+            if name not in self.replies or self.replies[name].kind >= AnswerKind.REFUSAL:
+                return False
+        return bool(names)
 
 
 async def fan_out(

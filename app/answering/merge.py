@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from app.answering.evaluator import Evaluator
@@ -13,6 +13,7 @@ from app.answering.outcome import Outcome
 from app.answering.request import RequestState
 from app.errors import NoAnswerError, UpstreamError
 from app.telemetry.tracing import Tracer
+from app.wire.format import AnswerKind
 
 REFUSAL: Final = (
     "No model of the pool is likely to answer this correctly, so none answers. "
@@ -76,10 +77,21 @@ def _overhead_ms(state: RequestState, results: FanOutResult, rating_s: float = 0
 
 
 def _voters(state: RequestState, results: FanOutResult) -> list[str]:
-    """All candidates that answered, without those that only a shadow sample called."""
-    if state.shadow_rate is None:
-        return list(results.replies)
-    return [name for name in results.replies if name in state.selected] or list(results.replies)
+    """The candidates with the best kind of answer: a blank is no vote beside a text.
+
+    Candidates that only a shadow sample called vote only where the set has no answer.
+    """
+    if state.shadow_rate is not None:
+        voters = _best(results, [name for name in results.replies if name in state.selected])
+        if any(results.replies[name].kind >= AnswerKind.REFUSAL for name in voters):
+            return voters
+    return _best(results, results.replies)
+
+
+def _best(results: FanOutResult, names: Collection[str]) -> list[str]:
+    kinds = {name: results.replies[name].kind for name in names}
+    best = max(kinds.values(), default=None)
+    return [name for name, kind in kinds.items() if kind is best]
 
 
 def _no_answer(failures: Mapping[str, UpstreamError]) -> UpstreamError:

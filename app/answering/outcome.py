@@ -13,6 +13,7 @@ from app.monitoring.decision_record import RequestEnd
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
+from app.routing.reasons import Reason
 from app.upstream.reply import Reply
 from racer_core.types import Aggregate
 
@@ -77,7 +78,7 @@ class Outcome:
         return cls(
             decision_id=state.decision_id,
             routed=state.routed,
-            certificate=state.routed.certificate.with_reasons(*_failures(state, results)),
+            certificate=state.routed.certificate.with_reasons(*answer_reasons(state, results)),
             body=body,
             answers=answers,
             failures={name: exc.kind for name, exc in results.failures.items()},
@@ -119,7 +120,7 @@ class Outcome:
                 "overhead_ms": round(self.overhead_ms, 2),
             }
             | (
-                {"answers": {each.candidate: each.first_choice() for each in self.answers}}
+                {"answers": {each.candidate: each.as_json() for each in self.answers}}
                 if shows_answers
                 else {}
             )
@@ -169,6 +170,8 @@ def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str)
     }
 
 
-def _failures(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
-    failed = [name for name in results.failures if name in state.selected]
-    return failure_reasons(failed, is_outvoted=state.vote.settled(results)) if failed else ()
+def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
+    """What the answers of the set do to its certificate."""
+    if failed := [name for name in results.failures if name in state.selected]:
+        return failure_reasons(failed, is_outvoted=state.vote.settled(results))
+    return (Reason.SET_UNANSWERED,) if results.is_unanswered_by(state.selected) else ()

@@ -95,11 +95,10 @@ class ChatService:
             return whole_stream(state, await self._answer(state, FanOutResult()))
         results = FanOutResult()
         if len(state.called) == 1 and state.shadow_rate is None:
-            try:
-                return await self._streaming.live(state)
-            except UpstreamError as exc:  # before its first event
-                results.failures[state.called[0]] = exc
-                state = await self._with_replacements(state, results, exc)
+            stream = await self._streaming.live(state, results)
+            if stream is not None:
+                return stream
+            state = await self._with_replacements(state, results)
         return await self._streaming.merged(state, partial(self._answer, state, results))
 
     async def decide(self, request: RoutingRequest) -> Outcome:
@@ -123,20 +122,21 @@ class ChatService:
             raise
         return self._decision_log.record(state, results, outcome)
 
-    async def _with_replacements(
-        self, state: RequestState, results: FanOutResult, failure: UpstreamError
-    ) -> RequestState:
-        """The request without its only candidate, which failed: the surviving pool's set is called.
+    async def _with_replacements(self, state: RequestState, results: FanOutResult) -> RequestState:
+        """The request without its only candidate, which gave no answer.
+
+        The surviving pool's set is called instead. Where that is empty, a blank of the only
+        candidate is still returned.
 
         Raises:
-            UpstreamError: ``failure``, where no other candidate may be called.
+            UpstreamError: The candidate's failure, where no other candidate may be called.
         """
         try:
             names = await self._dispatcher.replacements(state, results)
         except asyncio.CancelledError:
             self._decision_log.record_unanswered(state, results, RequestEnd.CANCELLED)
             raise
-        if not names:
+        if not names and results.failures:
             self._decision_log.record_unanswered(state, results, RequestEnd.FAILED)
-            raise failure
+            raise next(iter(results.failures.values()))
         return replace(state, replacements=tuple(names))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.fan_out import FanOutResult
-from app.answering.outcome import Outcome, routing_headers
+from app.answering.outcome import Outcome, answer_reasons, routing_headers
 from app.answering.request import RequestState
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
@@ -19,10 +19,11 @@ from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
 from app.upstream.reply import Reply
 from app.wire import sse
-from app.wire.format import ApiFormat
+from app.wire.format import AnswerKind, ApiFormat
 from racer_core.types import Aggregate
 
 FIRST_EVENT_WAIT_S: Final = 0.2  # headers wait this long, so that early failures keep their status
+HELD_PIECES: Final = 256  # of a stream whose answer has not begun; memory is bounded by it
 
 OpenStream = tuple[BackgroundStream, dict[str, str]]  # events, and the headers of the response
 
@@ -37,17 +38,30 @@ class Streaming:
         self._decision_log = decision_log
         self._comment_every_s = comment_every_s
 
-    async def live(self, state: RequestState) -> OpenStream:
-        """Pass the events of the only selected candidate through.
+    async def live(self, state: RequestState, results: FanOutResult) -> OpenStream | None:
+        """Pass the events of the only selected candidate through, once its answer has begun.
 
-        Raises:
-            UpstreamError: It failed before its first event; nothing was recorded.
+        Args:
+            state: The request.
+            results: Takes its failure, or its blank answer, where its answer never begins.
+
+        Returns:
+            None where its answer never begins; nothing was recorded then.
         """
         name = state.selected[0]
-        stream = BackgroundStream(self._live_events(state, name))
-        await stream.started()
-        headers = routing_headers(state.decision_id, state.routed, state.routed.certificate.header)
-        return stream, {**headers, "x-racer-served-by": name}
+        stream = BackgroundStream(self._live_events(state, name, results))
+        started = time.monotonic()
+        try:
+            await stream.started()
+        except UpstreamError as exc:
+            results.failures[name] = exc
+        if name in results.failures or name in results.replies:
+            results.seconds += time.monotonic() - started
+            return None
+        return stream, {
+            **routing_headers(state.decision_id, state.routed, state.routed.certificate.header),
+            "x-racer-served-by": name,
+        }
 
     async def merged(
         self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
@@ -65,12 +79,18 @@ class Streaming:
         await stream.started(FIRST_EVENT_WAIT_S)
         return stream, routing_headers(state.decision_id, state.routed, "pending")
 
-    async def _live_events(self, state: RequestState, name: str) -> AsyncGenerator[bytes]:
-        """One candidate's events as they come; the last one carries the ``racer`` object."""
+    async def _live_events(
+        self, state: RequestState, name: str, results: FanOutResult
+    ) -> AsyncGenerator[bytes]:
+        """One candidate's events as they come; the last one carries the ``racer`` object.
+
+        Yields none where the answer is blank from its beginning to its end: ``results`` takes it.
+        """
         api_format = state.request.api_format
         overhead_ms = (time.monotonic() - state.started) * 1e3
         writer = api_format.live(decision_id=state.decision_id, model=name)
         meter = TokenMeter(api_format, state.request.fields)
+        beginning = _Beginning(api_format)
         has_begun = False
         try:
             with meter.charging(state.request.spend):
@@ -80,10 +100,18 @@ class Streaming:
                 ):
                     async for piece in closing:
                         meter.count(piece)
-                        for event in writer.feed(piece):
-                            has_begun = True
-                            yield event
-            outcome = _live_outcome(state, name, writer.usage, overhead_ms)
+                        for each in beginning.released(piece):
+                            for event in writer.feed(each):
+                                has_begun = True
+                                yield event
+                if beginning.held:
+                    reply = beginning.reply(name, time.monotonic() - state.started)
+                    reply.check_not_empty()
+                    meter.waive()
+                    results.replies[name] = reply
+                    results.forms[name] = None
+                    return
+            outcome = _live_outcome(state, name, writer.usage, overhead_ms, beginning.kind)
             ending = writer.close(outcome.as_json())
         except UpstreamError as exc:
             if has_begun:  # else another candidate may be called instead
@@ -126,15 +154,53 @@ async def _whole_events(outcome: Outcome, api_format: ApiFormat) -> AsyncGenerat
         yield event
 
 
+class _Beginning:
+    """The pieces of a stream up to the first one with a part of an answer.
+
+    Servers send the role first, and some models white space. Until the answer begins, the request
+    can be answered by another candidate.
+    """
+
+    def __init__(self, api_format: ApiFormat) -> None:
+        self._api_format = api_format
+        self.kind = AnswerKind.NOTHING  # of the answer so far
+        self.held: list[dict[str, Any]] = []
+        self._is_over = False
+
+    def released(self, piece: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """The pieces that can go out now; at most ``HELD_PIECES`` are held back."""
+        if self.kind is not AnswerKind.ANSWER:
+            self.kind = max(self.kind, self._api_format.kind(piece))
+        if self._is_over:
+            return (piece,)
+        self.held.append(piece)
+        if self.kind < AnswerKind.WITHHELD and len(self.held) < HELD_PIECES:
+            return ()
+        self._is_over = True
+        pieces, self.held = self.held, []
+        return pieces
+
+    def reply(self, name: str, seconds: float) -> Reply:
+        """The answer of a finished stream that never began."""
+        body = self._api_format.joined(self.held)
+        return Reply.of(name, body, self._api_format, seconds=seconds)
+
+
 def _live_outcome(
-    state: RequestState, name: str, usage: Mapping[str, int], overhead_ms: float
+    state: RequestState,
+    name: str,
+    usage: Mapping[str, int],
+    overhead_ms: float,
+    kind: AnswerKind,
 ) -> Outcome:
     seconds = time.monotonic() - state.started
+    reply = Reply(candidate=name, body={}, choices=(), usage=usage, seconds=seconds, kind=kind)
+    results = FanOutResult(replies={name: reply})
     return Outcome(
         decision_id=state.decision_id,
         routed=state.routed,
-        certificate=state.routed.certificate,
-        answers=(Reply(candidate=name, body={}, choices=(), usage=usage, seconds=seconds),),
+        certificate=state.routed.certificate.with_reasons(*answer_reasons(state, results)),
+        answers=(reply,),
         merged=Aggregate(winner=name, text="", votes={}),
         overhead_ms=overhead_ms,
     )

@@ -44,6 +44,7 @@ class TokenMeter:
         self._api_format = api_format
         self._fields = fields
         self._began = False
+        self._is_waived = False
         self._counted: int | None = None
         self._events = 0
         self._chars = 0
@@ -55,6 +56,10 @@ class TokenMeter:
         chars = self._api_format.chars(piece)
         self._events += chars > 0
         self._chars += chars
+
+    def waive(self) -> None:
+        """Charge nothing here: the tokens are charged with the reply that the stream became."""
+        self._is_waived = True
 
     @property
     def tokens(self) -> int:
@@ -77,5 +82,5 @@ class TokenMeter:
             failed = True
             raise
         finally:
-            if self._began or not failed:
+            if not self._is_waived and (self._began or not failed):
                 spend(self.tokens)

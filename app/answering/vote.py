@@ -158,4 +158,4 @@ class Vote:
 
 
 def _has_text(reply: Reply) -> bool:
-    return not reply.choices[0].refused and bool(reply.text.strip())
+    return not reply.best_choice.refused and bool(reply.text.strip())

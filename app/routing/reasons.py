@@ -164,6 +164,13 @@ class Reason(StrEnum):
     Set it to `vote`.
     """
 
+    SET_UNANSWERED = "set_unanswered"
+    """No candidate of the set answered with a text, a tool call or a refusal. Rows label such
+    answers wrong, so the set misses.
+
+    Raise the limit on tokens.
+    """
+
     # The reasons below carry the name of a drift stream or of a candidate: "stale:risk".
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active.

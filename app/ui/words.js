@@ -22,6 +22,7 @@ const REASONS = {
   observe_only: () => "the gateway only observes: one fixed candidate was called",
   pinned: () => "the set of the session's first turn was called",
   leader_streamed: () => "the best candidate alone was called",
+  set_unanswered: () => "no candidate of the set answered with a text, a tool call or a refusal",
   no_vote: () => "the best candidate alone was called",
   stale: (stream) => `a drift alarm was raised (${stream}) since this calibration became active`,
   candidate_down: (name) => `${name} was down before the set was chosen; the threshold is that of the others`,

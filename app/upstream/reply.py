@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from app.wire.format import ApiFormat, Choice
+from app.wire import parsing
+from app.wire.format import AnswerKind, ApiFormat, Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class Reply:
         usage: Tokens as the candidate counted them; empty where it did not.
         seconds: Duration of the call, with retries.
         attempts: Number of calls made for it.
+        kind: How much of an answer it has, of its best choice.
     """
 
     candidate: str
@@ -28,6 +30,7 @@ class Reply:
     usage: Mapping[str, int]
     seconds: float
     attempts: int = 1
+    kind: AnswerKind = AnswerKind.ANSWER
 
     @classmethod
     def of(
@@ -40,21 +43,36 @@ class Reply:
         attempts: int = 1,
     ) -> Self:
         """Parse a whole answer."""
+        choices = api_format.choices(body)
         return cls(
             candidate=candidate,
             body=body,
-            choices=api_format.choices(body),
+            choices=choices,
             usage=api_format.usage(body),
             seconds=seconds,
             attempts=attempts,
+            kind=max([choice.kind for choice in choices]),
         )
 
     @property
-    def text(self) -> str:
-        """The first choice's text; empty where it has none (a tool call, for example)."""
-        return self.choices[0].text or "" if self.choices else ""
+    def best_choice(self) -> Choice:
+        """The first choice of the best kind: a content filter may have ended those before it."""
+        for choice in self.choices:
+            if len(self.choices) == 1 or choice.kind is self.kind:
+                return choice
+        return Choice()
 
-    def first_choice(self) -> Any:
-        """The first choice as a text or tool calls, for requests that want every answer."""
-        first = self.choices[0] if self.choices else Choice()
-        return [dict(call) for call in first.tool_calls] or first.text
+    @property
+    def text(self) -> str:
+        """The best choice's text; empty where it has none (a tool call, for example)."""
+        return self.best_choice.text or ""
+
+    def check_not_empty(self) -> None:
+        """Raises UpstreamError if it has nothing of an answer, not even a blank text."""
+        if self.kind is AnswerKind.NOTHING:
+            raise parsing.empty(self.candidate)
+
+    def as_json(self) -> Any:
+        """The best choice as a text or tool calls, for requests that want every answer."""
+        best = self.best_choice
+        return [dict(call) for call in best.tool_calls] or best.text

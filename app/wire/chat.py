@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Final, cast
 
 from app.wire import parsing
 from app.wire.chunked import ChunkedFormat
-from app.wire.format import Choice
+from app.wire.format import AnswerKind, Choice
 
-# Members of a message that may stand instead of a text.
-_OTHER_CONTENT: Final = ("tool_calls", "function_call", "refusal", "audio")
+_REASONING: Final = ("reasoning", "thinking")  # how servers' names of a message's reasoning begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +21,13 @@ class Chat(ChunkedFormat):
     path: ClassVar[str] = "chat/completions"
     id_prefix: ClassVar[str] = "chatcmpl-"
     text_key: ClassVar[str] = "content"
+    kinds: ClassVar[tuple[str, str]] = ("chat.completion", "chat.completion.chunk")
+    head_names: ClassVar[frozenset[str]] = frozenset(
+        {"id", "object", "created", "model", "system_fingerprint", "service_tier"}
+    )
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
-        message = _readable(name, choice.get("message"))
-        # "" is an answer that does not vote, as in labelled rows. A message without text is none.
-        if message.get("content") is None and not any(
-            message.get(other) for other in _OTHER_CONTENT
-        ):
-            raise parsing.empty(name)
-        return {**choice, "message": message}
+        return {**choice, "message": _readable(name, choice.get("message"))}
 
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         return {**choice, "delta": _readable(name, choice.get("delta") or {})}
@@ -41,21 +38,18 @@ class Chat(ChunkedFormat):
     def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
         return {**choice, "delta": {**choice["delta"], self.text_key: text}}
 
-    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The messages, then the finish."""
-        head_names = ("id", "created", "model", "system_fingerprint", "service_tier")
-        head = {name: body[name] for name in head_names if name in body}
-        head["object"] = "chat.completion.chunk"
-        content: list[dict[str, Any]] = [
-            {"index": i, "delta": _delta(choice["message"]), "finish_reason": None}
-            | ({"logprobs": choice["logprobs"]} if choice.get("logprobs") else {})
-            for i, choice in enumerate(body["choices"])
-        ]
-        finish: list[dict[str, Any]] = [
-            {"index": i, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"}
-            for i, choice in enumerate(body["choices"])
-        ]
-        return self._with_usage(body, {**head, "choices": content}, {**head, "choices": finish})
+    def _part(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        logprobs = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
+        return logprobs | {"delta": _delta(choice["message"])}
+
+    def _last_part(self) -> dict[str, Any]:
+        return {"delta": {}}
+
+    def _kind_of(self, choice: Mapping[str, Any]) -> AnswerKind:
+        return _choice({"message": choice["delta"]}).kind
+
+    def _joined(self, text: str | None) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}, "logprobs": None}
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -96,12 +90,21 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
     calls: list[Mapping[str, Any]] = list(message.get("tool_calls") or [])
     if isinstance(message.get("function_call"), dict):
         calls.append({"type": "function", "function": message["function_call"]})
+    finish = choice.get("finish_reason")
+    text = content if isinstance(content, str) else None
+    is_blank = not text or text.isspace()
     return Choice(
-        text=content if isinstance(content, str) else None,
+        text=text,
         tool_calls=tuple(calls),
         refused=bool(message.get("refusal")),
-        cut=choice.get("finish_reason") == "length",
+        cut=finish == "length",
+        has_other=bool(message.get("audio")),
+        is_withheld=is_blank and (finish == "content_filter" or _has_reasoning(message)),
     )
+
+
+def _has_reasoning(message: Mapping[str, Any]) -> bool:
+    return any(name.startswith(_REASONING) and message[name] for name in message)
 
 
 def text_parts(content: object) -> str | None:

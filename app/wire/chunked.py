@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 
 from app.errors import UpstreamError
 from app.wire import parsing, sse
 from app.wire.event_template import EventTemplate
-from app.wire.format import StreamWriter
+from app.wire.format import AnswerKind, StreamWriter
+
+# Members of a choice that belong to its end; the others stand beside its text.
+_FINISH: Final = ("finish_reason", "stop_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class ChunkedFormat(ABC):
     include_usage: bool = False
     end: ClassVar[bytes] = sse.DONE
     text_key: ClassVar[str]  # member of a chunk that holds its text
+    kinds: ClassVar[tuple[str, str]]  # the `object` of an answer, and that of a chunk
+    head_names: ClassVar[frozenset[str]]  # members that every chunk of a stream repeats
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -65,7 +70,7 @@ class ChunkedFormat(ABC):
 
     @abstractmethod
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
-        """The choice, as clients can read it. Raises UpstreamError if it is empty."""
+        """The choice, as clients can read it; it may have no text."""
 
     @abstractmethod
     def _checked_part(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
@@ -80,16 +85,74 @@ class ChunkedFormat(ABC):
         """The choice with another text there."""
 
     @abstractmethod
-    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A whole answer as chunks: the content, then the finish."""
+    def _part(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """The choice of a whole answer as one of a chunk."""
 
-    def _with_usage(
-        self, body: Mapping[str, Any], content: dict[str, Any], finish: dict[str, Any]
-    ) -> list[dict[str, Any]]:
-        """The chunks, and a last one with the usage where the answer has one."""
-        if not isinstance(body.get("usage"), dict):
-            return [content, finish]
-        return [content, finish, {**finish, "choices": [], "usage": body["usage"]}]
+    @abstractmethod
+    def _last_part(self) -> dict[str, Any]:
+        """The content of the chunk that finishes a choice: none."""
+
+    @abstractmethod
+    def _kind_of(self, choice: Mapping[str, Any]) -> AnswerKind:
+        """How much of an answer a checked choice of a chunk has, whatever its finish reason."""
+
+    @abstractmethod
+    def _joined(self, text: str | None) -> dict[str, Any]:
+        """The choice of a whole answer with this text."""
+
+    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A whole answer as chunks: the content, the finish, and the usage where it has one.
+
+        Each field of the answer is in one of them, the common head in all.
+        """
+        head = {name: body[name] for name in body if name in self.head_names}
+        head["object"] = self.kinds[1]
+        content = [
+            {
+                **{
+                    name: value for name, value in self._part(choice).items() if name not in _FINISH
+                },
+                "index": index,
+                "finish_reason": None,
+            }
+            for index, choice in enumerate(body["choices"])
+        ]
+        finish = [
+            {
+                "index": index,
+                **self._last_part(),
+                **{name: choice[name] for name in _FINISH if name in choice},
+                "finish_reason": choice.get("finish_reason") or "stop",
+            }
+            for index, choice in enumerate(body["choices"])
+        ]
+        chunks = [{**head, "choices": content}, {**head, "choices": finish}]
+        if isinstance(body.get("usage"), dict):
+            chunks.append({**head, "choices": [], "usage": body["usage"]})
+        return chunks
+
+    def kind(self, piece: Mapping[str, Any]) -> AnswerKind:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return max(map(self._kind_of, piece["choices"]), default=AnswerKind.NOTHING)
+
+    def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """See :class:`app.wire.format.ApiFormat`."""
+        texts: dict[int, str | None] = {}
+        finishes: dict[int, str | None] = {}
+        body: dict[str, Any] = {}
+        for piece in pieces:
+            body = {**piece, **body} | ({"usage": piece["usage"]} if piece.get("usage") else {})
+            for choice in piece["choices"]:
+                index, text = choice.get("index", 0), self._text_of(choice)
+                before = texts.setdefault(index, None)
+                if isinstance(text, str):
+                    texts[index] = (before or "") + text
+                finishes[index] = choice.get("finish_reason") or finishes.get(index)
+        choices = [
+            {"index": index, **self._joined(texts[index]), "finish_reason": finishes[index]}
+            for index in sorted(texts)
+        ]
+        return {**body, "object": self.kinds[0], "choices": choices}
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -181,7 +244,6 @@ class LiveChunks:
         self._usage: dict[str, Any] | None = None
         self._finished = False
         self._last: dict[str, Any] | None = None  # held back, once a choice has finished
-        self._has_content = False
 
     @property
     def usage(self) -> dict[str, int]:
@@ -196,7 +258,6 @@ class LiveChunks:
             self._usage = cast("dict[str, Any]", usage)
         if not chunk["choices"]:
             return []  # the usage chunk: ours comes last, and only on demand
-        self._has_content = self._has_content or any(map(_is_content, chunk["choices"]))
         self._finished = self._finished or any(self._ends(chunk).values())
         if not self._finished:
             return [sse.event(chunk)]
@@ -206,19 +267,9 @@ class LiveChunks:
     def close(self, racer: Mapping[str, Any]) -> list[bytes]:
         """The last events."""
         assert self._last is not None  # an unfinished stream is an error before this
-        if not self._has_content:
-            raise parsing.empty(str(self._stamp["model"]))
         return last_with_racer(
             [self._last], racer, self._usage or {} if self._include_usage else None
         )
-
-
-def _is_content(choice: Mapping[str, Any]) -> bool:
-    """Whether a chunk's choice has a part of an answer; "" is one, as in a whole answer."""
-    given: object = choice.get("delta")
-    delta = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-    others = {name for name, value in delta.items() if value is not None} - {"role"}
-    return bool(others) or isinstance(choice.get("text"), str)
 
 
 def last_with_racer(

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from app.wire import parsing
 from app.wire.chunked import ChunkedFormat
-from app.wire.format import Choice
+from app.wire.format import AnswerKind, Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,10 @@ class Completions(ChunkedFormat):
     path: ClassVar[str] = "completions"
     id_prefix: ClassVar[str] = "cmpl-"
     text_key: ClassVar[str] = "text"
+    kinds: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")
+    head_names: ClassVar[frozenset[str]] = frozenset(
+        {"id", "object", "created", "model", "system_fingerprint"}
+    )
 
     def _checked(self, name: str, choice: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(choice.get("text"), str):
@@ -34,24 +38,21 @@ class Completions(ChunkedFormat):
     def _with_text(self, choice: Mapping[str, Any], text: str) -> dict[str, Any]:
         return {**choice, self.text_key: text}
 
-    def pieces(self, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The texts, then the finish."""
-        head_names = ("id", "object", "created", "model", "system_fingerprint")
-        head = {name: body[name] for name in head_names if name in body}
-        content = [{**choice, "finish_reason": None} for choice in body["choices"]]
-        finish: list[dict[str, Any]] = [
-            {"index": i, "text": "", "logprobs": None}
-            | {"finish_reason": choice.get("finish_reason") or "stop"}
-            for i, choice in enumerate(body["choices"])
-        ]
-        return self._with_usage(body, {**head, "choices": content}, {**head, "choices": finish})
+    def _part(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(choice)
+
+    def _last_part(self) -> dict[str, Any]:
+        return {"text": "", "logprobs": None}
+
+    def _kind_of(self, choice: Mapping[str, Any]) -> AnswerKind:
+        return _choice(choice).kind
+
+    def _joined(self, text: str | None) -> dict[str, Any]:
+        return {"text": text or "", "logprobs": None}
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """See :class:`app.wire.format.ApiFormat`."""
-        return [
-            Choice(text=choice["text"], cut=choice.get("finish_reason") == "length")
-            for choice in body["choices"]
-        ]
+        return [_choice(choice, finish=choice.get("finish_reason")) for choice in body["choices"]]
 
     def refusal(self, decision_id: str, sentence: str) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -63,3 +64,9 @@ class Completions(ChunkedFormat):
             "choices": [{"index": 0, "text": sentence, "finish_reason": "stop", "logprobs": None}],
             "usage": dict.fromkeys(parsing.CHAT_USAGE, 0),
         }
+
+
+def _choice(choice: Mapping[str, Any], finish: object = None) -> Choice:
+    return Choice(
+        text=choice["text"], cut=finish == "length", is_withheld=finish == "content_filter"
+    )

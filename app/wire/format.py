@@ -7,9 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, ClassVar, Protocol
 
 from app.wire.event_template import EventTemplate
+
+
+class AnswerKind(IntEnum):
+    """How much of an answer a choice has, in ascending order.
+
+    Of the answers of a set only those of its best kind vote and are returned.
+    """
+
+    NOTHING = 0  # neither text nor anything else: in a set, a failure
+    BLANK = 1  # white space, or an empty text
+    WITHHELD = 2  # reasoning or the finish reason `content_filter`, and no text
+    REFUSAL = 3
+    ANSWER = 4  # a text, a tool call, or output of another kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +34,21 @@ class Choice:
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     refused: bool = False  # the candidate declined to answer
     cut: bool = False  # the answer ended at the token limit
+    has_other: bool = False  # audio, or another kind of output
+    is_withheld: bool = False  # has reasoning, or was ended by a content filter
+
+    @property
+    def kind(self) -> AnswerKind:
+        """How much of an answer it has."""
+        if self.tool_calls or self.has_other:
+            return AnswerKind.ANSWER
+        if self.refused:
+            return AnswerKind.REFUSAL
+        if self.text and not self.text.isspace():
+            return AnswerKind.ANSWER
+        if self.is_withheld:
+            return AnswerKind.WITHHELD
+        return AnswerKind.NOTHING if self.text is None else AnswerKind.BLANK
 
 
 class StreamWriter(Protocol):
@@ -52,7 +81,10 @@ class ApiFormat(Protocol):
         ...
 
     def body(self, name: str, data: bytes) -> dict[str, Any]:
-        """Parse a whole answer of candidate ``name``. Raises UpstreamError if it is malformed."""
+        """Parse a whole answer of candidate ``name``, which may have no text.
+
+        Raises UpstreamError if it is malformed.
+        """
         ...
 
     def piece(self, name: str, data: str) -> dict[str, Any]:
@@ -65,6 +97,14 @@ class ApiFormat(Protocol):
 
     def ends(self, piece: Mapping[str, Any]) -> Mapping[int, bool]:
         """The choices in this piece, and whether it completes each of them."""
+        ...
+
+    def kind(self, piece: Mapping[str, Any]) -> AnswerKind:
+        """How much of an answer this piece alone has; its finish reason does not count."""
+        ...
+
+    def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The whole answer of a finished stream that has no more than white space."""
         ...
 
     def chars(self, piece: Mapping[str, Any]) -> int:

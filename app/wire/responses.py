@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, cast
 from app.errors import UpstreamError
 from app.wire import parsing, sse
 from app.wire.event_template import EventTemplate
-from app.wire.format import Choice, StreamWriter
+from app.wire.format import AnswerKind, Choice, StreamWriter
 
 _USAGE: Final = {
     "input_tokens": "prompt_tokens",
@@ -20,6 +20,13 @@ _USAGE: Final = {
 }
 _WHOLE: Final = ("response.completed", "response.incomplete")
 _FAILED: Final = ("response.failed", "error")
+_NOTHING: Final = AnswerKind.NOTHING
+# How the types of events begin that have a part of an answer and no text.
+_EVENTS: Final = {
+    "response.refusal.": AnswerKind.REFUSAL,
+    "response.reasoning": AnswerKind.WITHHELD,
+    "response.function_call_arguments.": AnswerKind.ANSWER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +85,10 @@ class Responses:
 
     def choices(self, body: Mapping[str, Any]) -> Sequence[Choice]:
         """All output together is one choice."""
-        parts = [part for item in body["output"] for part in _parts(item)]
+        items: list[dict[str, Any]] = body["output"]
+        parts = [part for item in items for part in _parts(item)]
         texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
-        calls = [item for item in body["output"] if item.get("type") == "function_call"]
+        calls = [item for item in items if item.get("type") == "function_call"]
         return [
             Choice(
                 text="".join(texts) if texts else None,
@@ -90,8 +98,29 @@ class Responses:
                 ),
                 refused=any(part.get("type") == "refusal" for part in parts),
                 cut=body.get("status") == "incomplete",
+                has_other=any(_item_kind(item) is AnswerKind.ANSWER for item in items),
+                is_withheld=_is_filtered(body)
+                or any(_item_kind(item) is AnswerKind.WITHHELD for item in items),
             )
         ]
+
+    def kind(self, piece: Mapping[str, Any]) -> AnswerKind:
+        """See :class:`app.wire.format.ApiFormat`."""
+        event = str(piece["type"])
+        if event in _WHOLE:  # reasoning came before, or nothing was sent of it
+            kind = self.choices(piece["response"])[0].kind
+            return _NOTHING if kind is AnswerKind.WITHHELD else kind
+        if event.startswith("response.output_text."):
+            text: object = piece.get("delta") or piece.get("text")
+            return Choice(text=text if isinstance(text, str) else None).kind
+        if event.startswith("response.output_item."):
+            item: object = piece.get("item")
+            return _item_kind(cast("dict[str, Any]", item)) if isinstance(item, dict) else _NOTHING
+        return next((kind for begin, kind in _EVENTS.items() if event.startswith(begin)), _NOTHING)
+
+    def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """See :class:`app.wire.format.ApiFormat`; the last piece has it."""
+        return next(dict(each["response"]) for each in pieces if each["type"] in _WHOLE)
 
     def usage(self, body: Mapping[str, Any]) -> dict[str, int]:
         """See :class:`app.wire.format.ApiFormat`."""
@@ -216,9 +245,24 @@ def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
     for item in items:
         if item.get("content") is not None:
             parsing.as_objects(name, item["content"])
-    if not any(item.get("type") != "reasoning" for item in items):
-        raise parsing.empty(name)
     return body
+
+
+def _is_filtered(body: Mapping[str, Any]) -> bool:
+    details: object = body.get("incomplete_details")
+    reason = cast("dict[str, object]", details).get("reason") if isinstance(details, dict) else None
+    return reason == "content_filter"
+
+
+def _item_kind(item: Mapping[str, Any]) -> AnswerKind:
+    """How much of an answer an output item has by its type alone; a message has its parts."""
+    match item.get("type"):
+        case "message":
+            return _NOTHING
+        case "reasoning":
+            return AnswerKind.WITHHELD
+        case _:
+            return AnswerKind.ANSWER
 
 
 def _parts(item: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -51,23 +51,23 @@ def test_risk_is_what_alpha_bounds_under_the_target(
 
 def test_alpha_is_the_setting_s_own(racer: Command, rows: Path) -> None:
     """The result stands on stdout all the same; stderr has one sentence that names the figures."""
-    code, out, stderr = measured(
+    code, out, said = measured(
         racer, rows, "answerable", "--assert", "alpha>=0.2", "--assert", "size<=alpha"
     )
     assert code == 1
     size = json.loads(out)["cells"][0]["mean"]["size"]
-    sentence = stderr.splitlines()[-1]
+    sentence = said.splitlines()[-1]
     assert sentence.startswith("racer: not so: size<=alpha is false in 1 of 1 settings")
     assert f"size {size:.4g}, alpha 0.2, score cover" in sentence
-    assert "Traceback" not in stderr
+    assert "Traceback" not in said
 
 
 def test_one_setting_of_several_is_enough_to_refute(racer: Command, rows: Path) -> None:
     """Two alphas, of which one is above 0.25."""
-    options = ("--alpha", "0.3", "--assert", "alpha<0.25")
-    code, _, stderr = measured(racer, rows, "answerable", *options)
+    told = ("--alpha", "0.3", "--assert", "alpha<0.25")
+    code, _, said = measured(racer, rows, "answerable", *told)
     assert code == 1
-    assert "false in 1 of 2 settings, the first with alpha 0.3" in stderr
+    assert "false in 1 of 2 settings, the first with alpha 0.3" in said
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_what_is_no_comparison_is_refused_before_anything_is_read(
     racer: Command, tmp_path: Path, comparison: str
 ) -> None:
     """One sentence, and not that the file of rows is missing; 1 would say that it is not so."""
-    code, out, stderr = racer(
+    code, out, said = racer(
         "evaluate", "--data", tmp_path / "none", "--encoder", "char-ngrams", "--assert", comparison
     )
     assert (code, out) == (2, "")
-    assert stderr.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
-    assert stderr.count("\n") == 1
+    assert said.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
+    assert said.count("\n") == 1

@@ -55,8 +55,8 @@ def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
     """POST /calibrate, with the status checked."""
-    body = {"rows": rows, "alpha": ALPHA, **options}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
+    asked = {"rows": rows, "alpha": ALPHA, **options}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -104,16 +104,16 @@ def test_each_kind_has_the_threshold_of_its_own_rows(
     mixed: Gateway, oracles: dict[str, Calibration]
 ) -> None:
     """As if the other rows were not there, for every alpha and for smaller pools."""
-    messages_of = {"first": [ASKED], "later": second()}
-    for kind, messages in messages_of.items():
+    asked = {"first": [ASKED], "later": second()}
+    for kind, messages in asked.items():
         for pool in (POOL, POOL[:2]):
             rows = oracles[kind].restrict(pool)
             for alpha in (0.1, ALPHA, 0.4):
-                result = certified(mixed, messages, alpha=alpha, candidates=list(pool))
-                assert result["lambda_hat"] == rows.lambda_hat(alpha, Score.GAP)
-                assert result["n"] == rows.n
-                assert result["holds"] is True
-                assert ("later_turn" in result["reasons"]) == (kind == "later")
+                told = certified(mixed, messages, alpha=alpha, candidates=list(pool))
+                assert told["lambda_hat"] == rows.lambda_hat(alpha, Score.GAP)
+                assert told["n"] == rows.n
+                assert told["holds"] is True
+                assert ("later_turn" in told["reasons"]) == (kind == "later")
 
 
 def test_the_kinds_have_different_thresholds(oracles: dict[str, Calibration]) -> None:
@@ -143,21 +143,21 @@ def test_turns_that_rows_cannot_have_are_uncalibrated(
     mixed: Gateway, oracles: dict[str, Calibration], turns: list[dict[str, Any]]
 ) -> None:
     """Calls, their results and hidden thoughts: first turns' rows decide, nothing holds."""
-    result = certified(mixed, [*turns, ASKED])
-    assert (result["holds"], result["reasons"]) == (False, ["multi_turn_uncalibrated"])
-    assert result["n"] == oracles["first"].n
+    told = certified(mixed, [*turns, ASKED])
+    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
+    assert told["n"] == oracles["first"].n
 
 
 def test_an_answer_that_is_to_be_gone_on_with_is_uncalibrated(mixed: Gateway) -> None:
     """No row ends with words of the assistant."""
-    result = certified(mixed, [ASKED, BEFORE[1]])
-    assert result["reasons"] == ["multi_turn_uncalibrated"]
+    told = certified(mixed, [ASKED, BEFORE[1]])
+    assert told["reasons"] == ["multi_turn_uncalibrated"]
 
 
 def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
     """With what that endpoint's clients send back: items of parts, with annotations."""
-    part = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
-    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [part]}, ASKED]
+    said = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
+    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [said]}, ASKED]
     answer = mixed.post("/v1/responses", json={"model": "auto", "input": items})
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-racer-guarantee"] == "holds"
@@ -194,15 +194,15 @@ def test_too_few_rows_of_later_turns_are_not_used(serve: Serve, noisy_artifact: 
     found = upload(gateway, [*as_json(FIRST), *later(as_json(some))])["evidence"]["later_turns"]
     assert (found["rows"], found["feasible"], found["lambda_hat"]) == (3, False, None)
     assert found["min_n"] > found["n"]
-    result = certified(gateway, second())
-    assert (result["holds"], result["reasons"]) == (False, ["multi_turn_uncalibrated"])
+    told = certified(gateway, second())
+    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
 
 
 def test_rows_of_later_turns_alone_are_refused(serve: Serve) -> None:
     """Nothing could be said of the first turn of any conversation."""
     gateway = serve()
-    request = {"rows": later(as_json(LATER))}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=request)
+    asked = {"rows": later(as_json(LATER))}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
     assert response.status_code == 422
     assert "rows of first turns" in response.json()["error"]["message"]
 
@@ -228,8 +228,8 @@ def test_a_shift_of_later_turns_is_a_shift(mixed: Gateway) -> None:
     found = upload(mixed, easier, dry_run=True)["evidence"]["shift"]
     assert found["size_change"] == 0.0
     assert found["largest"] == max(abs(each) for each in found["later_turns"].values()) > 0.0
-    request = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
-    refused = mixed.post("/calibrate", ADMIN_KEY, json=request)
+    asked = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
+    refused = mixed.post("/calibrate", ADMIN_KEY, json=asked)
     assert refused.status_code == 409
     assert "later turns: lost" in refused.json()["error"]["message"]
 
@@ -278,8 +278,8 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
         alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
     )
     own = racer.calibrate(read, options=options)
-    result = certified(gateway, second(LATER.rows[0].query))
-    assert result["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
+    told = certified(gateway, second(LATER.rows[0].query))
+    assert told["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
     blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
     assert blank["reasons"] == ["multi_turn_uncalibrated"]
     too_long = later(as_json(LATER))
@@ -296,10 +296,10 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
     rows = [row | {"group": "a"} for row in [*easy, *later(hard)]]
     upload(gateway, [*rows, *as_json(FIRST), *later(as_json(LATER))])
     first = certified(gateway, [ASKED], group="a")
-    result = certified(gateway, second(), group="a")
-    assert [each["guarantee"]["group"] for each in (first, result)] == ["a", "a"]
-    assert first["n"] <= 60 >= result["n"]
-    assert first["lambda_hat"] != result["lambda_hat"]
+    told = certified(gateway, second(), group="a")
+    assert [each["guarantee"]["group"] for each in (first, told)] == ["a", "a"]
+    assert first["n"] <= 60 >= told["n"]
+    assert first["lambda_hat"] != told["lambda_hat"]
 
 
 def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
@@ -317,15 +317,15 @@ def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
     )
     with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
         store.add(replace(made, later=turns), activate=True)
-        stored = store.record(made.id)
-    assert stored.later is not None
-    assert stored.later.text == "conversation"
-    rows, meant = stored.later.calibration, turns.calibration
+        kept = store.record(made.id)
+    assert kept.later is not None
+    assert kept.later.text == "conversation"
+    rows, meant = kept.later.calibration, turns.calibration
     assert (rows.scores == meant.scores).all()
     assert (rows.labels == meant.labels).all()
     assert (rows.fingerprints, rows.groups) == (meant.fingerprints, meant.groups)
     assert (rows.pool, rows.options) == (meant.pool, meant.options)
-    assert (stored.calibration.scores == made.calibration.scores).all()
+    assert (kept.calibration.scores == made.calibration.scores).all()
 
 
 def test_later_turns_miss_as_often_as_the_exact_law_says(

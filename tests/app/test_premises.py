@@ -50,8 +50,8 @@ def test_whatever_may_change_an_answer_voids(
     gateway: Gateway, path: str, field: dict[str, Any]
 ) -> None:
     """A field that nobody declared harmless is another condition, with and without a call."""
-    result = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
-    assert (result["holds"], result["reasons"]) == (False, [Reason.CONDITIONS_DIFFER])
+    told = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
+    assert (told["holds"], told["reasons"]) == (False, [Reason.CONDITIONS_DIFFER])
 
 
 @pytest.mark.parametrize("field", [{"seed": 1}, {"user": "me"}, {"logprobs": True}])
@@ -65,8 +65,8 @@ def test_labelled_parameters_are_compared_whatever_they_are(serve: Serve, pool: 
     labelled_with = {"response_format": {"type": "json_object"}, "seed": 1}
     gateway = serve(candidates=candidates(pool.url, parameters=labelled_with))
     for field in ({"response_format": {"type": "text"}}, {"seed": 2}):
-        result = certificate(gateway, "/route", messages=[QUESTION], **field)
-        assert result["reasons"] == [Reason.CONDITIONS_DIFFER]
+        told = certificate(gateway, "/route", messages=[QUESTION], **field)
+        assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
     assert certificate(gateway, "/route", messages=[QUESTION], seed=1)["holds"] is True
 
 
@@ -75,10 +75,10 @@ def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
     gateway = serve()
     gateway.calibrate(risk_target="paper", alpha=0.2)
     poem = {"role": "user", "content": "Write a poem about 3 and 4"}
-    result = certificate(
+    told = certificate(
         gateway, "/v1/chat/completions", model="auto", messages=[poem], temperature=2.0
     )
-    assert result["reasons"] == [Reason.CONDITIONS_DIFFER]
+    assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_other_messages_than_were_labelled_void(
     gateway: Gateway, messages: list[dict[str, Any]], reason: Reason
 ) -> None:
     """Rows are one user message of plain text; whatever else a body holds is another population."""
-    result = certificate(gateway, "/route", messages=messages)
-    assert (result["holds"], result["reasons"]) == (False, [reason])
+    told = certificate(gateway, "/route", messages=messages)
+    assert (told["holds"], told["reasons"]) == (False, [reason])
 
 
 def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
     """Choosing the smaller of two sets looks at the query, so the choice must be said."""
-    result = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
-    assert (result["holds"], result["reasons"]) == (True, [Reason.SCORE_ASSUMED])
+    told = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
+    assert (told["holds"], told["reasons"]) == (True, [Reason.SCORE_ASSUMED])
 
 
 def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
@@ -119,9 +119,9 @@ def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
     pool = gateway.settings.pool
     bare = [{"correct": row["correct"], "scores": dict.fromkeys(pool, 0.5)} for row in rows]
     gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare}).raise_for_status()
-    result = certificate(gateway, "/route", query="What is 3 plus 4?")
-    assert Reason.ROW_SCORES_UNVERIFIED in result["reasons"]
-    assert result["holds"] is False
+    told = certificate(gateway, "/route", query="What is 3 plus 4?")
+    assert Reason.ROW_SCORES_UNVERIFIED in told["reasons"]
+    assert told["holds"] is False
 
 
 def test_a_calibration_is_bound_to_how_candidates_are_served(

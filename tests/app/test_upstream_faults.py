@@ -102,8 +102,11 @@ def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fa
     assert answer["usage"]["total_tokens"] == 15  # the one who answered
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("model", ["auto", "adder"])
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    # A valid shape without content is passed on where its candidate is named.
+    [(m, fault) for m in ("auto", "adder") for fault in FAULTS if (m, fault) != ("adder", "empty")],
+)
 def test_nobody_left_is_an_error_with_the_right_status(
     strict: Gateway, pool: FakePool, fault: str, model: str
 ) -> None:

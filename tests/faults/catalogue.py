@@ -24,6 +24,7 @@ class UsableAnswer:
     votes: bool = True  # there is something to read in it
     counted: bool = True  # with its tokens
     void: str | None = None  # a reason for which the certificate may be void all the same
+    blank: bool = False  # a set without another answer is void
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +212,9 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "null_content:no_message": _row(INVALID, EMPTY),
     "null_content:refusal": _row(UsableAnswer(text=None, votes=False)),
     "null_content:tool": _row(UsableAnswer(text=None, votes=False)),
-    # A labelled row may count a blank as an answer, so that it fails nobody.
-    "blank": _row(EMPTY, UsableAnswer(text=" \n\t ", votes=False)),
-    "blank:empty": _row(EMPTY, UsableAnswer(text="", votes=False)),
+    # Rows label a blank wrong, so that it fails nobody; a set of blanks alone misses.
+    "blank": _row(UsableAnswer(text=" \n\t ", votes=False, blank=True)),
+    "blank:empty": _row(UsableAnswer(text="", votes=False, blank=True)),
     "dup_choices": _row(OK),
     "extra_choices": _row(OK),
     "empty_choices": _row(EMPTY, stream=(EMPTY, CUT)),

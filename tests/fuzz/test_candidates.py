@@ -164,7 +164,7 @@ def _check_answer(api_format: ApiFormat, body: dict[str, Any]) -> None:
     reply = Reply.of("qwen", body, api_format)
     assert reply.choices
     assert all(count >= 0 for count in reply.usage.values())
-    json.dumps(reply.first_choice(), allow_nan=False)
+    json.dumps(reply.as_json(), allow_nan=False)
     whole = api_format.stamped(body, decision_id="d", model="qwen", usage=reply.usage)
     assert api_format.named(whole, "llama")["model"] == "llama"
     events = _read_back(api_format.whole_stream(whole, RACER))
@@ -238,7 +238,7 @@ _dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).ma
 
 
 @given(
-    header=st.one_of(
+    said=st.one_of(
         st.text(max_size=20),
         _dates,
         st.floats().map(str),
@@ -247,7 +247,7 @@ _dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).ma
                "61", " GMT", " +0100", "-99999999999999999999", ", ", " "]),
     )
 )  # fmt: skip
-def test_any_wish_to_wait_is_seconds_or_none(header: str) -> None:
+def test_any_wish_to_wait_is_seconds_or_none(said: str) -> None:
     """``retry-after`` is a number, a date, or nothing that anybody can act on."""
-    wait_s = retry_after_s({"retry-after": header})
+    wait_s = retry_after_s({"retry-after": said})
     assert wait_s is None or (wait_s >= 0 and math.isfinite(wait_s))

@@ -42,8 +42,8 @@ def streamed(gateway: Gateway, text: str, racer: dict[str, Any]) -> list[Any]:
 
 def deltas(chunks: list[Any]) -> list[str]:
     """What each chunk says."""
-    texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-    return [text for text in texts if text]
+    said = [choice.delta.content for chunk in chunks for choice in chunk.choices]
+    return [text for text in said if text]
 
 
 def tool(function: dict[str, Any]) -> list[Any]:
@@ -91,11 +91,11 @@ def test_one_candidate_streams_token_by_token(gateway: Gateway) -> None:
     answers = ((query, gateway.chat(query)) for query in alone)
     text, plain = next(pair for pair in answers if len(content(pair[1])) >= 5)
     *others, last = streamed(gateway, text, {})
-    texts = deltas(others)
-    assert "".join(texts) == content(plain)
-    assert len(texts) > 1
+    said = deltas(others)
+    assert "".join(said) == content(plain)
+    assert len(said) > 1
     assert last.choices == []
-    assert last.usage.completion_tokens == len("".join(texts)) + 1
+    assert last.usage.completion_tokens == len("".join(said)) + 1
     assert (
         last.usage.to_dict().items() >= {"prompt_tokens": plain["usage"]["prompt_tokens"]}.items()
     )
@@ -242,8 +242,8 @@ def test_a_prompt_is_continued_without_the_chat_template(
     assert plain.model == "abacus"
     assert plain.choices[0].text == alone["choices"][0]["text"] != ""
     assert "".join(c.choices[0].text for c in chunks if c.choices) == plain.choices[0].text
-    for message in (plain, chunks[-1]):
-        certificate = (message.model_extra or {})["racer"]["certificate"]
+    for told in (plain, chunks[-1]):
+        certificate = (told.model_extra or {})["racer"]["certificate"]
         assert certificate["reasons"] == ["conditions_differ"]
         assert certificate["holds"] is False
 
@@ -268,9 +268,9 @@ def test_a_response_streams(gateway: Gateway, racer: dict[str, Any]) -> None:
     events: list[Any] = list(stream)
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    said = [event.delta for event in events if event.type == "response.output_text.delta"]
     whole = events[-1].response
-    assert "".join(texts) == whole.output_text != ""
+    assert "".join(said) == whole.output_text != ""
     assert whole.racer["certificate"]["holds"] is True
     assert whole.racer["served_by"] == whole.model
-    assert (len(texts) > 1) == (len(whole.racer["selected"]) == 1)
+    assert (len(said) > 1) == (len(whole.racer["selected"]) == 1)

@@ -138,6 +138,7 @@ class Labeller:
                 candidate_payload(fields, candidate, self._api_format.path),
                 deadline=time.monotonic() + self._attempts * candidate.timeout_s,
             )
+            reply.check_not_empty()
         except UpstreamError as exc:
             self._counts.failures.setdefault(name, Counter())[exc.kind] += 1
             self._failures_in_a_row[name] += 1

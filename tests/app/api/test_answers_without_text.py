@@ -1,0 +1,403 @@
+"""Answers without a text: which are passed on, which vote, and what their certificate says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.access.quotas import QuotaTicket
+from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.upstreams.scripted import FakePool
+
+from .formats import CHAT, COMPLETIONS, EVERY_API, EVERYONE, RESPONSES, Api
+
+# Messages without a text, and the finish reason of each.
+REASONING = ({"role": "assistant", "content": None, "reasoning_content": "Three, four"}, "length")
+REFUSED = ({"role": "assistant", "content": None, "refusal": "I would rather not."}, "stop")
+FILTERED = ({"role": "assistant", "content": None}, "content_filter")
+NOTHING = ({"role": "assistant", "content": None}, "stop")
+BLANK = ({"role": "assistant", "content": " \n"}, "stop")
+EMPTY = ({"role": "assistant", "content": ""}, "stop")
+WITHOUT_TEXT = {
+    "reasoning": REASONING,
+    "refused": REFUSED,
+    "filtered": FILTERED,
+    "blank": BLANK,
+    "empty": EMPTY,
+}
+Said = tuple[dict[str, Any], str]
+
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+EACH_KIND = pytest.mark.parametrize("said", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+
+
+def say(pool: FakePool, name: str, *said: Said) -> None:
+    """Let a candidate answer these choices, whole and streamed: the role first, as servers do."""
+    whole: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for index, (message, finish) in enumerate(said):
+        whole.append({"index": index, "message": message, "finish_reason": finish})
+        delta = {key: value for key, value in message.items() if value is not None}
+        role = {"role": "assistant"} | ({"content": ""} if "content" in delta else {})
+        parts += [
+            {"index": index, "delta": role, "finish_reason": None},
+            {"index": index, "delta": delta, "finish_reason": None},
+            {"index": index, "delta": {}, "finish_reason": finish},
+        ]
+    pool.say(name, "", fields={"choices": whole}, choices=parts)
+
+
+def text(content: str) -> Said:
+    """A usual answer."""
+    return {"role": "assistant", "content": content}, "stop"
+
+
+def ask(
+    gateway: Gateway, query: str, racer: dict[str, Any] | None = None, **fields: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The text, finish and extra members of the answer as one message; and the racer object."""
+    body: dict[str, Any] = {"messages": user(query)} | fields
+    stream = body.pop("stream", False)
+    if not stream:
+        response = CHAT.post(gateway, query, racer=racer or {}, **body)
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        (choice, *_) = answer["choices"]
+        return choice["message"] | {"finish": choice["finish_reason"]}, answer.get("racer", {})
+    _, events = CHAT.stream(gateway, query, racer=racer or {}, **body)
+    message: dict[str, Any] = {"content": None}
+    for choice in (choice for event in events for choice in event["choices"]):
+        if choice["index"]:
+            continue
+        for key, value in choice["delta"].items():
+            is_text = isinstance(value, str) and key != "role"
+            message[key] = (message.get(key) or "") + value if is_text else value
+        if choice["finish_reason"]:
+            message["finish"] = choice["finish_reason"]
+    return message, events[-1].get("racer", {})
+
+
+def said_as(message: dict[str, Any], said: Said) -> bool:
+    """Whether an answer is what a candidate said; a stream cannot tell null from empty."""
+    expected = {key: value for key, value in said[0].items() if value}
+    answered = {key: value for key, value in message.items() if value and key != "finish"}
+    return answered == expected and message["finish"] == said[1]
+
+
+# A candidate by its name ------------------------------------------------------------------------
+
+
+@STREAMED
+@pytest.mark.parametrize("said", [*WITHOUT_TEXT.values(), NOTHING], ids=[*WITHOUT_TEXT, "nothing"])
+def test_a_named_candidate_is_passed_on_as_it_is(
+    gateway: Gateway, pool: FakePool, said: Said, stream: bool
+) -> None:
+    """One rule for plain answers and streams: a valid shape is an answer, with text or without."""
+    say(pool, "poet", said)
+    message, _ = ask(gateway, ONE, model="poet", stream=stream)
+    assert said_as(message, said)
+
+
+def test_the_official_client_reads_a_named_candidate_without_text(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """Its completion, and its own stream helper."""
+    say(pool, "poet", FILTERED)
+    chat = gateway.openai().chat.completions
+    whole = chat.create(model="poet", messages=user(ONE))
+    with chat.stream(model="poet", messages=user(ONE)) as stream:
+        for _ in stream:
+            pass
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (
+        None,
+        "content_filter",
+    )
+
+
+@STREAMED
+@pytest.mark.parametrize("output", [[], [{"type": "reasoning", "id": "r", "summary": []}]])
+def test_a_named_response_without_a_message_is_passed_on(
+    gateway: Gateway, pool: FakePool, output: list[Any], stream: bool
+) -> None:
+    """The Responses API has the same rule."""
+    details = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    pool.say("poet", "", fields={"output": output, **details})
+    if stream:
+        _, events = RESPONSES.stream(gateway, ONE, model="poet")
+        assert events[-1]["response"]["output"] == output
+    else:
+        assert RESPONSES.answer(gateway, ONE, model="poet")["output"] == output
+
+
+# In a set ---------------------------------------------------------------------------------------
+
+
+@STREAMED
+@EACH_KIND
+def test_in_a_set_an_answer_without_text_is_no_vote(
+    gateway: Gateway, pool: FakePool, said: Said, stream: bool
+) -> None:
+    """The other's text is returned. Rows label the first wrong, so the guarantee holds."""
+    say(pool, "adder", said)
+    say(pool, "speller", text("seven"))
+    message, racer = ask(gateway, TWO, {"explain": True}, stream=stream)
+    assert message["content"] == "seven"
+    assert (racer["served_by"], racer["votes"]) == ("speller", {"seven": 1})
+    assert racer["certificate"]["holds"] is True
+    assert [each["candidate"] for each in racer["calls"]] == ["adder", "speller"]
+    assert not any("error" in each for each in racer["calls"])
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"equality": "number"},
+        {"equality": "exact", "method": "weighted"},
+        {"equality": "json", "method": "log_odds", "waves": "frugal"},
+        {"equality": "semantic"},
+        {"equality": "choice"},
+    ],
+    ids=lambda rule: rule["equality"],
+)
+@EACH_KIND
+def test_a_text_that_cannot_be_read_is_better_than_none(
+    serve: Serve, pool: FakePool, said: Said, rule: dict[str, Any], stream: bool
+) -> None:
+    """The adder's score is the highest, and nobody's answer is a vote: its blank is not chosen."""
+    gateway = serve(aggregation=rule)
+    say(pool, "adder", said)
+    for name in ("speller", "poet"):
+        say(pool, name, text("I cannot say"))
+    message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
+    assert message["content"] == "I cannot say"
+    assert racer["served_by"] != "adder"
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    ("worse", "better"),
+    [(EMPTY, REASONING), (BLANK, FILTERED), (REASONING, REFUSED), (FILTERED, REFUSED)],
+)
+def test_where_nobody_answers_the_most_telling_is_returned(
+    gateway: Gateway, pool: FakePool, worse: Said, better: Said, stream: bool
+) -> None:
+    """A refusal, then reasoning or a filter, then a blank, whatever their scores."""
+    say(pool, "adder", worse)
+    say(pool, "speller", better)
+    say(pool, "poet", worse)
+    message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
+    assert said_as(message, better)
+    assert (racer["served_by"], racer["votes"]) == ("speller", {})
+
+
+@STREAMED
+@pytest.mark.parametrize("query", [ONE, TWO])
+@pytest.mark.parametrize("said", [REASONING, FILTERED, BLANK, EMPTY])
+def test_where_nobody_answers_the_set_misses_and_says_so(
+    gateway: Gateway, pool: FakePool, said: Said, query: str, stream: bool
+) -> None:
+    """Every answer of the set would be labelled wrong: nothing is promised of it."""
+    for name in POOL:
+        say(pool, name, said)
+    message, racer = ask(gateway, query, stream=stream)
+    assert said_as(message, said)
+    assert (racer["served_by"], racer["votes"]) == ("adder", {})
+    certificate = racer["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["set_unanswered"])
+
+
+@STREAMED
+def test_a_set_that_refuses_is_no_miss_by_that(
+    gateway: Gateway, pool: FakePool, stream: bool
+) -> None:
+    """To refuse can be right, and rows may say so."""
+    for name in POOL:
+        say(pool, name, REFUSED)
+    message, racer = ask(gateway, ONE, stream=stream)
+    assert said_as(message, REFUSED)
+    assert racer["certificate"]["holds"] is True
+
+
+@STREAMED
+@pytest.mark.parametrize("said", [REASONING, FILTERED, BLANK, EMPTY, NOTHING])
+def test_where_the_only_member_has_no_answer_another_is_called(
+    serve: Serve, pool: FakePool, said: Said, stream: bool
+) -> None:
+    """`cover` calls one of two who are right together; its stream begins with an empty text.
+
+    Reasoning has begun when it is sent, so a stream of it stays.
+    """
+    gateway = serve(routing={"score": "cover"})
+    (chosen,) = gateway.route(TWO)["selected"]
+    (other,) = {"adder", "speller"} - {chosen}
+    say(pool, chosen, said)
+    say(pool, other, text("larger"))
+    message, racer = ask(gateway, TWO, stream=stream)
+    certificate = racer["certificate"]
+    assert certificate["holds"] is False
+    if stream and said is REASONING:
+        assert (racer["served_by"], said_as(message, said)) == (chosen, True)
+        assert certificate["reasons"] == ["set_unanswered"]
+        return
+    assert (racer["served_by"], message["content"]) == (other, "larger")
+    reason = f"candidate_failed:{chosen}" if said is NOTHING else "set_unanswered"
+    assert certificate["reasons"] == [reason]
+    assert pool.asked() == sorted((chosen, other))
+    assert {each["candidate"] for each in racer["usage"]} == (
+        {other} if said is NOTHING else {chosen, other}
+    )
+
+
+@STREAMED
+def test_of_two_choices_one_may_be_filtered(gateway: Gateway, pool: FakePool, stream: bool) -> None:
+    """The candidate's other choice votes, and both are returned as they are."""
+    for name in ("adder", "speller"):
+        say(pool, name, FILTERED, text("seven"))
+    for query in (ONE, TWO):
+        response = gateway.ask(query, {"explain": True}, n=2, stream=stream)
+        data = response.text.split("data: ")[-2] if stream else response.text
+        racer = json.loads(data)["racer"]
+        assert racer["certificate"]["holds"] is True
+        assert "seven" in response.text
+        assert '"content_filter"' in response.text
+        if query is TWO:
+            assert racer["votes"] == {"seven": 2}
+            assert racer["answers"] == {"adder": "seven", "speller": "seven"}
+
+
+def test_choices_of_one_meaning_are_found_behind_a_filtered_one(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The text of an answer is that of its first choice that has one."""
+    gateway = serve(aggregation={"equality": "semantic"})
+    for name in POOL:
+        say(pool, name, FILTERED, text("seven"))
+    assert sum(gateway.chat(ONE, EVERYONE, n=2)["racer"]["votes"].values()) == 3
+
+
+@pytest.mark.parametrize("api", [COMPLETIONS, RESPONSES], ids=lambda api: api.path)
+@STREAMED
+def test_every_interface_prefers_a_text_to_a_blank(
+    gateway: Gateway, pool: FakePool, api: Api, stream: bool
+) -> None:
+    """Text completions and responses as chat; and a set that is blank is returned, and void."""
+    pool.say("adder", "")
+    pool.say("speller", "seven")
+    pool.say("poet", " ")
+    for others in ("seven", " "):
+        pool.say("speller", others)
+        if stream:
+            _, events = api.stream(gateway, ONE, racer=EVERYONE)
+            answered = "".join(map(api.delta, events))
+            racer = api.inner(events[-1])["racer"]
+        else:
+            answer = api.answer(gateway, ONE, racer=EVERYONE)
+            answered, racer = api.text(answer), answer["racer"]
+        assert answered.strip() == others.strip()
+        is_void = "set_unanswered" in racer["certificate"]["reasons"]
+        assert is_void is (others == " ")
+
+
+@STREAMED
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output": [{"type": "reasoning", "id": "r", "summary": []}]},
+        {"output": [], "incomplete_details": {"reason": "content_filter"}},
+    ],
+    ids=["reasoning", "filtered"],
+)
+def test_responses_of_reasoning_or_a_filter_alone_are_returned_last(
+    gateway: Gateway, pool: FakePool, fields: dict[str, Any], stream: bool
+) -> None:
+    """A text is preferred; where no candidate has one, the set misses."""
+    for name in POOL:
+        pool.say(name, "", fields=fields | {"status": "incomplete"})
+
+    def answered(query: str) -> dict[str, Any]:
+        if stream:
+            return RESPONSES.stream(gateway, query)[1][-1]["response"]
+        return RESPONSES.answer(gateway, query)
+
+    for query in (ONE, TWO):
+        answer = answered(query)
+        assert answer["output"] == fields["output"]
+        assert answer["racer"]["certificate"]["reasons"] == ["set_unanswered"]
+    pool.say("speller", "seven")
+    answer = answered(TWO)
+    assert (RESPONSES.text(answer), answer["racer"]["certificate"]["holds"]) == ("seven", True)
+
+
+# Streams ----------------------------------------------------------------------------------------
+
+
+@EVERY_API
+def test_a_stream_begins_with_the_first_text(gateway: Gateway, pool: FakePool, api: Api) -> None:
+    """What precedes it is not lost: every event of the candidate arrives, in order."""
+    pool.say("adder", " \n seven")
+    _, events = api.stream(gateway, ONE)
+    assert [delta for event in events if (delta := api.delta(event))] == list(" \n seven")
+    _, named = api.stream(gateway, ONE, model="adder")
+    assert len(events) == len(named)
+
+
+@EVERY_API
+def test_a_live_stream_of_blanks_alone_is_returned_where_nobody_else_is_called(
+    gateway: Gateway, pool: FakePool, api: Api
+) -> None:
+    """Neither an error nor nothing: the blank, as its plain answer."""
+    pool.say("adder", " \n")
+    headers, events = api.stream(gateway, ONE)
+    assert "".join(map(api.delta, events)) == " \n"
+    assert api.is_finished(events[-1])
+    racer = api.inner(events[-1])["racer"]
+    assert "set_unanswered" in racer["certificate"]["reasons"]
+    assert headers["x-racer-guarantee"] != "holds"
+    assert len(racer["usage"]) == 1
+
+
+def test_white_space_without_end_is_not_held_without_end(gateway: Gateway, pool: FakePool) -> None:
+    """After 256 events the stream goes out, and its text follows."""
+    pool.say("adder", " " * 300 + "7")
+    _, events = CHAT.stream(gateway, ONE)
+    assert "".join(map(CHAT.delta, events)) == " " * 300 + "7"
+    assert events[-1]["racer"]["certificate"]["holds"] is True
+    pool.say("adder", " " * 300)
+    _, events = CHAT.stream(gateway, ONE)
+    assert events[-1]["racer"]["certificate"]["reasons"] == ["set_unanswered"]
+
+
+@pytest.mark.parametrize("others", ["7", " "], ids=["replaced", "returned"])
+@STREAMED
+def test_a_blank_is_charged_once(
+    serve: Serve, pool: FakePool, monkeypatch: pytest.MonkeyPatch, stream: bool, others: str
+) -> None:
+    """With the answer that stands in for it, and alone."""
+    gateway = serve(routing={"score": "cover"})
+    (chosen,) = gateway.route(TWO)["selected"]
+    for name in POOL:
+        pool.say(name, others)
+    pool.say(chosen, " ")
+    spent: list[int] = []
+    monkeypatch.setattr(QuotaTicket, "spend", lambda _, tokens: spent.append(tokens))
+    message, racer = ask(gateway, TWO, stream=stream)
+    assert message["content"] == others
+    assert sum(spent) == sum(each["total_tokens"] for each in racer["usage"])
+    assert len(racer["usage"]) == 2
+
+
+def test_a_candidate_that_breaks_before_its_first_text_is_replaced(
+    serve: Serve, pool: FakePool
+) -> None:
+    """Its role was sent, then it failed: nothing had gone out, so another answers."""
+    gateway = serve(routing={"score": "cover"})
+    (chosen,) = gateway.route(TWO)["selected"]
+    (other,) = {"adder", "speller"} - {chosen}
+    pool.say(chosen, "", fault="cut")
+    pool.say(other, "larger")
+    message, racer = ask(gateway, TWO, stream=True)
+    assert (message["content"], racer["served_by"]) == ("larger", other)
+    assert racer["certificate"]["reasons"] == [f"candidate_failed:{chosen}"]
