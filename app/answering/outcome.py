@@ -170,6 +170,17 @@ def routing_headers(decision_id: str, routed: CertifiedDecision, guarantee: str)
     }
 
 
+def stream_headers(state: RequestState) -> dict[str, str]:
+    """The headers of a stream that begins.
+
+    A certificate that holds may become void until the last event, so the header calls it
+    ``pending``. A void one stays void.
+    """
+    certificate = state.routed.certificate
+    guarantee = "pending" if certificate.holds else certificate.header
+    return routing_headers(state.decision_id, state.routed, guarantee)
+
+
 def answer_reasons(state: RequestState, results: FanOutResult) -> tuple[str, ...]:
     """What the answers of the set do to its certificate."""
     if failed := [name for name in results.failures if name in state.selected]:

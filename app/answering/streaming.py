@@ -11,7 +11,7 @@ from typing import Any, Final
 from app.answering.decision_log import DecisionLog
 from app.answering.dispatch import Dispatcher
 from app.answering.fan_out import FanOutResult
-from app.answering.outcome import Outcome, answer_reasons, routing_headers
+from app.answering.outcome import Outcome, answer_reasons, stream_headers
 from app.answering.request import RequestState
 from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
@@ -58,10 +58,7 @@ class Streaming:
         if name in results.failures or name in results.replies:
             results.seconds += time.monotonic() - started
             return None
-        return stream, {
-            **routing_headers(state.decision_id, state.routed, state.routed.certificate.header),
-            "x-racer-served-by": name,
-        }
+        return stream, {**stream_headers(state), "x-racer-served-by": name}
 
     async def merged(
         self, state: RequestState, answer: Callable[[], Coroutine[Any, Any, Outcome]]
@@ -77,7 +74,7 @@ class Streaming:
         """
         stream = BackgroundStream(self._merged_events(state, answer))
         await stream.started(FIRST_EVENT_WAIT_S)
-        return stream, routing_headers(state.decision_id, state.routed, "pending")
+        return stream, stream_headers(state)
 
     async def _live_events(
         self, state: RequestState, name: str, results: FanOutResult

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from app.access.quotas import QuotaTicket
-from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
+from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
+from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
 from .formats import CHAT, COMPLETIONS, EVERY_API, EVERYONE, RESPONSES, Api
@@ -401,3 +402,41 @@ def test_a_candidate_that_breaks_before_its_first_text_is_replaced(
     message, racer = ask(gateway, TWO, stream=True)
     assert (message["content"], racer["served_by"]) == ("larger", other)
     assert racer["certificate"]["reasons"] == [f"candidate_failed:{chosen}"]
+
+
+@EVERY_API
+@pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
+def test_the_header_of_a_stream_claims_what_cannot_change(
+    gateway: Gateway, pool: FakePool, api: Api, query: str
+) -> None:
+    """It never says ``holds`` of an answer that is still to come; the last event does."""
+    headers, events = api.stream(gateway, query)
+    certificate = api.inner(events[-1])["racer"]["certificate"]
+    if query is UNANSWERABLE or api is COMPLETIONS:
+        expected = "holds" if certificate["holds"] else "void; reason=conditions_differ"
+    else:
+        assert certificate["holds"] is True
+        expected = "pending"
+    assert headers["x-racer-guarantee"] == expected
+
+
+@EVERY_API
+def test_a_stream_that_breaks_off_never_said_that_it_holds(
+    gateway: Gateway, pool: FakePool, api: Api
+) -> None:
+    """Header, events and the stored decision agree."""
+    pool.say("adder", "42", fault="cut")
+    body = {"model": "auto", **api.asks(ONE), "stream": True}
+    with (
+        gateway.http() as client,
+        client.stream("POST", f"/v1/{api.path}", json=body) as response,
+    ):
+        lines = [line for line in response.iter_lines() if line.startswith("data: ")]
+    assert "error" in json.loads(lines[-1].removeprefix("data: "))
+    headers = response.headers
+    assert headers["x-racer-guarantee"] in ("pending", "void; reason=conditions_differ")
+    path = f"/decisions/{headers['x-racer-decision-id']}"
+    assert until(lambda: gateway.get(path).status_code == 200)
+    stored = gateway.get(path).json()
+    assert stored["holds"] is False
+    assert "candidate_failed:adder" in stored["reasons"]

@@ -75,7 +75,7 @@ def test_one_selected_streams_its_own_events(gateway: Gateway, pool: FakePool, a
     )
     assert headers["content-type"].startswith("text/event-stream")
     assert headers["x-racer-served-by"] == "adder"
-    assert headers["x-racer-guarantee"] == api.guarantee
+    assert headers["x-racer-guarantee"] == api.guarantee.replace("holds", "pending")
     named = [api.inner(event) for event in events if api.inner(event)]
     assert {event["model"] for event in named} == {"adder"}
     assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
