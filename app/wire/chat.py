@@ -39,8 +39,9 @@ class Chat(ChunkedFormat):
         return {**choice, "delta": {**choice["delta"], self.text_key: text}}
 
     def _part(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        others = {name: choice[name] for name in choice if name not in ("message", "logprobs")}
         logprobs = {"logprobs": choice["logprobs"]} if choice.get("logprobs") else {}
-        return logprobs | {"delta": _delta(choice["message"])}
+        return others | logprobs | {"delta": _delta(choice["message"])}
 
     def _last_part(self) -> dict[str, Any]:
         return {"delta": {}}

@@ -107,6 +107,9 @@ class ChunkedFormat(ABC):
         """
         head = {name: body[name] for name in body if name in self.head_names}
         head["object"] = self.kinds[1]
+        others = {
+            name: body[name] for name in body if name not in (*self.head_names, "choices", "usage")
+        }
         content = [
             {
                 **{
@@ -126,7 +129,7 @@ class ChunkedFormat(ABC):
             }
             for index, choice in enumerate(body["choices"])
         ]
-        chunks = [{**head, "choices": content}, {**head, "choices": finish}]
+        chunks = [{**head, **others, "choices": content}, {**head, "choices": finish}]
         if isinstance(body.get("usage"), dict):
             chunks.append({**head, "choices": [], "usage": body["usage"]})
         return chunks

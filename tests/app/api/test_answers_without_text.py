@@ -440,3 +440,25 @@ def test_a_stream_that_breaks_off_never_said_that_it_holds(
     stored = gateway.get(path).json()
     assert stored["holds"] is False
     assert "candidate_failed:adder" in stored["reasons"]
+
+
+@pytest.mark.parametrize("api", [CHAT, COMPLETIONS], ids=lambda api: api.path)
+def test_a_merged_stream_has_every_field_of_the_answer(
+    gateway: Gateway, pool: FakePool, api: Api
+) -> None:
+    """Fields that nobody knows yet, of the answer and of its choices; each once."""
+    choice = {"index": 0, "finish_reason": "stop", "stop_reason": 2, "token_ids": [5, 7]}
+    said = {"text": "7", "message": {"role": "assistant", "content": "7", "mood": "gay"}}
+    for name in ("adder", "speller"):
+        pool.say(name, "7", fields={"choices": [choice | said], "prompt_token_ids": [1, 2]})
+    plain = api.answer(gateway, TWO)
+    _, events = api.stream(gateway, TWO)
+    for field in ("a_field_of_tomorrow", "prompt_token_ids"):
+        assert [event[field] for event in events if field in event] == [plain[field]]
+    choices = [choice for event in events for choice in event["choices"]]
+    for field in ("stop_reason", "token_ids"):
+        found = [choice[field] for choice in choices if choice.get(field) is not None]
+        assert found == [plain["choices"][0][field]]
+    assert choices[-1]["stop_reason"] == 2
+    if api is CHAT:
+        assert choices[0]["delta"]["mood"] == "gay"
