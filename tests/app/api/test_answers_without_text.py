@@ -28,17 +28,17 @@ WITHOUT_TEXT = {
     "blank": BLANK,
     "empty": EMPTY,
 }
-Said = tuple[dict[str, Any], str]
+Answer = tuple[dict[str, Any], str]
 
 STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-EACH_KIND = pytest.mark.parametrize("said", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
+EACH_KIND = pytest.mark.parametrize("answer", WITHOUT_TEXT.values(), ids=WITHOUT_TEXT)
 
 
-def say(pool: FakePool, name: str, *said: Said) -> None:
+def set_answers(pool: FakePool, name: str, *answers: Answer) -> None:
     """Let a candidate answer these choices, whole and streamed: the role first, as servers do."""
     whole: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
-    for index, (message, finish) in enumerate(said):
+    for index, (message, finish) in enumerate(answers):
         whole.append({"index": index, "message": message, "finish_reason": finish})
         delta = {key: value for key, value in message.items() if value is not None}
         role = {"role": "assistant"} | ({"content": ""} if "content" in delta else {})
@@ -50,7 +50,7 @@ def say(pool: FakePool, name: str, *said: Said) -> None:
     pool.say(name, "", fields={"choices": whole}, choices=parts)
 
 
-def text(content: str) -> Said:
+def text(content: str) -> Answer:
     """A usual answer."""
     return {"role": "assistant", "content": content}, "stop"
 
@@ -80,32 +80,34 @@ def ask(
     return message, events[-1].get("racer", {})
 
 
-def said_as(message: dict[str, Any], said: Said) -> bool:
-    """Whether an answer is what a candidate said; a stream cannot tell null from empty."""
-    expected = {key: value for key, value in said[0].items() if value}
+def matches(message: dict[str, Any], answer: Answer) -> bool:
+    """Whether an answer is what a candidate sent; a stream cannot tell null from empty."""
+    expected = {key: value for key, value in answer[0].items() if value}
     answered = {key: value for key, value in message.items() if value and key != "finish"}
-    return answered == expected and message["finish"] == said[1]
+    return answered == expected and message["finish"] == answer[1]
 
 
 # A candidate by its name ------------------------------------------------------------------------
 
 
 @STREAMED
-@pytest.mark.parametrize("said", [*WITHOUT_TEXT.values(), NOTHING], ids=[*WITHOUT_TEXT, "nothing"])
+@pytest.mark.parametrize(
+    "answer", [*WITHOUT_TEXT.values(), NOTHING], ids=[*WITHOUT_TEXT, "nothing"]
+)
 def test_a_named_candidate_is_passed_on_as_it_is(
-    gateway: Gateway, pool: FakePool, said: Said, stream: bool
+    gateway: Gateway, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """One rule for plain answers and streams: a valid shape is an answer, with text or without."""
-    say(pool, "poet", said)
+    set_answers(pool, "poet", answer)
     message, _ = ask(gateway, ONE, model="poet", stream=stream)
-    assert said_as(message, said)
+    assert matches(message, answer)
 
 
 def test_the_official_client_reads_a_named_candidate_without_text(
     gateway: Gateway, pool: FakePool
 ) -> None:
     """Its completion, and its own stream helper."""
-    say(pool, "poet", FILTERED)
+    set_answers(pool, "poet", FILTERED)
     chat = gateway.openai().chat.completions
     whole = chat.create(model="poet", messages=user(ONE))
     with chat.stream(model="poet", messages=user(ONE)) as stream:
@@ -138,11 +140,11 @@ def test_a_named_response_without_a_message_is_passed_on(
 @STREAMED
 @EACH_KIND
 def test_in_a_set_an_answer_without_text_is_no_vote(
-    gateway: Gateway, pool: FakePool, said: Said, stream: bool
+    gateway: Gateway, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """The other's text is returned. Rows label the first wrong, so the guarantee holds."""
-    say(pool, "adder", said)
-    say(pool, "speller", text("seven"))
+    set_answers(pool, "adder", answer)
+    set_answers(pool, "speller", text("seven"))
     message, racer = ask(gateway, TWO, {"explain": True}, stream=stream)
     assert message["content"] == "seven"
     assert (racer["served_by"], racer["votes"]) == ("speller", {"seven": 1})
@@ -165,13 +167,13 @@ def test_in_a_set_an_answer_without_text_is_no_vote(
 )
 @EACH_KIND
 def test_a_text_that_cannot_be_read_is_better_than_none(
-    serve: Serve, pool: FakePool, said: Said, rule: dict[str, Any], stream: bool
+    serve: Serve, pool: FakePool, answer: Answer, rule: dict[str, Any], stream: bool
 ) -> None:
-    """The adder's score is the highest, and nobody's answer is a vote: its blank is not chosen."""
+    """The adder has the highest score, and no answer is a vote: its blank is not chosen."""
     gateway = serve(aggregation=rule)
-    say(pool, "adder", said)
+    set_answers(pool, "adder", answer)
     for name in ("speller", "poet"):
-        say(pool, name, text("I cannot say"))
+        set_answers(pool, name, text("I cannot say"))
     message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
     assert message["content"] == "I cannot say"
     assert racer["served_by"] != "adder"
@@ -182,29 +184,29 @@ def test_a_text_that_cannot_be_read_is_better_than_none(
     ("worse", "better"),
     [(EMPTY, REASONING), (BLANK, FILTERED), (REASONING, REFUSED), (FILTERED, REFUSED)],
 )
-def test_where_nobody_answers_the_most_telling_is_returned(
-    gateway: Gateway, pool: FakePool, worse: Said, better: Said, stream: bool
+def test_without_an_answer_a_refusal_then_reasoning_then_a_blank_is_returned(
+    gateway: Gateway, pool: FakePool, worse: Answer, better: Answer, stream: bool
 ) -> None:
     """A refusal, then reasoning or a filter, then a blank, whatever their scores."""
-    say(pool, "adder", worse)
-    say(pool, "speller", better)
-    say(pool, "poet", worse)
+    set_answers(pool, "adder", worse)
+    set_answers(pool, "speller", better)
+    set_answers(pool, "poet", worse)
     message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
-    assert said_as(message, better)
+    assert matches(message, better)
     assert (racer["served_by"], racer["votes"]) == ("speller", {})
 
 
 @STREAMED
 @pytest.mark.parametrize("query", [ONE, TWO])
-@pytest.mark.parametrize("said", [REASONING, FILTERED, BLANK, EMPTY])
-def test_where_nobody_answers_the_set_misses_and_says_so(
-    gateway: Gateway, pool: FakePool, said: Said, query: str, stream: bool
+@pytest.mark.parametrize("answer", [REASONING, FILTERED, BLANK, EMPTY])
+def test_without_an_answer_the_certificate_is_void(
+    gateway: Gateway, pool: FakePool, answer: Answer, query: str, stream: bool
 ) -> None:
     """Every answer of the set would be labelled wrong: nothing is promised of it."""
     for name in POOL:
-        say(pool, name, said)
+        set_answers(pool, name, answer)
     message, racer = ask(gateway, query, stream=stream)
-    assert said_as(message, said)
+    assert matches(message, answer)
     assert (racer["served_by"], racer["votes"]) == ("adder", {})
     certificate = racer["certificate"]
     assert (certificate["holds"], certificate["reasons"]) == (False, ["set_unanswered"])
@@ -216,16 +218,16 @@ def test_a_set_that_refuses_is_no_miss_by_that(
 ) -> None:
     """To refuse can be right, and rows may say so."""
     for name in POOL:
-        say(pool, name, REFUSED)
+        set_answers(pool, name, REFUSED)
     message, racer = ask(gateway, ONE, stream=stream)
-    assert said_as(message, REFUSED)
+    assert matches(message, REFUSED)
     assert racer["certificate"]["holds"] is True
 
 
 @STREAMED
-@pytest.mark.parametrize("said", [REASONING, FILTERED, BLANK, EMPTY, NOTHING])
+@pytest.mark.parametrize("answer", [REASONING, FILTERED, BLANK, EMPTY, NOTHING])
 def test_where_the_only_member_has_no_answer_another_is_called(
-    serve: Serve, pool: FakePool, said: Said, stream: bool
+    serve: Serve, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """`cover` calls one of two who are right together; its stream begins with an empty text.
 
@@ -234,21 +236,21 @@ def test_where_the_only_member_has_no_answer_another_is_called(
     gateway = serve(routing={"score": "cover"})
     (chosen,) = gateway.route(TWO)["selected"]
     (other,) = {"adder", "speller"} - {chosen}
-    say(pool, chosen, said)
-    say(pool, other, text("larger"))
+    set_answers(pool, chosen, answer)
+    set_answers(pool, other, text("larger"))
     message, racer = ask(gateway, TWO, stream=stream)
     certificate = racer["certificate"]
     assert certificate["holds"] is False
-    if stream and said is REASONING:
-        assert (racer["served_by"], said_as(message, said)) == (chosen, True)
+    if stream and answer is REASONING:
+        assert (racer["served_by"], matches(message, answer)) == (chosen, True)
         assert certificate["reasons"] == ["set_unanswered"]
         return
     assert (racer["served_by"], message["content"]) == (other, "larger")
-    reason = f"candidate_failed:{chosen}" if said is NOTHING else "set_unanswered"
+    reason = f"candidate_failed:{chosen}" if answer is NOTHING else "set_unanswered"
     assert certificate["reasons"] == [reason]
-    assert pool.asked() == sorted((chosen, other))
+    assert pool.models_called() == sorted((chosen, other))
     assert {each["candidate"] for each in racer["usage"]} == (
-        {other} if said is NOTHING else {chosen, other}
+        {other} if answer is NOTHING else {chosen, other}
     )
 
 
@@ -256,7 +258,7 @@ def test_where_the_only_member_has_no_answer_another_is_called(
 def test_of_two_choices_one_may_be_filtered(gateway: Gateway, pool: FakePool, stream: bool) -> None:
     """The candidate's other choice votes, and both are returned as they are."""
     for name in ("adder", "speller"):
-        say(pool, name, FILTERED, text("seven"))
+        set_answers(pool, name, FILTERED, text("seven"))
     for query in (ONE, TWO):
         response = gateway.ask(query, {"explain": True}, n=2, stream=stream)
         data = response.text.split("data: ")[-2] if stream else response.text
@@ -275,7 +277,7 @@ def test_choices_of_one_meaning_are_found_behind_a_filtered_one(
     """The text of an answer is that of its first choice that has one."""
     gateway = serve(aggregation={"equality": "semantic"})
     for name in POOL:
-        say(pool, name, FILTERED, text("seven"))
+        set_answers(pool, name, FILTERED, text("seven"))
     assert sum(gateway.chat(ONE, EVERYONE, n=2)["racer"]["votes"].values()) == 3
 
 
@@ -346,7 +348,7 @@ def test_a_stream_begins_with_the_first_text(gateway: Gateway, pool: FakePool, a
 
 
 @EVERY_API
-def test_a_live_stream_of_blanks_alone_is_returned_where_nobody_else_is_called(
+def test_a_stream_of_blanks_is_returned_where_no_other_candidate_is_called(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
     """Neither an error nor nothing: the blank, as its plain answer."""
@@ -446,11 +448,11 @@ def test_a_stream_that_breaks_off_never_said_that_it_holds(
 def test_a_merged_stream_has_every_field_of_the_answer(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
-    """Fields that nobody knows yet, of the answer and of its choices; each once."""
+    """Unknown fields of the answer and of its choices; each once."""
     choice = {"index": 0, "finish_reason": "stop", "stop_reason": 2, "token_ids": [5, 7]}
-    said = {"text": "7", "message": {"role": "assistant", "content": "7", "mood": "gay"}}
+    answer = {"text": "7", "message": {"role": "assistant", "content": "7", "mood": "calm"}}
     for name in ("adder", "speller"):
-        pool.say(name, "7", fields={"choices": [choice | said], "prompt_token_ids": [1, 2]})
+        pool.say(name, "7", fields={"choices": [choice | answer], "prompt_token_ids": [1, 2]})
     plain = api.answer(gateway, TWO)
     _, events = api.stream(gateway, TWO)
     for field in ("a_field_of_tomorrow", "prompt_token_ids"):
@@ -461,4 +463,4 @@ def test_a_merged_stream_has_every_field_of_the_answer(
         assert found == [plain["choices"][0][field]]
     assert choices[-1]["stop_reason"] == 2
     if api is CHAT:
-        assert choices[0]["delta"]["mood"] == "gay"
+        assert choices[0]["delta"]["mood"] == "calm"
