@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.laws import beta_quantile
 
 # The grid of risk levels, here and in offline evaluation.
 ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
@@ -25,20 +24,39 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     options = calibration.options
     lambda_hat = calibration.lambda_hat(options.alpha, options.score)
     feasible = math.isfinite(lambda_hat)
+    return (
+        {
+            "alpha": options.alpha,
+            "delta": options.delta,
+            "score": options.score,
+            "risk_target": options.risk_target,
+            "r": options.r,
+            "n": calibration.n,
+            "rows": len(calibration.fingerprints),
+            "lambda_hat": lambda_hat if feasible else None,
+            "feasible": feasible,
+            "min_n": min_n(options.alpha, options.delta),
+        }
+        | realised_risk(calibration, options.alpha)
+        | _sets(calibration, lambda_hat)
+    )
+
+
+def realised_risk(calibration: Calibration, alpha: float) -> dict[str, Any]:
+    """Two points of the realised risk, and the ranks from which they follow.
+
+    ``missed`` and ``tied`` are the rows with a critical score above the threshold, and with the
+    threshold's own. Without a finite threshold all candidates are called: the risk is 0.
+    """
+    risk = calibration.realised_risk(alpha)
+    if risk is None:
+        return {"missed": None, "tied": None, "risk_q05": 0.0, "risk_q95": 0.0}
     return {
-        "alpha": options.alpha,
-        "delta": options.delta,
-        "score": options.score,
-        "risk_target": options.risk_target,
-        "r": options.r,
-        "n": calibration.n,
-        "rows": len(calibration.fingerprints),
-        "lambda_hat": lambda_hat if feasible else None,
-        "feasible": feasible,
-        "min_n": min_n(options.alpha, options.delta),
-        "risk_q05": _risk_q05(calibration),
-        "risk_q95": calibration.risk_q95(options.alpha),
-    } | _sets(calibration, lambda_hat)
+        "missed": risk.missed,
+        "tied": risk.tied,
+        "risk_q05": risk.lower(),
+        "risk_q95": risk.upper(),
+    }
 
 
 def later_evidence(calibration: Calibration) -> dict[str, Any]:
@@ -53,7 +71,7 @@ def later_evidence(calibration: Calibration) -> dict[str, Any]:
 
 
 def curve(calibration: Calibration) -> list[dict[str, Any]]:
-    """Threshold, set size, cost and abstention at every alpha of the grid.
+    """Threshold, realised risk, set size, cost and abstention at every alpha of the grid.
 
     Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
     them, chosen at random.
@@ -69,7 +87,7 @@ def curve(calibration: Calibration) -> list[dict[str, Any]]:
         lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
         finite = math.isfinite(lambda_hat)
         point = {"alpha": alpha, "lambda_hat": lambda_hat if finite else None, "feasible": finite}
-        points.append(point | _sets(shown, lambda_hat))
+        points.append(point | realised_risk(calibration, alpha) | _sets(shown, lambda_hat))
     return points
 
 
@@ -164,12 +182,6 @@ def some_rows(calibration: Calibration, rows: Sequence[int]) -> Calibration:
 
 def _change(before: float | None, after: float | None) -> float | None:
     return None if not before or after is None else after / before - 1.0
-
-
-def _risk_q05(calibration: Calibration) -> float:
-    """5 % of calibration sets of this size have at most this risk: the law of ``risk_q95``."""
-    misses = calibration.misses(calibration.options.alpha)
-    return beta_quantile(0.05, misses + 1, calibration.n - misses) if misses >= 0 else 0.0
 
 
 def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:

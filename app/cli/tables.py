@@ -124,8 +124,8 @@ def demo(result: Mapping[str, Any]) -> list[Table]:
                 f"{controls['best_single']['accuracy']:.1%}",
                 "router's top-1": f"{controls['router_top1']:.1%}",
                 "full vote (all called)": f"{controls['full_vote']:.1%}",
-                "brackets": "95 % beta-binomial interval of the realised risk, each risk from the "
-                "calibration that targets it; with tied scores the risk may be lower",
+                "brackets": "95 % interval of the measured risk from the ranks and ties of the "
+                "calibration rows, each risk from the calibration that targets it",
             }
         ),
     ]

@@ -37,7 +37,7 @@ def new_drift_state(
     other. Without a finite threshold there is no risk to watch.
     """
     alpha = calibration.options.alpha
-    names = STREAMS if calibration.misses(alpha) >= 0 else STREAMS[:-1]
+    names = STREAMS if calibration.realised_risk(alpha) is not None else STREAMS[:-1]
     levels = split_false_alarm(false_alarm, dict.fromkeys(names, 1.0 / len(names)))
     start = {
         LARGEST_SCORE: calibration.scores.max(axis=1),

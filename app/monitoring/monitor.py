@@ -219,8 +219,8 @@ class Monitor:
         if self._drift is not None:
             self._drift.set_calibration(record)
         calibration, alpha = record.calibration, record.calibration.options.alpha
-        finite = calibration.misses(alpha) >= 0
-        self._metrics.risk_bound.set(calibration.risk_q95(alpha) if finite else math.nan)
+        risk = calibration.realised_risk(alpha)
+        self._metrics.risk_bound.set(math.nan if risk is None else risk.upper())
         self._metrics.show_risk(risk_report.estimate([]))  # until housekeeping reads the losses
 
     def _flush_drift(self) -> None:

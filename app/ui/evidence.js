@@ -18,13 +18,13 @@ export function evidenceView(found) {
       "div",
       { class: "grid two" },
       found.curve ? el("figure", {}, el("figcaption", {}, found.curve.some((each) => each.mean_cost !== undefined) ? "Size and cost of a set, by risk level" : "Size of a set, by risk level"), curve) : null,
-      found.feasible && found.delta === null ? el("figure", {}, el("figcaption", {}, "Realised risk: what it will be, by chance of the rows"), law) : null,
+      hasLaw(found) ? el("figure", {}, el("figcaption", {}, "Realised risk: what it will be, by chance of the rows"), law) : null,
     ),
     found.groups?.length ? groups(found.groups) : null,
   );
   queueMicrotask(() => {
     if (found.curve) drawCurve(curve, found);
-    if (found.feasible && found.delta === null) drawLaw(law, found);
+    if (hasLaw(found)) drawLaw(law, found);
   });
   return view;
 }
@@ -43,6 +43,11 @@ function figures(found) {
   return shown;
 }
 
+/** Whether the realised risk has the law that is drawn: no other row ties with the threshold's. */
+function hasLaw(found) {
+  return found.feasible && found.delta === null && found.tied === 1;
+}
+
 /** What an operator should know before it decides. */
 function warnings(found) {
   const said = [];
@@ -50,6 +55,7 @@ function warnings(found) {
     said.push(notice("warn", `There is no finite threshold at ${percent(found.alpha)}: ${whyNone(found)} All candidates would be called.`));
   }
   if (found.overlap > 0) said.push(notice("warn", `${plural(found.overlap, "row")} of these trained the router. Every certificate would be void.`));
+  if (found.tied > 1) said.push(el("p", { class: "muted" }, `${count(found.tied)} of ${count(found.n)} rows tie at the threshold and ${count(found.missed)} are above it: the realised risk can be far below ${percent(found.alpha)}.`));
   const copies = [];
   if (found.duplicates > 0) copies.push(`${plural(found.duplicates, "copy", "copies")} of a row left out`);
   if (found.near_duplicates > 0) copies.push(`${plural(found.near_duplicates, "row")} nearly like another`);

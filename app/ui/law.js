@@ -1,4 +1,4 @@
-/** The law of the realised risk: given n rows that count, Beta(m, n + 1 - m). */
+/** The law of the realised risk for distinct scores: given n rows that count, Beta(m, n + 1 - m). */
 
 /** ln of the gamma function, by Stirling's series after stepping up to where it is exact enough. */
 function lnGamma(x) {

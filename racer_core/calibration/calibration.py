@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
-from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import (
     allowed_misses,
@@ -198,10 +198,17 @@ class Calibration:
         """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6)."""
         return threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
 
+    def realised_risk(self, alpha: float) -> RealisedRisk | None:
+        """What the rows tell about the risk of the threshold; None if all candidates are called."""
+        misses, score = self.misses(alpha), self.options.score
+        if misses < 0 or math.isinf(self.lambda_hat(alpha, score)):
+            return None
+        return RealisedRisk.of(self._critical(score), misses)
+
     def risk_q95(self, alpha: float) -> float:
-        """95 % of calibration sets of this size have at most this risk (Beta law)."""
-        misses = self.misses(alpha)
-        return beta_quantile(0.95, misses + 1, self.n - misses) if misses >= 0 else 0.0
+        """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie."""
+        risk = self.realised_risk(alpha)
+        return 0.0 if risk is None else risk.upper()
 
     def sets(
         self,

@@ -7,8 +7,8 @@ With n exchangeable rows, distinct critical scores and m = max{j : j/(n + 1) <= 
     risk given the calibration set  ~  Beta(m, n + 1 - m)
     misses among N future queries   ~  BetaBinomial(N, m, n + 1 - m)
 
-With ties the risk is stochastically smaller. Written with numpy and ``math.lgamma``, so that
-the package needs no scipy; the tests compare with scipy.
+With ties the risk is stochastically smaller (``realised_risk``). Written with numpy and
+``math.lgamma``, so that the package needs no scipy; the tests compare with scipy.
 """
 
 from __future__ import annotations
@@ -84,13 +84,19 @@ def uniform_risk_bounds(n: int, delta: float) -> FloatArray:
     Returns:
         Shape (n,), ascending.
     """
-    counts = [0]
-    while counts[-1] < n - 1:
-        step = max(1, int(1.5 * math.sqrt(counts[-1])))
-        counts.append(min(counts[-1] + step, n - 1))
+    counts = spaced_counts(n - 1)
     level = 1.0 - delta / len(counts)
     at_counts = np.array([beta_quantile(level, j + 1, n - j) for j in counts])
     return at_counts[np.searchsorted(counts, np.arange(n))]
+
+
+def spaced_counts(last: int) -> list[int]:
+    """Ascending counts from 0 to ``last``, 1.5 standard deviations of a Poisson count apart."""
+    counts = [0]
+    while counts[-1] < last:
+        step = max(1, int(1.5 * math.sqrt(counts[-1])))
+        counts.append(min(counts[-1] + step, last))
+    return counts
 
 
 def _binomial_pmf(n: int, p: float) -> tuple[int, FloatArray]:

@@ -297,6 +297,8 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
         "lambda_hat": core.lambda_hat(0.1, Score.COVER),
         "feasible": True,
         "min_n": 9,
+        "missed": rows_missed - 1,
+        "tied": 1,
         "risk_q05": pytest.approx(stats.beta.ppf(0.05, *law)),
         "risk_q95": pytest.approx(stats.beta.ppf(0.95, *law)),
         "mean_size": pytest.approx(sum(sizes) / 120),

@@ -13,7 +13,7 @@ import pytest
 
 from app.calibrations.answer_risk import answer_risk
 from app.calibrations.columns import RowColumns, Texts
-from app.calibrations.evidence import ALPHAS, CURVE_ROWS, curve, shift
+from app.calibrations.evidence import ALPHAS, CURVE_ROWS, curve, evidence, shift
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import answer_classes
@@ -96,6 +96,23 @@ def test_the_curve_of_many_rows_looks_at_some() -> None:
         )
         assert point["lambda_hat"] == calibration.lambda_hat(point["alpha"], Score.GAP)
         assert point["mean_size"] == pytest.approx(sets.selected.sum(axis=1).mean(), abs=0.06)
+
+
+def test_evidence_counts_rows_that_tie() -> None:
+    """All 190 answerable rows tie: the Beta law would say 6.7 to 13.7 % where no row is missed."""
+    calibration = replace(
+        randoms(200),
+        scores=np.tile([0.9, 0.2, 0.1], (200, 1)),
+        labels=np.tile([True, False, False], (200, 1)) & (np.arange(200) >= 10)[:, None],
+    )
+    found = evidence(calibration)
+    assert (found["n"], found["missed"], found["tied"]) == (190, 0, 190)
+    assert found["risk_q05"] == 0.0
+    assert found["risk_q95"] == calibration.risk_q95(0.2) < 0.06
+    point = next(each for each in curve(calibration) if each["alpha"] == 0.2)
+    assert point["risk_q95"] == found["risk_q95"]
+    infeasible = evidence(replace(calibration, options=CalibrationOptions(alpha=1e-4)))
+    assert (infeasible["missed"], infeasible["tied"], infeasible["risk_q95"]) == (None, None, 0.0)
 
 
 def test_a_larger_alpha_never_costs_more() -> None:

@@ -214,7 +214,8 @@ def test_score_that_is_no_probability_never_reaches_a_sort():
 def test_risk_q95_is_the_point_of_the_beta_law():
     """At n = 1000, alpha = 0.1: 95 % of calibration sets stay below 0.116."""
     rng = np.random.default_rng(1)
-    calibration = calibration_of(rng.random((1_000, 2)), np.ones((1_000, 2), bool))
+    scores, labels = rng.random((1_000, 2)), np.ones((1_000, 2), bool)
+    calibration = calibration_of(scores, labels, score=Score.PROB)  # all tie at 0 by gap
     assert calibration.risk_q95(0.1) == pytest.approx(stats.beta.ppf(0.95, 100, 901), abs=1e-9)
     assert round(calibration.risk_q95(0.1), 3) == 0.116
     assert calibration.risk_q95(1e-4) == 0.0  # everyone is called
@@ -224,7 +225,7 @@ def test_delta_holds_the_risk_of_most_calibration_sets_below_alpha():
     """With delta = 0.05 the 95 % point is at most alpha; one more miss would put it above."""
     rng = np.random.default_rng(1)
     scores, labels = rng.random((300, 2)), np.ones((300, 2), bool)
-    calibration = calibration_of(scores, labels, delta=0.05)
+    calibration = calibration_of(scores, labels, delta=0.05, score=Score.PROB)
     assert calibration.misses(0.1) == 21
     assert calibration.risk_q95(0.1) <= 0.1 < stats.beta.ppf(0.95, 23, 278)
     assert calibration_of(scores, labels).misses(0.1, delta=0.05) == 21

@@ -19,8 +19,8 @@ from app.errors import UpstreamError
 from app.tools.gateway_client import GatewayClient
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.vote import aggregate
-from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.calibration.metrics import SetMetrics, set_metrics
+from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import BoolArray, CandidateAnswer, LabelledRow, LabelledRows, RiskTarget
 
@@ -53,8 +53,10 @@ def measure(
     target is measured on answers, and is active afterwards.
     """
     rows = LabelledRows(pool=test.pool, rows=test.rows[:queries])
-    paper = client.calibrate(calibration, {"risk_target": RiskTarget.PAPER})["evidence"]
+    paper = _realised_risks(client, calibration, RiskTarget.PAPER)
+    client.calibrate(calibration, {"risk_target": RiskTarget.PAPER})
     decisions = {alpha: _decide(client, rows, alpha, progress) for alpha in ALPHAS}
+    answerable = _realised_risks(client, calibration, RiskTarget.ANSWERABLE)
     evidence = client.calibrate(calibration, {"risk_target": RiskTarget.ANSWERABLE})["evidence"]
     answers, alone = asyncio.run(_collect_answers(url, rows, progress))
     return {
@@ -64,8 +66,8 @@ def measure(
         "alphas": [
             {
                 "alpha": alpha,
-                "answerable": _answerable_risk(alpha, rows, answers[alpha], evidence["n"]),
-                "paper": _paper_risk(alpha, rows, decisions[alpha], paper["n"]),
+                "answerable": _answerable_risk(rows, answers[alpha], answerable[alpha]),
+                "paper": _paper_risk(rows, decisions[alpha], paper[alpha]),
                 **_cost_and_accuracy(rows, answers[alpha]),
             }
             for alpha in ALPHAS
@@ -140,25 +142,44 @@ async def _all(calls: Sequence[Awaitable[T]], report: Callable[[int], None]) -> 
     return await asyncio.gather(*(one(call) for call in calls))
 
 
+def _realised_risks(
+    client: GatewayClient, calibration: Path, risk_target: RiskTarget
+) -> dict[float, RealisedRisk]:
+    """What the calibration rows tell about the risk at each alpha."""
+    options = {"risk_target": risk_target, "dry_run": True}
+    evidence = client.calibrate(calibration, options)["evidence"]
+    n = evidence["n"]
+    return {
+        point["alpha"]: RealisedRisk(
+            n=n,
+            misses=allowed_misses(n, point["alpha"]),
+            missed=point["missed"],
+            tied=point["tied"],
+        )
+        for point in evidence["curve"]
+        if point["alpha"] in ALPHAS and point["feasible"]
+    }
+
+
 def _answerable_risk(
-    alpha: float, rows: LabelledRows, answers: Sequence[GatewayAnswer], n: int
+    rows: LabelledRows, answers: Sequence[GatewayAnswer], realised: RealisedRisk
 ) -> dict[str, Any]:
     """P(miss | some candidate is right), with its interval for this number of such queries."""
     metrics = _metrics(rows, [answer.racer for answer in answers])
     count = int(rows.labels(rows.pool).any(axis=1).sum())
-    return _with_interval(metrics.miss_given_answerable, alpha, n, count)
+    return _with_interval(metrics.miss_given_answerable, realised, count)
 
 
 def _paper_risk(
-    alpha: float, rows: LabelledRows, decisions: Sequence[dict[str, Any]], n: int
+    rows: LabelledRows, decisions: Sequence[dict[str, Any]], realised: RealisedRisk
 ) -> dict[str, Any]:
-    return _with_interval(_metrics(rows, decisions).risk, alpha, n, len(rows))
+    return _with_interval(_metrics(rows, decisions).risk, realised, len(rows))
 
 
-def _with_interval(risk: float, alpha: float, n: int, count: int) -> dict[str, Any]:
-    misses = allowed_misses(n, alpha)
-    low, high = beta_binomial_interval(count, misses + 1, n - misses)
-    return {"risk": risk, "interval": [low / count, high / count], "n": n, "queries": count}
+def _with_interval(risk: float, realised: RealisedRisk, count: int) -> dict[str, Any]:
+    low, high = realised.misses_among(count)
+    interval = [low / count, high / count]
+    return {"risk": risk, "interval": interval, "n": realised.n, "queries": count}
 
 
 def _metrics(rows: LabelledRows, decisions: Sequence[dict[str, Any]]) -> SetMetrics:

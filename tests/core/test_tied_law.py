@@ -1,0 +1,184 @@
+"""The realised risk where critical scores tie: its exact law, and the bounds that are reported.
+
+Worlds are atoms with probabilities. Small ones are enumerated, without chance; large ones are drawn
+with fixed seeds and a false-alarm probability of 1e-6 each.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.realised_risk import TIE_LEVEL, RealisedRisk
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
+from racer_core.types import Score
+from tests.core.laws import assert_at_most
+from tests.support.strategies import calibration_of
+
+FALSE_ALARM = 1e-6
+
+
+@cache
+def upper(risk: RealisedRisk) -> float:
+    """The bound, computed once: many calibration sets have the same ranks."""
+    return risk.upper()
+
+
+@cache
+def lower(risk: RealisedRisk) -> float:
+    """The bound, computed once."""
+    return risk.lower()
+
+
+@cache
+def misses_among(risk: RealisedRisk, trials: int) -> tuple[int, int]:
+    """The interval, computed once."""
+    return risk.misses_among(trials)
+
+
+def ranks(risk: RealisedRisk) -> RealisedRisk:
+    """The same evidence with any number of ties: only whether there are some matters."""
+    return replace(risk, tied=min(risk.tied, 2))
+
+
+def compositions(n: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write n as a sum of counts."""
+    if parts == 1:
+        yield (n,)
+        return
+    for first in range(n + 1):
+        for rest in compositions(n - first, parts - 1):
+            yield (first, *rest)
+
+
+def outcomes(masses: np.ndarray, n: int, misses: int) -> list[tuple[float, float, RealisedRisk]]:
+    """Probability, realised risk and evidence of every calibration set of n rows on these atoms."""
+    risks = np.append(1.0 - np.cumsum(masses), 0.0)
+    found = []
+    for counts in compositions(n, len(masses)):
+        log = math.lgamma(n + 1) - sum(math.lgamma(each + 1) for each in counts)
+        chance = math.exp(log) * np.prod(masses ** np.array(counts))
+        ascending = np.repeat(np.arange(len(masses), dtype=float), counts)
+        atom = int(threshold_from_sorted(ascending, misses))
+        risk = max(float(risks[atom]), 0.0) if atom < len(masses) - 1 else 0.0
+        found.append((float(chance), risk, ranks(RealisedRisk.of(ascending, misses))))
+    assert sum(chance for chance, _, _ in found) == pytest.approx(1.0)
+    return found
+
+
+def worlds(count: int, seed: int) -> Iterator[np.ndarray]:
+    """Atoms that are alike, and atoms of which one has nearly everything."""
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        yield rng.dirichlet(np.full(2 + i % 3, (0.2, 1.0, 5.0)[i % 3]))
+
+
+SIZES = [(9, 0.1), (12, 0.25), (16, 0.4), (19, 0.1)]
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES)
+def test_the_risk_is_the_beta_variable_rounded_down(n: int, alpha: float) -> None:
+    """P(R <= x) for every x, enumerated: R is the largest risk of a threshold that is at most B."""
+    misses = allowed_misses(n, alpha)
+    for masses in worlds(12, seed=n):
+        found = outcomes(masses, n, misses)
+        possible = sorted({risk for _, risk, _ in found})
+        for low, above in pairwise([*possible, 1.0]):
+            at_most = sum(chance for chance, risk, _ in found if risk <= low)
+            assert at_most == pytest.approx(stats.beta.cdf(above, misses + 1, n - misses), abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "alpha"), SIZES)
+def test_the_bounds_hold_for_every_law_of_ties(n: int, alpha: float) -> None:
+    """Enumerated: the upper one fails for 5 % and the ties' level, the lower one for that level."""
+    misses = allowed_misses(n, alpha)
+    for masses in worlds(60, seed=100 + n):
+        found = outcomes(masses, n, misses)
+        above = sum(chance for chance, risk, rank in found if risk > upper(rank))
+        below = sum(p for p, risk, rank in found if not rank.is_distinct and risk < lower(rank))
+        assert above <= 0.05 + TIE_LEVEL
+        assert below <= TIE_LEVEL
+
+
+def test_where_most_rows_tie_the_beta_law_is_far_above_the_risk() -> None:
+    """The demo's case: 97.5 % of 1,000 rows tie and 2.5 % are missed, at alpha 0.1."""
+    risk = RealisedRisk(n=1_000, misses=99, missed=25, tied=975)
+    assert 0.008 < risk.lower() < 0.025 < risk.upper() < 0.052
+    beta = stats.beta(100, 901)
+    assert risk.upper() < beta.ppf(0.05) < beta.ppf(0.95)
+    low, high = risk.misses_among(400)
+    assert 0 <= low < 10 < high < 35
+
+
+@pytest.mark.parametrize(("n", "misses"), [(9, 0), (300, 29), (1_000, 99), (1_000, 84)])
+def test_distinct_scores_have_the_exact_law(n: int, misses: int) -> None:
+    """Both points are quantiles of the Beta law, and the misses to come are beta-binomial."""
+    risk = RealisedRisk.of(np.random.default_rng(n).random(n).cumsum(), misses)
+    assert (risk.missed, risk.tied) == (misses, 1)
+    for tail in (0.025, 0.05):
+        beta = stats.beta(misses + 1, n - misses)
+        assert risk.lower(tail) == pytest.approx(beta.ppf(tail), abs=1e-9)
+        assert risk.upper(tail) == pytest.approx(beta.ppf(1 - tail), abs=1e-9)
+    expected = stats.betabinom.interval(0.95, 350, misses + 1, n - misses)
+    assert risk.misses_among(350) == expected
+
+
+WORLDS = {
+    "one atom has most": (0.0, [0.9, 0.05, 0.05]),
+    "an atom at the threshold, the rest distinct": (0.7, [0.3]),
+    "two atoms on either side": (0.0, [0.885, 0.06, 0.055]),
+    "a lattice": (0.0, [0.02] * 50),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_bounds_hold_for_a_thousand_rows(name: str) -> None:
+    """4,000 calibrations; the risk is that of the world, and queries to come are drawn from it."""
+    spread, masses = WORLDS[name]
+    n, alpha, trials, future = 1_000, 0.1, 4_000, 500
+    misses = allowed_misses(n, alpha)
+    rng = np.random.default_rng(len(name))
+    edges = np.cumsum(masses)[:-1]  # of U: the score falls in U; atoms have the smallest scores
+    above = below = outside = 0
+    for _ in range(trials):
+        u = rng.random(n)
+        # Scores in 1 - U: atoms are steps of it, and the spread part is 1 - U itself.
+        level = 1.0 - u
+        atoms = np.searchsorted(edges, level, side="right").astype(float)
+        score = np.where(level < 1.0 - spread, atoms, len(masses) + level)
+        ascending = np.sort(score)
+        threshold = threshold_from_sorted(ascending, misses)
+        if threshold < len(masses):
+            ends = [*edges, 1.0 - spread]
+            truth = 1.0 - ends[int(threshold)]
+        else:
+            truth = 1.0 - (threshold - len(masses))
+        risk = ranks(RealisedRisk.of(ascending, misses))
+        above += truth > upper(risk)
+        below += truth < lower(risk) - 1e-12
+        low, high = misses_among(risk, future)
+        outside += not low <= rng.binomial(future, min(max(truth, 0.0), 1.0)) <= high
+    assert_at_most(above, trials, 0.05 + TIE_LEVEL, FALSE_ALARM)
+    assert_at_most(below, trials, 0.05, FALSE_ALARM)
+    assert_at_most(outside, trials, 0.05 + TIE_LEVEL, FALSE_ALARM)
+
+
+def test_a_calibration_reads_its_ties_off_its_rows() -> None:
+    """Ties are of the score that it decides by; where all are called nothing is bound."""
+    scores = np.column_stack([np.repeat([0.9, 0.2], [95, 5]), np.repeat([0.1, 0.8], [95, 5])])
+    labels = np.column_stack([np.ones(100, bool), np.zeros(100, bool)])
+    calibration = calibration_of(scores, labels, score=Score.PROB)
+    assert isinstance(calibration, Calibration)
+    assert calibration.realised_risk(0.1) == RealisedRisk(n=100, misses=9, missed=5, tied=95)
+    assert calibration.risk_q95(0.1) == calibration.realised_risk(0.1).upper()
+    assert calibration.realised_risk(0.001) is None
+    tau = calibration_of(scores, labels, score=Score.PROB, null_threshold=0.05)
+    assert tau.misses(0.1) == 9  # every row abstains, so that the threshold is infinite
+    assert tau.realised_risk(0.1) is None
+    assert tau.risk_q95(0.1) == 0.0
