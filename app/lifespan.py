@@ -13,7 +13,7 @@ from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
 from app.answering.answer_forms import AnswerReader
-from app.answering.math_process import DEADLINE_S, MathProcess
+from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService, setup_digest
@@ -238,9 +238,9 @@ async def _open_chat(
 async def _open_answer_reader(
     settings: Settings, scoring: RouterBackend
 ) -> AsyncGenerator[AnswerReader]:
-    """The reader of answers, with the process for mathematics where the configuration needs it."""
+    """The reader of answers, with workers for mathematics where the configuration needs them."""
     async with AsyncExitStack() as stack:
-        mathematics = MathProcess(DEADLINE_S)
+        mathematics = MathPool(DEADLINE_S)
         if settings.aggregation.equality is Equality.MATH:
             await stack.enter_async_context(mathematics)
         yield AnswerReader(

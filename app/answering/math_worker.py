@@ -2,12 +2,17 @@
 
 ``python -m app.answering.math_worker SECONDS`` replies to each message: ``{"answer": ...,
 "reference": ...}`` asks for a grade, ``{"reference": ...}`` for a check of the reference and
-``{"text": ...}`` for a normal form. A task that takes longer than SECONDS ends the process.
+``{"text": ...}`` for a normal form.
+
+The process loads the library, then forks a child that does the tasks. A task that takes longer than
+SECONDS ends the child. The process then replies ``{"failed": true}`` and forks the next child in
+milliseconds; loading the library takes a second.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Any, Final
 
@@ -17,14 +22,27 @@ from racer_core.aggregation.math_forms import math_form
 from racer_core.errors import InputError
 
 MEMORY_BYTES: Final = 4 * 2**30
+# Loads the library and its parser of LaTeX, which takes as long as a deadline on a busy machine.
+_WARM_UP: Final = r"\boxed{\frac{1}{2}+x}"
 
 
 def main() -> None:
     """Work until the parent closes the pipe."""
     enter_sandbox(memory_bytes=MEMORY_BYTES)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no deadline
-    math_form("1")  # loads the library, which takes longer than a deadline on a busy machine
-    deadline_s = int(sys.argv[1])
+    math_form(_WARM_UP)
+    while True:
+        child = os.fork()
+        if child == 0:
+            _work(float(sys.argv[1]))
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status == 0:  # the parent has closed the pipe
+            return
+        send_message({"failed": True})
+
+
+def _work(deadline_s: float) -> None:
     for task in received_messages():
         with deadline(deadline_s):
             reply = do_task(task)

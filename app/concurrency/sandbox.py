@@ -108,8 +108,10 @@ class SandboxedProcess:
         return self._process.wait()
 
     def kill(self) -> None:
-        """Kill the child, from any thread; a thread in :meth:`receive` gets None."""
-        self._process.kill()
+        """Kill the child and its own, from any thread; a thread in :meth:`receive` gets None."""
+        if self._process.poll() is None:  # otherwise its number may be another group's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Kill the child if it still runs, wait for its end and close the pipes."""
@@ -148,17 +150,17 @@ def address_space() -> int:
 
 
 @contextlib.contextmanager
-def deadline(seconds: int) -> Generator[None]:
+def deadline(seconds: float) -> Generator[None]:
     """End this process unless the block finishes in time.
 
     The alarm's default action ends the process in the middle of a computation. A Python signal
     handler would not: it waits for the running C function, such as a power with a billion digits.
     """
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def received_messages() -> Iterator[Message]:

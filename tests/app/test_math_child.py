@@ -1,4 +1,4 @@
-"""The math process from outside: whatever happens, no reply is taken for another task's."""
+"""The pool of math workers from outside: no reply is another task's, and no task delays others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.answering import math_process
-from app.answering.math_process import MathProcess
+from app.answering.math_process import MAX_WORKERS, MathPool
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
 WORKER = """
@@ -28,7 +28,7 @@ for line in sys.stdin:
 """
 
 Child = subprocess.Popen[bytes]
-Story = Callable[[MathProcess, list[Child]], Awaitable[None]]
+Story = Callable[[MathPool, list[Child]], Awaitable[None]]
 
 
 @pytest.fixture
@@ -46,12 +46,12 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 
     def run(story: Story) -> None:
         async def scene() -> None:
-            child = MathProcess(1)
+            pool = MathPool(1)
             try:
                 async with asyncio.timeout(20):
-                    await story(child, started)
+                    await story(pool, started)
             finally:
-                await child.close()
+                await pool.close()
 
         asyncio.run(scene())
         for process in started:
@@ -63,11 +63,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
 def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Story], None]) -> None:
     """Red when what is left of it in the pipe is the next task's answer."""
 
-    async def story(child: MathProcess, started: list[Child]) -> None:
-        assert await child.form("1") == "1"
-        assert await child.form("long") is None
-        assert [await child.form(text) for text in "234"] == ["2", "3", "4"]
-        assert len(started) == 2
+    async def story(pool: MathPool, _: list[Child]) -> None:
+        assert await pool.form("1") == "1"
+        assert await pool.form("long") is None
+        assert [await pool.form(text) for text in "23456"] == ["2", "3", "4", "5", "6"]
 
     play(story)
 
@@ -75,14 +74,43 @@ def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Sto
 def test_who_leaves_takes_the_answer_along(play: Callable[[Story], None]) -> None:
     """A task that is given up is told to nobody else, and those in line are done."""
 
-    async def story(child: MathProcess, _: list[Child]) -> None:
-        assert await child.form("0") == "0"
-        gone = asyncio.create_task(child.form("hang"))
-        await asyncio.sleep(0)  # the child has been told
-        waiting = [asyncio.create_task(child.form(text)) for text in "12"]
+    async def story(pool: MathPool, _: list[Child]) -> None:
+        assert await pool.form("0") == "0"
+        gone = [asyncio.create_task(pool.form(text)) for text in ("a", "hang", "b")]
+        await asyncio.sleep(0.05)  # a worker has been told, or not yet
+        waiting = [asyncio.create_task(pool.form(text)) for text in "12"]
         await asyncio.sleep(0)
-        gone.cancel()
+        for each in gone:
+            each.cancel()
         assert await asyncio.gather(*waiting) == ["1", "2"]
+        assert [await pool.form(text) for text in "345678"] == list("345678")
+
+    play(story)
+
+
+def test_nothing_starts_before_the_first_task(play: Callable[[Story], None]) -> None:
+    """Then one worker more than tasks at once, up to the limit, however many tasks there are."""
+
+    async def story(pool: MathPool, started: list[Child]) -> None:
+        assert started == []
+        assert await pool.form("0") == "0"
+        assert await until(lambda: len(started) == 2)
+        tasks = [pool.form(str(number)) for number in range(50)]
+        assert await asyncio.gather(*tasks) == [str(number) for number in range(50)]
+        assert len(started) <= MAX_WORKERS
+
+    play(story)
+
+
+def test_hostile_formulas_delay_no_other_vote(play: Callable[[Story], None]) -> None:
+    """Up to one less than the workers never end, and every other task is done meanwhile."""
+
+    async def story(pool: MathPool, _: list[Child]) -> None:
+        hostile = [asyncio.create_task(pool.form("hang")) for _ in range(MAX_WORKERS - 1)]
+        assert await asyncio.gather(*(pool.form(text) for text in "123")) == ["1", "2", "3"]
+        assert not any(task.done() for task in hostile)
+        for task in hostile:
+            task.cancel()
 
     play(story)
 
@@ -90,16 +118,45 @@ def test_who_leaves_takes_the_answer_along(play: Callable[[Story], None]) -> Non
 def test_a_child_that_has_ended_is_replaced_and_closed(play: Callable[[Story], None]) -> None:
     """Whatever ended it: one task has no answer, the next one has; and closing fails nowhere."""
 
-    async def story(child: MathProcess, started: list[Child]) -> None:
-        assert await child.form("1") == "1"
-        started[0].kill()
-        started[0].wait()
-        assert await child.form("2") is None
-        assert await child.form("3") == "3"
-        started[1].kill()
-        started[1].wait()
+    async def story(pool: MathPool, started: list[Child]) -> None:
+        assert await pool.form("1") == "1"
+        assert await until(lambda: len(started) == 2)
+        assert await pool.form("2") == "2"
+        for each in started:
+            each.kill()
+            each.wait()
+        forms = [await pool.form("3") for _ in range(4)]
+        assert forms[-1] == "3"
+        assert set(forms) <= {None, "3"}
+        for each in started:
+            each.kill()
+            each.wait()
 
     play(story)
+
+
+def test_workers_that_cannot_be_started_leave_no_task_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither where there is no process nor where it ends at once."""
+    start = subprocess.Popen
+
+    def refuse(_: list[str], **__: Any) -> Child:
+        raise OSError(24, "Too many open files")
+
+    def end(_: list[str], **options: Any) -> Child:
+        return start([sys.executable, "-c", ""], **options)
+
+    async def scene() -> list[str | None]:
+        async with asyncio.timeout(20):
+            pool = MathPool(1)
+            forms = await asyncio.gather(*(pool.form("1") for _ in range(6)))
+            await pool.close()
+            return forms
+
+    for stub in (refuse, end):
+        monkeypatch.setattr(subprocess, "Popen", stub)
+        assert asyncio.run(scene()) == [None] * 6
 
 
 def test_the_math_worker_has_limits_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +165,12 @@ def test_the_math_worker_has_limits_and_no_key(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RACER_ADMIN_KEY", "CANARY-of-the-environment")
 
     async def scene() -> tuple[str, str]:
-        child = MathProcess(10)
+        pool = MathPool(10, max_workers=1)
         try:
-            assert await child.form("1/2") == "1/2"
+            assert await pool.form("1/2") == "1/2"
             return _environment_and_limits("app.answering.math_worker")
         finally:
-            await child.close()
+            await pool.close()
 
     environment, limits = asyncio.run(scene())
     assert "CANARY" not in environment
@@ -122,21 +179,47 @@ def test_the_math_worker_has_limits_and_no_key(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_task_past_its_deadline_has_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline ends the process while it computes; the next task has its own reply."""
+    """The deadline ends it while it computes; its worker does the next task, without a new start.
+
+    So of one worker a task waits for one deadline, and of several for none.
+    """
     pytest.importorskip("math_verify")
+    started: list[Child] = []
+    start = subprocess.Popen
+
+    def counting(*args: Any, **options: Any) -> Child:
+        started.append(start(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", counting)
 
     async def scene() -> None:
-        child = MathProcess(1)
+        pool = MathPool(0.3, max_workers=1)
         try:
-            assert await child.form("1/2") == "1/2"  # loads the library
-            began = time.monotonic()
-            assert await child.form("\\boxed{2^{10^{10}}}") is None  # takes a minute
-            assert time.monotonic() - began < 20
-            assert await child.form("0.5") == "1/2"
+            assert await pool.form("1/2") == "1/2"  # loads the library
+            for _ in range(2):
+                began = time.monotonic()
+                hostile = asyncio.create_task(pool.form("\\boxed{2^{10^{10}}}"))  # takes a minute
+                await asyncio.sleep(0)
+                assert await pool.form("0.5") == "1/2"
+                assert hostile.done()
+                assert await hostile is None
+                assert 0.3 < time.monotonic() - began < 5
+            assert len(started) == 1
         finally:
-            await child.close()
+            await pool.close()
 
     asyncio.run(scene())
+    assert started[0].returncode is not None
+
+
+async def until(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true within ten seconds."""
+    for _ in range(1000):
+        if condition():
+            return True
+        await asyncio.sleep(0.01)
+    return False
 
 
 def _environment_and_limits(module: str) -> tuple[str, str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final, Protocol, Self
 
-from app.answering.math_process import MathProcess
+from app.answering.math_process import MathPool
 from racer_core.aggregation.grading import Grade, check_reference, grade
 from racer_core.errors import InputError
 from racer_core.records.questions import Question
 
-MATH_DEADLINE_S: Final = 10  # an ordinary comparison takes milliseconds
+MATH_DEADLINE_S: Final = 10.0  # an ordinary comparison takes milliseconds
 
 
 class Grader(Protocol):
@@ -64,12 +64,12 @@ class TextGrader:
 
 
 class MathGrader:
-    """Compares in a child process, which is killed and replaced if an answer takes too long."""
+    """Compares in child processes, which are replaced if an answer takes too long."""
 
     paid = False
 
-    def __init__(self, deadline_s: int = MATH_DEADLINE_S) -> None:
-        self._child = MathProcess(deadline_s)
+    def __init__(self, deadline_s: float = MATH_DEADLINE_S) -> None:
+        self._pool = MathPool(deadline_s)
         self.failures = Counter[str]()
 
     async def __aenter__(self) -> Self:
@@ -77,11 +77,11 @@ class MathGrader:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._child.close()
+        await self._pool.close()
 
     async def check(self, question: Question) -> None:
         """Require a reference that parses as mathematics."""
-        response = await self._child.request({"reference": _reference(question)})
+        response = await self._pool.request({"reference": _reference(question)})
         if response is None or "error" in response:
             raise InputError(
                 response["error"] if response else "the reference takes too long to read"
@@ -89,7 +89,7 @@ class MathGrader:
 
     async def correct(self, question: Question, answer: str) -> bool | None:
         """Compare as mathematics; None if the comparison did not end in time."""
-        response = await self._child.request({"reference": _reference(question), "answer": answer})
+        response = await self._pool.request({"reference": _reference(question), "answer": answer})
         if response is None:
             self.failures["took_too_long"] += 1
             return None
