@@ -89,12 +89,17 @@ def _is_logprob(value: object) -> bool:
 
 
 def counts(usage: object, names: Mapping[str, str]) -> dict[str, int]:
-    """The valid token counts, under the names of chat."""
-    given = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
+    """The valid token counts of a usage object.
+
+    Args:
+        usage: The candidate's ``usage``, of any type.
+        names: Name of each count in the API format, to its name in chat completions.
+    """
+    fields = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
     return {
-        ours: value
-        for theirs, ours in names.items()
-        for value in (given.get(theirs),)
+        chat_name: value
+        for name, chat_name in names.items()
+        for value in (fields.get(name),)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0
     }
 

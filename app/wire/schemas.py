@@ -66,7 +66,7 @@ class Message(BaseModel):
 
 
 class _RoutedBody(BaseModel):
-    """What every routed body has in common."""
+    """The fields of every body that may be routed."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -75,30 +75,30 @@ class _RoutedBody(BaseModel):
     racer: RacerOptions | None = None
 
     @model_validator(mode="after")
-    def _options_have_their_place(self) -> Self:
-        """Beside the block they would be ignored, and the client believe in another risk."""
-        lost = set(self.model_extra or {}) & set(RacerOptions.model_fields)
-        if lost:
-            raise ValueError(f"put {min(lost)!r} into the `racer` block")
+    def _options_are_in_the_racer_block(self) -> Self:
+        """Refuse options beside the block: they would have no effect on the decision."""
+        misplaced = set(self.model_extra or {}) & set(RacerOptions.model_fields)
+        if misplaced:
+            raise ValueError(f"put {min(misplaced)!r} into the `racer` block")
         return self
 
 
 class ChatRequest(_RoutedBody):
-    """The OpenAI chat shape: only what is read here is named, the rest passes through."""
+    """A chat completion request. Fields that the gateway does not read pass through."""
 
     messages: list[Message] = Field(min_length=1)
     stream_options: dict[str, Any] | None = None
 
 
 class CompletionRequest(_RoutedBody):
-    """A prompt to continue; several at once have no set in common."""
+    """A text completion request. A request with several prompts is not routed."""
 
     prompt: str | list[Any] = Field(description="Routing needs one text.")
     stream_options: dict[str, Any] | None = None
 
 
 class InputItem(BaseModel):
-    """One item of a conversation; calls and their results pass through."""
+    """One item of a conversation. Tool calls and their results pass through."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -108,14 +108,14 @@ class InputItem(BaseModel):
 
 
 class ResponsesRequest(_RoutedBody):
-    """The Responses shape; what a server would have to remember is refused."""
+    """A Responses request. Fields that need stored conversations are refused."""
 
     input: str | list[InputItem]
     instructions: str | None = None
 
 
 class EmbeddingsRequest(BaseModel):
-    """Passed to the candidate that serves embeddings."""
+    """An embeddings request, passed to the candidate that serves embeddings."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -124,7 +124,7 @@ class EmbeddingsRequest(BaseModel):
 
 
 class RouteRequest(DecisionOptions):
-    """A query, or a full chat body, and what the certificate should say."""
+    """A query or a chat body, and the options of the decision."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -199,13 +199,13 @@ class CalibrateOptions(BaseModel):
 
 
 class CalibrateFields(CalibrateOptions):
-    """The same in a JSON body, where values have types: "0.1" is no number there."""
+    """`CalibrateOptions` in a JSON body, where values have types: "0.1" is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class CalibrateQuery(BaseModel):
-    """What only the query of ``POST /calibrate`` may say: it is needed before the rows are."""
+    """The query parameter of ``POST /calibrate`` that is read before the rows."""
 
     model_config = ConfigDict(extra="forbid")
 
