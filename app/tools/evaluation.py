@@ -12,7 +12,7 @@ from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.evaluate import AVERAGE, MERGED, Evaluation, evaluate
-from racer_core.offline.protocol import Protocol, Shares
+from racer_core.offline.protocol import Control, Order, Protocol, Shares
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice, Progress, RouterKind
@@ -74,15 +74,19 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
 def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
     """Embed, split, train and measure; write the report if one is requested."""
     arguments, encoder = prepared.arguments, prepared.encoder
-    table = build_table(
-        prepared.rows,
-        encoder=encoder,
-        router=arguments.router,
-        protocol=prepared.protocol,
-        progress=progress,
-    )
+    tables = [
+        build_table(
+            prepared.rows,
+            encoder=encoder,
+            router=arguments.router,
+            protocol=prepared.protocol,
+            division=division,
+            progress=progress,
+        )
+        for division in range(prepared.protocol.divisions)
+    ]
     name = encoder.spec.name + (" + char n-grams" if encoder.spec.lexical else "")
-    result = evaluate(table, encoder=name, router=arguments.router, progress=progress)
+    result = evaluate(*tables, encoder=name, router=arguments.router, progress=progress)
     if arguments.report is not None:
         write_report(result, arguments.report, arguments.command)
     return result
@@ -219,7 +223,12 @@ def _number(text: str, given: str) -> float:
     return number
 
 
-def default_scores(prices: tuple[str, ...]) -> tuple[Score, ...]:
+def default_scores(prices: tuple[str, ...]) -> tuple[Order, ...]:
     """The scores of the protocol, and ``cover_cost`` if there are prices."""
     scores = Protocol().scores
     return (*scores, Score.COVER_COST) if prices else scores
+
+
+def order(name: str) -> Order:
+    """The score or the control of this name."""
+    return Control(name) if name in set(Control) else Score(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer_core.calibration.augmentation import augment_scores
 from racer_core.calibration.cover import greedy_cover
@@ -78,10 +79,25 @@ class NonconformityScorer:
         for part in self.slices(score, len(scores)):
             near = None if neighbours is None else neighbours[part]
             fit[part] = self._exact(score, scores[part], near)
-        if self.smoothing_salt is not None:
-            names = (*self.pool, NULL_COLUMN) if self.with_null else self.pool
-            fit += smoothing_noise(self.smoothing_salt, fingerprints, names)
-        return fit
+        return self._smoothed(fit, fingerprints)
+
+    def fixed_orders(
+        self, weights: FloatArray, groups: NDArray[np.intp], fingerprints: Sequence[bytes]
+    ) -> FloatArray:
+        """``static`` with an order for each group: s of the shape of :meth:`nonconformity`.
+
+        Args:
+            weights: Weights of the patterns in each group, shape (G, P); each row sums to 1.
+            groups: The group of each query, shape (B,).
+            fingerprints: As for :meth:`nonconformity`.
+        """
+        return self._smoothed(self._cover(weights, priced=False)[groups], fingerprints)
+
+    def _smoothed(self, fit: FloatArray, fingerprints: Sequence[bytes]) -> FloatArray:
+        if self.smoothing_salt is None:
+            return fit
+        names = (*self.pool, NULL_COLUMN) if self.with_null else self.pool
+        return fit + smoothing_noise(self.smoothing_salt, fingerprints, names)
 
     def slices(self, score: Score, rows: int) -> Iterator[slice]:
         """Slices of a batch, small enough for the CPU cache."""

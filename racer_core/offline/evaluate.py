@@ -1,13 +1,14 @@
 """Evaluation by random splits of scored rows.
 
 The spread over splits is that of re-splitting one pool of rows, not an independent standard error.
+With several divisions it includes the choice of the training rows and the training of the router.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from racer_core.calibration.threshold import (
 from racer_core.offline.protocol import (
     COMPARED_AT,
     CalibrationScope,
+    Order,
     Protocol,
     Rows,
     Split,
@@ -47,7 +49,7 @@ class Setting:
 
     scope: str  # a benchmark, `merged` or `average`
     risk_target: RiskTarget
-    score: Score
+    score: Order
     alpha: float
 
 
@@ -60,7 +62,7 @@ class BestSetting:
 
     scope: str
     risk_target: RiskTarget
-    score: Score
+    score: Order
     alpha: float
     rule: Method
     accuracy: float  # on the test rows, as are the next two
@@ -75,7 +77,7 @@ class Evaluation:
     pool: tuple[str, ...]
     encoder: str
     router: str
-    protocol: Protocol
+    protocol: Protocol  # its scores are those that could be measured
     rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
     n_train: int
     copies: int  # rows that were left out because an earlier one asks the same
@@ -129,10 +131,18 @@ class Evaluation:
 
 
 def evaluate(
-    table: EvaluationTable, *, encoder: str, router: str, progress: Progress = silent
+    *tables: EvaluationTable, encoder: str, router: str, progress: Progress = silent
 ) -> Evaluation:
-    """Split, calibrate and measure; repeated as the protocol demands."""
-    protocol = table.protocol
+    """Split, calibrate and measure; repeated as the protocol demands.
+
+    Args:
+        tables: The table of each division of the protocol, in order.
+        encoder: Its name, for the report.
+        router: Its kind, for the report.
+        progress: Called after each split.
+    """
+    table = tables[0]
+    protocol = replace(table.protocol, scores=table.orders)
     rng = np.random.default_rng(protocol.seed)
     cells: dict[Setting, Runs] = {}
     controls: dict[str, Runs] = {}
@@ -213,7 +223,7 @@ class _SplitEvaluation:
         self._luck = rng.random((len(part.test), len(table.pool))).argsort(axis=1).argsort(axis=1)
         self._test_votes = table.votes and table.votes.at(part.test)
         self._validation_votes = table.votes and table.votes.at(part.validation)
-        self._temperatures: dict[tuple[RiskTarget, Score], float] = {}
+        self._temperatures: dict[tuple[RiskTarget, Order], float] = {}
         self._validated: list[_ValidationScore] = []
 
     def cells(self) -> Iterator[tuple[Setting, dict[str, float]]]:
@@ -221,7 +231,7 @@ class _SplitEvaluation:
         protocol = self._table.protocol
         for target in protocol.risk_targets:
             counted = float(any_column(self._table.truths[target][self._part.test]).sum())
-            for score in protocol.scores:
+            for score in self._table.orders:
                 fit = self._table.nonconformity(target, score, self._setting)
                 ascending = self._critical(target, fit, self._part.calibration)
                 for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
@@ -238,7 +248,7 @@ class _SplitEvaluation:
 
         Among equally accurate ones the smallest set.
         """
-        best: dict[tuple[RiskTarget, Score], _ValidationScore] = {}
+        best: dict[tuple[RiskTarget, Order], _ValidationScore] = {}
         for each in self._validated:
             key = each.choice.risk_target, each.choice.score
             if key not in best or each.rank > best[key].rank:

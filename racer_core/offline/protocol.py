@@ -1,8 +1,10 @@
 """Evaluation protocol: training rows, random splits and settings. Paper, Sec. 4.1.
 
-A share of each benchmark's rows trains the router once, all benchmarks together; the rest is
-repeatedly split at random into calibration, validation and test. Only the best single candidates,
-which the sets must beat, are chosen on test rows: they are the best in hindsight.
+A share of each benchmark's rows trains the router, all benchmarks together; the rest is repeatedly
+split at random into calibration, validation and test. Each *division* draws the training rows anew
+and trains a router. With one division the spread over splits is that for these training rows. Only
+the best single candidates, which the sets must beat, are chosen on test rows: they are the best in
+hindsight.
 """
 
 from __future__ import annotations
@@ -24,6 +26,20 @@ PAPER_ALPHAS = (
     *(i / 100 for i in range(15, 51, 5)),
 )
 COMPARED_AT = 0.1  # the level at which settings are compared on validation rows
+
+
+class Control(StrEnum):
+    """Orders of the candidates that sets are compared with and that no gateway can serve.
+
+    ``static_by_group``: a fixed order for each benchmark, and in it for each ``group`` of its rows
+    (else each ``task``), fitted to the training rows of that group. It is given the kind of the
+    query, which a score has to recognise.
+    """
+
+    STATIC_BY_GROUP = "static_by_group"
+
+
+Order = Score | Control  # what a report has lines for
 
 
 class CalibrationScope(StrEnum):
@@ -52,12 +68,16 @@ class Shares:
 class Protocol:
     """The experiment."""
 
-    splits: int = 100
+    splits: int = 100  # over all divisions
+    divisions: int = 1  # into training rows and rest
     shares: Shares = Shares()
     shares_of: Mapping[str, Shares] = field(default_factory=dict[str, Shares])  # by benchmark
     calibrated: CalibrationScope = CalibrationScope.EACH
     alphas: tuple[float, ...] = PAPER_ALPHAS
-    scores: tuple[Score, ...] = (Score.GAP, Score.PROB, Score.COVER, Score.STATIC)
+    scores: tuple[Order, ...] = (
+        *(Score.GAP, Score.PROB, Score.COVER, Score.STATIC),
+        Control.STATIC_BY_GROUP,  # left out where the rows are of one group
+    )
     risk_targets: tuple[RiskTarget, ...] = tuple(RiskTarget)
     smoothing: bool = False
     false_abstain_budget: float | None = 0.01  # None: never abstain because of p_null
@@ -71,6 +91,12 @@ class Protocol:
             checked_alpha(alpha)
         if self.splits < 1:
             raise InputError("at least one split is needed", param="splits")
+        if not 1 <= self.divisions <= self.splits:
+            raise InputError(
+                f"{self.divisions} divisions of {self.splits} splits: at least one division is "
+                "needed, and at least one split for each",
+                param="divisions",
+            )
         if not self.alphas or not self.scores or not self.risk_targets:
             raise InputError("at least one alpha, score and risk target is needed")
         check_textual(self.equality)
@@ -78,6 +104,10 @@ class Protocol:
     def of(self, benchmark: str) -> Shares:
         """The shares of one benchmark."""
         return self.shares_of.get(benchmark, self.shares)
+
+    def splits_of(self, division: int) -> int:
+        """The number of splits of one division; they differ by one split at most."""
+        return self.splits // self.divisions + (division < self.splits % self.divisions)
 
 
 Rows = NDArray[np.intp]
@@ -93,7 +123,7 @@ class Split:
 
 
 def training_rows(benchmark: str, count: int, shares: Shares, seed: int) -> tuple[Rows, Rows]:
-    """A benchmark's training rows, and the rest; the same for every repetition.
+    """A benchmark's training rows, and the rest; the same for every split of a division.
 
     Raises:
         CalibrationError: Too few rows.

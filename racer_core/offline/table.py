@@ -1,4 +1,4 @@
-"""Scored rows of an evaluation: all rows that did not train the router, shared by all splits."""
+"""Scored rows of an evaluation: all rows of a division that did not train its router."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from racer_core.aggregation.batch import ClassArray, agreement, answer_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import fingerprint
 from racer_core.calibration.augmentation import augment_truth, checked_scores
-from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
 from racer_core.errors import RowsError
-from racer_core.offline.protocol import Protocol, Rows, training_rows
+from racer_core.offline.protocol import Order, Protocol, Rows, training_rows
 from racer_core.offline.selection import ScoredRows, offered_patterns
 from racer_core.offline.stacking import stack
 from racer_core.offline.train import (
@@ -42,6 +42,31 @@ from racer_core.types import (
 _SALT = "evaluate"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrders:
+    """Pattern weights by group, for `static_by_group`: the groups' own training rows.
+
+    Attributes:
+        weights: Shares of the patterns in each group, shape (G, P), drawn towards the overall
+            shares with the weight of the neighbours' prior.
+        of: The group of each row that did not train the router, shape (n,).
+    """
+
+    weights: FloatArray
+    of: Rows
+
+    @classmethod
+    def fit(
+        cls, patterns: PatternModel, labels: BoolArray, training: Rows, rest: Rows
+    ) -> GroupOrders:
+        """Count the patterns of training labels (m, K) in groups (m,); ``rest`` has shape (n,)."""
+        names, ids = np.unique(np.concatenate([training, rest]), return_inverse=True)
+        counts = np.zeros((len(names), len(patterns.frequencies)))
+        np.add.at(counts, (ids[: len(training)], pattern_ids(labels)), 1.0)
+        votes = counts + patterns.prior * patterns.frequencies
+        return cls(weights=votes / votes.sum(axis=1, keepdims=True), of=ids[len(training) :])
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTable:
     """The rows of all benchmarks, one after the other."""
@@ -54,6 +79,7 @@ class EvaluationTable:
     n_train: int
     copies: int  # rows left out because an earlier one asks the same
     protocol: Protocol
+    groups: GroupOrders | None = None  # None where all rows are of one group
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -102,21 +128,34 @@ class EvaluationTable:
         labels = self.rows.labels
         return {RiskTarget.PAPER: augment_truth(labels), RiskTarget.ANSWERABLE: labels}
 
-    def nonconformity(self, target: RiskTarget, score: Score, setting: int) -> FloatArray:
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """The protocol's scores; without the order by group where all rows are of one group."""
+        grouped = self.groups is not None
+        return tuple(each for each in self.protocol.scores if grouped or isinstance(each, Score))
+
+    def nonconformity(self, target: RiskTarget, score: Order, setting: int) -> FloatArray:
         """S of all rows; it depends on the query alone, so all splits share it."""
         key = (target, score, setting if score in (Score.COVER, Score.COVER_COST) else 0)
         if key not in self._fits:
-            self._fits[key] = NonconformityScorer(
+            scorer = NonconformityScorer(
                 pool=self.pool,
                 with_null=target is RiskTarget.PAPER,
                 patterns=self.patterns[setting],
                 prices=self.protocol.prices,
                 smoothing_salt=_SALT.encode() if self.protocol.smoothing else None,
-            ).nonconformity(score, self.rows.scores, self.rows.neighbours, self.rows.fingerprints)
+            )
+            rows = self.rows
+            if isinstance(score, Score):
+                fit = scorer.nonconformity(score, rows.scores, rows.neighbours, rows.fingerprints)
+            else:
+                assert self.groups is not None
+                fit = scorer.fixed_orders(self.groups.weights, self.groups.of, rows.fingerprints)
+            self._fits[key] = fit
         return self._fits[key]
 
     @cached_property
-    def _fits(self) -> dict[tuple[RiskTarget, Score, int], FloatArray]:
+    def _fits(self) -> dict[tuple[RiskTarget, Order, int], FloatArray]:
         return {}
 
 
@@ -126,9 +165,10 @@ def build_table(
     encoder: Encoder,
     router: RouterKind,
     protocol: Protocol,
+    division: int = 0,
     progress: Progress = silent,
 ) -> EvaluationTable:
-    """Train the router on the merged training rows, and score all others.
+    """Train the router on the merged training rows of a division, and score all others.
 
     Raises:
         RowsError: Benchmarks of different pools, or rows without a query.
@@ -141,15 +181,25 @@ def build_table(
     labels = np.concatenate([rows.labels(pool) for rows in distinct.values()])
     answers = [[row.answers.get(name) for name in pool] for row in merged]
     classes = answer_classes(answers, protocol.equality) if merged[0].answers else None
-    training, rest, places = _places(distinct, protocol)
+    groups = np.unique(
+        [
+            f"{name}\n{row.group or row.task or ''}"
+            for name, rows in distinct.items()
+            for row in rows.rows
+        ],
+        return_inverse=True,
+    )[1]
+    seed = protocol.seed + division
+    training, rest, places = _places(distinct, protocol, seed)
     encoder = ReportingEncoder(encoder, progress)
     training_batch = Batch(_at(queries, training), encoder)
-    fit = partial(fit_router, router, seed=protocol.seed, progress=progress)
+    fit = partial(fit_router, router, seed=seed, progress=progress)
     output = fit(training_batch, labels[training]).predict(Batch(_at(queries, rest), encoder))
     stacked = None
     if classes is not None:
         prints = _prints(_at(queries, training))
         stacked = stack(pool, prints, training_batch, labels[training], classes[training], fit)
+    patterns = PatternModel.of(labels[training])
     return EvaluationTable(
         benchmarks=places,
         rows=ScoredRows(
@@ -159,12 +209,15 @@ def build_table(
             neighbours=output.neighbours,
             labels=labels[rest],
         ),
-        patterns=offered_patterns(PatternModel.of(labels[training]), output.neighbours),
+        patterns=offered_patterns(patterns, output.neighbours),
         classes=None if classes is None else classes[rest],
         stacked=stacked,
         n_train=len(training),
         copies=copies,
         protocol=protocol,
+        groups=GroupOrders.fit(patterns, labels[training], groups[training], groups[rest])
+        if groups.any()
+        else None,
     )
 
 
@@ -204,7 +257,7 @@ def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, Labelle
 
 
 def _places(
-    benchmarks: Mapping[str, LabelledRows], protocol: Protocol
+    benchmarks: Mapping[str, LabelledRows], protocol: Protocol, seed: int
 ) -> tuple[Rows, Rows, dict[str, Rows]]:
     """Training rows, all other rows, and each benchmark's row numbers among the others."""
     training: list[Rows] = []
@@ -212,7 +265,7 @@ def _places(
     places: dict[str, Rows] = {}
     start = count = 0
     for name, rows in benchmarks.items():
-        own, rest = training_rows(name, len(rows), protocol.of(name), protocol.seed)
+        own, rest = training_rows(name, len(rows), protocol.of(name), seed)
         training.append(own + start)
         others.append(rest + start)
         places[name] = np.arange(count, count + len(rest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,44 @@ def test_what_is_no_comparison_is_refused_before_anything_is_read(
     assert (code, out) == (2, "")
     assert said.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", ["paper", "answerable"])
+def test_asserted_is_the_column_that_the_table_calls_risk(
+    racer: Command, rows: Path, target: str
+) -> None:
+    """Red when the table shows another measure as `risk` than the one that is compared."""
+    code, out, _ = racer(
+        "evaluate", "--data", rows, *MEASURED, "--risk-target", target
+    )  # fmt: skip
+    assert code == 0
+    lines = out.splitlines()
+    head = next(i for i, line in enumerate(lines) if "scope" in line and "alpha" in line)
+    column = lines[head].split().index("risk")
+    values = next(line for line in lines[head:] if line.split()[1:2] == ["cover"])
+    shown = float(re.findall(r"\S+", re.sub(r" ±\S+", "", values))[column])
+    for bound, holds in ((shown + 0.001, True), (shown - 0.001, False)):
+        asserted = measured(racer, rows, target, "--assert", f"risk<={bound:.4f}")
+        assert asserted[0] == (0 if holds else 1)
+
+
+def test_what_was_asserted_is_printed(racer: Command, rows: Path) -> None:
+    """The values of the closest setting and the rule; stdout stays pure JSON."""
+    code, out, said = measured(racer, rows, "answerable", "--assert", "size<=3")
+    assert code == 0
+    size = json.loads(out)["cells"][0]["mean"]["size"]
+    assert said.splitlines()[-1] == (
+        f"racer: asserted: size<=3 in 1 settings, the closest with size {size:.4g}, score cover, "
+        "target answerable, rows rows"
+    )
+    *_, said = measured(racer, rows, "answerable", "--assert", "alpha >= risk")
+    assert "a chance of 1% over all settings" in said
+
+
+def test_paper_risk_is_the_paper_s_under_either_target(racer: Command, rows: Path) -> None:
+    """It is the table's other column under `answerable`."""
+    _, out, _ = measured(racer, rows, "answerable")
+    risk = json.loads(out)["cells"][0]["mean"]["risk"]
+    for bound, code in ((risk + 1e-6, 0), (risk - 1e-6, 1)):
+        asserted = f"paper_risk<={bound:.9f}"
+        assert measured(racer, rows, "answerable", "--assert", asserted)[0] == code

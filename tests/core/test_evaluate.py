@@ -11,9 +11,9 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
-from racer_core.offline.protocol import CalibrationScope, Protocol, Shares, split
+from racer_core.offline.protocol import CalibrationScope, Control, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
-from racer_core.offline.table import EvaluationTable, build_table
+from racer_core.offline.table import EvaluationTable, GroupOrders, build_table
 from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
 from tests.support.synthetic import POOL, synthetic_rows
 
@@ -163,7 +163,9 @@ def test_choices_are_made_per_split_target_and_score(files):
     """One alpha and one vote each; their numbers are those of the cell in that split."""
     evaluation = measured(scored({ONE: files[ONE]}, splits=3, alphas=ALPHAS))
     keys = [(each.risk_target, each.score) for each in evaluation.choices]
-    assert sorted(keys) == sorted([(t, s) for t in RiskTarget for s in Protocol().scores] * 3)
+    assert sorted(keys) == sorted(
+        [(t, s) for t in RiskTarget for s in evaluation.protocol.scores] * 3
+    )
     for number, choice in enumerate(evaluation.choices):
         runs = evaluation.cells[
             Setting(
@@ -321,3 +323,112 @@ def test_the_same_seed_gives_the_same_numbers(files, calibrated):
     first, second, other = (measured(scored(files, seed=seed, **options)) for seed in (3, 3, 4))
     assert first.as_json() == second.as_json()
     assert first.as_json() != other.as_json()
+
+
+def test_order_by_group_is_the_fixed_order_of_the_groups_own_training_rows(files):
+    """By hand: candidates in the order of the mass that they add among the group's patterns.
+
+    Every row of a group has the same scores; the two benchmarks have different orders.
+    """
+    first_right, last_right = (frozenset([POOL[0]]), frozenset([POOL[-1]]))
+    rows = {
+        name: replace(
+            files[name],
+            rows=tuple(
+                replace(row, correct=right if number % 10 else other)
+                for number, row in enumerate(files[name].rows)
+            ),
+        )
+        for name, right, other in (
+            (ONE, first_right, last_right),
+            (TWO, last_right, first_right),
+        )
+    }
+    table = scored(rows)
+    fit = table.nonconformity(RiskTarget.ANSWERABLE, Control.STATIC_BY_GROUP, 0)
+    assert fit.shape == (len(table.rows.labels), len(POOL))
+    for name, first, second in ((ONE, 0, len(POOL) - 1), (TWO, len(POOL) - 1, 0)):
+        own = fit[table.benchmarks[name]]
+        assert (own == own[0]).all()
+        assert own[0][first] == 0.0
+        assert 0.7 < own[0][second] < 0.9  # 0.9, drawn towards the other benchmark's share
+        assert own[0].argsort(kind="stable")[:2].tolist() == [first, second]
+    setting = Setting(
+        scope=AVERAGE,
+        risk_target=RiskTarget.ANSWERABLE,
+        score=Control.STATIC_BY_GROUP,
+        alpha=0.2,
+    )
+    evaluation = measured(replace(table, protocol=Protocol(splits=4, alphas=(0.2,))))
+    assert evaluation.mean(setting, "size") == 1.0
+    assert evaluation.mean(setting, "miss_given_answerable") == pytest.approx(0.1, abs=0.04)
+
+
+def test_groups_of_rows_have_orders_of_their_own(files):
+    """One benchmark whose rows name groups; without groups the control says nothing new."""
+    plain = scored({ONE: files[ONE]})
+    assert plain.groups is None
+    assert Control.STATIC_BY_GROUP not in plain.orders
+    assert (
+        Control.STATIC_BY_GROUP
+        not in measured(replace(plain, protocol=Protocol(splits=1, alphas=(0.2,)))).protocol.scores
+    )
+    rows = tuple(
+        replace(row, group="odd" if number % 2 else None)
+        for number, row in enumerate(files[ONE].rows)
+    )
+    tasks = tuple(
+        replace(row, task="odd" if number % 2 else "even")
+        for number, row in enumerate(files[ONE].rows)
+    )
+    for named in (rows, tasks):
+        grouped = scored({ONE: replace(files[ONE], rows=named)})
+        assert grouped.orders == Protocol().scores
+        assert sorted(set(grouped.groups.of.tolist())) == [0, 1]
+
+
+def test_group_without_training_rows_has_the_overall_order():
+    """The weights are drawn towards the overall shares: nothing else is known of that group."""
+    labels = np.array([[True, False], [True, False], [False, True]])
+    model = PatternModel.of(labels)
+    orders = GroupOrders.fit(model, labels, np.array([4, 4, 5]), np.array([9, 5]))
+    assert orders.of.tolist() == [2, 1]
+    np.testing.assert_allclose(orders.weights.sum(axis=1), 1.0)
+    np.testing.assert_allclose(orders.weights[2], model.frequencies)
+    right_second = int(np.flatnonzero(model.patterns[:, 1])[0])
+    assert orders.weights[1, right_second] == pytest.approx((1 + 20 / 3) / 21)
+
+
+def test_every_division_trains_on_rows_of_its_own(files):
+    """Splits are shared among the divisions, and their spread holds the training rows' luck."""
+    protocol = Protocol(splits=5, divisions=2, alphas=(0.2,))
+    assert [protocol.splits_of(each) for each in range(2)] == [3, 2]
+    tables = [
+        build_table(
+            {ONE: files[ONE]},
+            encoder=CharNgramEncoder(),
+            router="knn",
+            protocol=protocol,
+            division=division,
+        )
+        for division in range(2)
+    ]
+    first, second = (set(each.rows.fingerprints) for each in tables)
+    assert first != second
+    both = evaluate(*tables, encoder="char-ngrams", router="knn")
+    for runs in both.cells.values():
+        assert len(runs["size"]) == 5
+    alone = evaluate(
+        replace(tables[0], protocol=replace(protocol, splits=3, divisions=1)),
+        encoder="char-ngrams",
+        router="knn",
+    )
+    for setting, runs in alone.cells.items():
+        assert both.cells[setting]["size"][:3] == runs["size"]
+
+
+@pytest.mark.parametrize("divisions", [0, 6])
+def test_divisions_without_a_split_are_refused(divisions):
+    """Five splits cannot be shared by six divisions."""
+    with pytest.raises(InputError, match=f"{divisions} divisions of 5 splits"):
+        Protocol(splits=5, divisions=divisions)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
 from racer_core.offline.evaluate import AVERAGE, Setting, evaluate
@@ -19,7 +20,7 @@ from racer_core.offline.protocol import Protocol
 from racer_core.offline.report import canvas, tables
 from racer_core.offline.report.differences import differences
 from racer_core.offline.report.grid import spread
-from racer_core.offline.report.risk_law import risk_law
+from racer_core.offline.report.risk_law import RiskLaw, _moments, risk_law
 from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
@@ -478,3 +479,23 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
         check_report(file)
     with pytest.raises(InputError, match="report: the report cannot be written there"):
         check_report(file / "report")
+
+
+@pytest.mark.parametrize(("n", "trials", "splits"), [(60, 30, 1), (200, 80, 4), (900, 600, 20)])
+def test_limit_of_the_mean_risk_is_passed_as_seldom_as_it_says(n, trials, splits):
+    """Means over splits drawn from the exact law, with few rows and one split too.
+
+    20,000 draws: 1 % of them is 200 ± 14, and more than 280 come with a chance below 1e-6.
+    """
+    alpha, rate = 0.1, 0.01
+    mean, variance, third = _moments(n, trials, alpha)
+    law = RiskLaw(mean=mean, variance=variance, third=third, interval=(0.0, 1.0), splits=splits)
+    rng = np.random.default_rng(8)
+    missed = allowed_misses(n, alpha) + 1
+    risks = rng.beta(missed, n + 1 - missed, size=(20_000, splits))
+    means = rng.binomial(trials, risks).mean(axis=1) / trials
+    assert third == pytest.approx(
+        ((rng.binomial(trials, risks[:, 0]) / trials - mean) ** 3).mean(), rel=0.35
+    )
+    assert (means > law.limit(rate)).sum() <= 280
+    assert (means > law.limit(rate)).sum() >= 40  # a limit that nothing passes would say nothing

@@ -7,24 +7,27 @@ matplotlib comes as `Any`, since it is an optional extra.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
 from typing import Any, Final
 
 from racer_core.errors import InputError
+from racer_core.offline.protocol import Control, Order
 from racer_core.types import Score
 
 _DPI = 110
 _PANEL = (4.2, 3.2)  # inches
 _LEAST_WIDTH, _LABEL = 6.4, (3.2, 0.22)  # of a figure, and of a label in its legend
 # Okabe and Ito's colours, which colour-blind people can tell apart.
-COLOURS: Final = {
+COLOURS: Final[Mapping[Order, str]] = {
     Score.GAP: "#0072b2",
     Score.PROB: "#e69f00",
     Score.COVER: "#009e73",
     Score.COVER_COST: "#cc79a7",
     Score.STATIC: "#555555",
+    Control.STATIC_BY_GROUP: "#56b4e9",
 }
 LAW = "#d55e00"
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import Evaluation
+from racer_core.offline.protocol import Control, Order
 from racer_core.offline.report import tables
 from racer_core.offline.report.canvas import COLOURS, LAW, Canvas, plain
 from racer_core.offline.report.grid import Grid, number
@@ -19,7 +20,7 @@ from racer_core.offline.report.view import BEST, BEST_HERE, FULL_POOL, View, vie
 from racer_core.types import FloatArray, RiskTarget, Score
 
 _QUANTILES = (0.0, 2.5, 25.0, 50.0, 75.0, 97.5, 100.0)
-_Runs = Callable[[View, Score, float], FloatArray]
+_Runs = Callable[[View, Order, float], FloatArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +177,11 @@ def _few(view: View) -> list[float]:
     return [alpha for alpha in view.alphas if alpha in SHOWN] or view.alphas[: len(SHOWN)]
 
 
-def _size(view: View, score: Score, alpha: float) -> FloatArray:
+def _size(view: View, score: Order, alpha: float) -> FloatArray:
     return view.runs(score, alpha, "size")
 
 
-def _cost(view: View, score: Score, alpha: float) -> FloatArray:
+def _cost(view: View, score: Order, alpha: float) -> FloatArray:
     return view.runs(score, alpha, "cost")
 
 
@@ -220,12 +221,12 @@ def _lines(panel: Any, view: View, runs: _Runs) -> None:
     for score in view.scores:
         values = np.array([runs(view, score, alpha) for alpha in view.alphas])
         mean, sd = values.mean(axis=1), values.std(axis=1)
-        style = "--" if score is Score.STATIC else "-"
+        style = "--" if score in (Score.STATIC, Control.STATIC_BY_GROUP) else "-"
         panel.plot(view.alphas, mean, style, color=COLOURS[score], label=score.value)
         panel.fill_between(view.alphas, mean - sd, mean + sd, color=COLOURS[score], alpha=0.15)
 
 
-def _path(panel: Any, view: View, score: Score, measure: str, style: str, label: str) -> None:
+def _path(panel: Any, view: View, score: Order, measure: str, style: str, label: str) -> None:
     saved = [view.runs(score, alpha, "calls_saved").mean() for alpha in view.alphas]
     accuracy = [view.runs(score, alpha, measure).mean() for alpha in view.alphas]
     panel.plot(saved, accuracy, style, marker=".", color=COLOURS[score], label=label)

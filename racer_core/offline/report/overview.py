@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from racer_core.offline.evaluate import AVERAGE, Evaluation
+from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
 from racer_core.offline.report.view import ANSWERABLE, View, described, views
-from racer_core.types import RiskTarget, Score
+from racer_core.types import RiskTarget
 
 SHOWN = (0.01, 0.05, 0.1, 0.2)
 LEGEND = (
-    "saved: calls saved, of those that the full pool takes; random miss: what random sets of the "
-    "same sizes miss, given answerable; an abstention is no right answer"
+    "risk: what alpha bounds; saved: calls saved, of those that the full pool takes; random miss: "
+    "what random sets of the same sizes miss, given answerable; an abstention is no right answer"
 )
-_SPREAD = {"risk": "risk", "miss_given_answerable": "miss|answerable", "size": "size"}
+# The measures of a target; `risk` is the one that alpha bounds.
+_SPREAD = {
+    RiskTarget.PAPER: {"risk": "risk", "miss_given_answerable": "miss|answerable"},
+    RiskTarget.ANSWERABLE: {"miss_given_answerable": "risk", "risk": "paper risk"},
+}
 _PLAIN = {
     "served_error": "served error",
     "false_abstain": "false abstain",
@@ -37,14 +42,15 @@ def overview(evaluation: Evaluation, alphas: Sequence[float]) -> list[Grid]:
 
 
 def _sets(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) -> Grid:
+    measures = {**_SPREAD[target], "size": "size"}
     return Grid(
         title=f"risk target: {target} (mean ± standard deviation over splits)",
         measured_on=described(evaluation),
-        head=("scope", "score", "alpha", *_SPREAD.values(), *_PLAIN.values()),
+        head=("scope", "score", "alpha", *measures.values(), *_PLAIN.values()),
         rows=tuple(
             (
                 *(view.scope, score.value, f"{alpha:g}"),
-                *(spread(view.runs(score, alpha, name)) for name in _SPREAD),
+                *(spread(view.runs(score, alpha, name)) for name in measures),
                 *(number(float(view.runs(score, alpha, name).mean())) for name in _PLAIN),
             )
             for view, score, alpha in _shown(evaluation, target, alphas)
@@ -71,7 +77,7 @@ def _votes(evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]) 
 
 def _shown(
     evaluation: Evaluation, target: RiskTarget, alphas: Sequence[float]
-) -> Iterator[tuple[View, Score, float]]:
+) -> Iterator[tuple[View, Order, float]]:
     for view in views(evaluation, target):
         for score in view.scores:
             for alpha in view.alphas:

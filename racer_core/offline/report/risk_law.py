@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class RiskLaw:
 
     mean: float
     variance: float  # of one split
+    third: float  # third central moment of one split
     interval: tuple[float, float]  # 95 % of splits
     splits: int
 
@@ -35,6 +37,15 @@ class RiskLaw:
         """Where the mean over all splits lies with 95 %."""
         reach = _NORMAL * math.sqrt(self.variance / self.splits)
         return max(0.0, self.mean - reach), self.mean + reach
+
+    def limit(self, error_rate: float) -> float:
+        """Where the mean over all splits lies above with this chance, by Cornish and Fisher."""
+        z = NormalDist().inv_cdf(1.0 - error_rate)
+        variance = self.variance / self.splits
+        if variance == 0.0:
+            return self.mean
+        skew = self.third / self.splits**2 / variance**1.5
+        return self.mean + math.sqrt(variance) * (z + (z * z - 1.0) * max(skew, 0.0) / 6.0)
 
     def verdict(self, risks: FloatArray) -> str:
         """Where the mean of the realised risks lies."""
@@ -59,10 +70,12 @@ def risk_law(view: View, alpha: float) -> RiskLaw | None:
         return laws[0]
     mean = sum(law.mean for law in laws) / len(laws)
     variance = sum(law.variance for law in laws) / len(laws) ** 2
+    third = sum(law.third for law in laws) / len(laws) ** 3
     reach = _NORMAL * math.sqrt(variance)
     return RiskLaw(
         mean=mean,
         variance=variance,
+        third=third,
         interval=(max(0.0, mean - reach), mean + reach),
         splits=laws[0].splits,
     )
@@ -77,22 +90,30 @@ def _own(view: View, alpha: float) -> RiskLaw | None:
     moments = [
         _moments(int(n), int(trials), alpha) for n, trials in zip(rows, test_rows, strict=True)
     ]
-    means, variances = np.array(moments).T
+    means, variances, thirds = np.array(moments).T
     n, trials = round(float(rows.mean())), round(float(test_rows.mean()))
     missed = allowed_misses(n, alpha) + 1
     low, high = beta_binomial_interval(trials, missed, n + 1 - missed) if missed else (0, 0)
     return RiskLaw(
         mean=float(means.mean()),
         variance=float(variances.mean()),
+        third=float(thirds.mean()),
         interval=(low / trials, high / trials),
         splits=len(rows),
     )
 
 
-def _moments(n: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Mean and variance of the risk of one split; both are 0 if the whole pool is called."""
+def _moments(n: int, trials: int, alpha: float) -> tuple[float, float, float]:
+    """Mean, variance and third central moment of the beta-binomial risk of one split.
+
+    All are 0 if the whole pool is called.
+    """
     a = allowed_misses(n, alpha) + 1
     b = n + 1 - a
     if not a:
-        return 0.0, 0.0
-    return a / (a + b), a * b * (a + b + trials) / (trials * (a + b) ** 2 * (a + b + 1))
+        return 0.0, 0.0, 0.0
+    total = a + b
+    variance = a * b * (total + trials) / (trials * total**2 * (total + 1))
+    skew = (total + 2 * trials) * (b - a) / (total + 2)
+    skew *= math.sqrt((1 + total) / (trials * a * b * (trials + total)))
+    return a / total, variance, skew * variance**1.5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import AVERAGE, Evaluation
-from racer_core.offline.protocol import CalibrationScope
+from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.report import differences, figures, overview, tables
 from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
@@ -109,11 +109,24 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
             f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'};"
             f" seed {protocol.seed}. Training rows are never tested; of queries asked twice, "
             f"{left_out(evaluation)}.",
-            "± is the standard deviation over splits, which re-split one pool of rows.",
+            _spread(protocol),
             *(() if protocol.smoothing else (_UNSMOOTHED,)),
             *(f"Not measured: {each}." for each in unmeasured(evaluation)),
         ),
         grids=(overview.rows(evaluation),),
+    )
+
+
+def _spread(protocol: Protocol) -> str:
+    """What ± is over."""
+    if protocol.divisions == 1:
+        return (
+            "± is the standard deviation over splits, which re-split one pool of rows around one "
+            "trained router: the choice of the training rows is not in it."
+        )
+    return (
+        f"± is the standard deviation over splits of {protocol.divisions} divisions into training "
+        "rows and others, with a router trained for each division."
     )
 
 
@@ -133,6 +146,8 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
         yield "money, as no prices were given"
     if Score.STATIC not in protocol.scores:
         yield "the fixed order that never sees a query (`static`), as it was left out"
+    if Control.STATIC_BY_GROUP not in protocol.scores:
+        yield "a fixed order for each group, as the rows have one group or it was left out"
     for scope in evaluation.scopes:
         n = 0 if scope == AVERAGE else evaluation.rows[scope][0]
         if n and (small := [f"{a:g}" for a in sorted(protocol.alphas) if a < 1 / (n + 1)]):

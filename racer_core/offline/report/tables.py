@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
 from racer_core.offline.report.risk_law import risk_law
 from racer_core.offline.report.view import BEST, BEST_HERE, View
-from racer_core.types import FloatArray, RiskTarget, Score
+from racer_core.types import FloatArray, RiskTarget
 
 _AtAlpha = Callable[[float], FloatArray]  # what a row holds in every split
 _RISK = {
@@ -102,7 +103,7 @@ def law_check(view: View) -> Grid:
     )
 
 
-def chosen(view: View, score: Score) -> Grid:
+def chosen(view: View, score: Order) -> Grid:
     """How often validation rows chose each alpha and vote; a benchmark's splits, or all of them."""
     counts = choice_counts(view, score)
     rows = tuple(
@@ -117,7 +118,7 @@ def chosen(view: View, score: Score) -> Grid:
     )
 
 
-def choice_counts(view: View, score: Score) -> Counter[tuple[float, str]]:
+def choice_counts(view: View, score: Order) -> Counter[tuple[float, str]]:
     """How often each alpha and vote was chosen."""
     scopes = {part.scope for part in view.parts}
     return Counter(
@@ -158,11 +159,11 @@ def _by_alpha(view: View, title: str, rows: list[tuple[str, _AtAlpha]]) -> Grid:
     )
 
 
-def _risk(view: View, score: Score) -> _AtAlpha:
+def _risk(view: View, score: Order) -> _AtAlpha:
     return lambda alpha: view.risk(score, alpha)
 
 
-def _runs(view: View, score: Score, measure: str) -> _AtAlpha:
+def _runs(view: View, score: Order, measure: str) -> _AtAlpha:
     return lambda alpha: view.runs(score, alpha, measure)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluate import AVERAGE, Evaluation, Setting
-from racer_core.types import FloatArray, RiskTarget, Score
+from racer_core.offline.protocol import Order
+from racer_core.types import FloatArray, RiskTarget
 
 FULL_POOL = "full pool "
 BEST = "best single"
@@ -33,7 +34,7 @@ class View:
         return sorted(set(self.evaluation.protocol.alphas))
 
     @property
-    def scores(self) -> tuple[Score, ...]:
+    def scores(self) -> tuple[Order, ...]:
         """As the protocol names them."""
         return tuple(dict.fromkeys(self.evaluation.protocol.scores))
 
@@ -68,12 +69,12 @@ class View:
         n, validation, test = self.evaluation.rows[self.scope]
         return f"{n} calibration, {validation} validation, {test} test rows"
 
-    def runs(self, score: Score, alpha: float, measure: str) -> FloatArray:
+    def runs(self, score: Order, alpha: float, measure: str) -> FloatArray:
         """A measure of the sets."""
         setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
         return np.array(self.evaluation.cells[setting][measure])
 
-    def risk(self, score: Score, alpha: float) -> FloatArray:
+    def risk(self, score: Order, alpha: float) -> FloatArray:
         """The risk that alpha bounds under this target."""
         return self.runs(score, alpha, RISK[self.target])
 
@@ -114,7 +115,9 @@ def left_out(evaluation: Evaluation) -> str:
 
 def described(evaluation: Evaluation) -> str:
     """Encoder, router and splits."""
+    divisions = evaluation.protocol.divisions
     return (
         f"encoder {evaluation.encoder}, router {evaluation.router} "
         f"({evaluation.n_train} training rows), {evaluation.protocol.splits} splits"
+        + (f" in {divisions} divisions" if divisions > 1 else "")
     )
