@@ -23,7 +23,7 @@ from app.wire.format import AnswerKind, ApiFormat
 from racer_core.types import Aggregate
 
 FIRST_EVENT_WAIT_S: Final = 0.2  # headers wait this long, so that early failures keep their status
-HELD_PIECES: Final = 256  # of a stream whose answer has not begun; memory is bounded by it
+HELD_CHARS: Final = 256 * 2**10  # of a stream whose answer has not begun: bounds its memory
 
 OpenStream = tuple[BackgroundStream, dict[str, str]]  # events, and the headers of the response
 
@@ -162,16 +162,18 @@ class _Beginning:
         self._api_format = api_format
         self.kind = AnswerKind.NOTHING  # of the answer so far
         self.held: list[dict[str, Any]] = []
+        self._held_chars = 0
         self._is_over = False
 
     def released(self, piece: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """The pieces that can go out now; at most ``HELD_PIECES`` are held back."""
+        """The pieces that can go out now; at most ``HELD_CHARS`` are held back."""
         if self.kind is not AnswerKind.ANSWER:
             self.kind = max(self.kind, self._api_format.kind(piece))
         if self._is_over:
             return (piece,)
         self.held.append(piece)
-        if self.kind < AnswerKind.WITHHELD and len(self.held) < HELD_PIECES:
+        self._held_chars += len(str(piece))
+        if self.kind < AnswerKind.WITHHELD and self._held_chars < HELD_CHARS:
             return ()
         self._is_over = True
         pieces, self.held = self.held, []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.access.quotas import QuotaTicket
+from app.answering import streaming
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
@@ -362,14 +363,18 @@ def test_a_stream_of_blanks_is_returned_where_no_other_candidate_is_called(
     assert len(racer["usage"]) == 1
 
 
-def test_white_space_without_end_is_not_held_without_end(gateway: Gateway, pool: FakePool) -> None:
-    """After 256 events the stream goes out, and its text follows."""
-    pool.say("adder", " " * 300 + "7")
+def test_white_space_without_end_is_not_held_without_end(
+    gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a bound the events go out, so that they take no memory, and the text follows."""
+    monkeypatch.setattr(streaming, "HELD_CHARS", 4_000)
+    pool.say("adder", " " * 100 + "7")
     _, events = CHAT.stream(gateway, ONE)
-    assert "".join(map(CHAT.delta, events)) == " " * 300 + "7"
+    assert "".join(map(CHAT.delta, events)) == " " * 100 + "7"
     assert events[-1]["racer"]["certificate"]["holds"] is True
-    pool.say("adder", " " * 300)
+    pool.say("adder", " " * 100)
     _, events = CHAT.stream(gateway, ONE)
+    assert len(events) > 100  # live: a merged answer has two
     assert events[-1]["racer"]["certificate"]["reasons"] == ["set_unanswered"]
 
 
