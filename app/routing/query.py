@@ -67,7 +67,7 @@ def of_messages(
     """
     users = [message for message in messages if message.role == "user"]
     others = {message.role for message in messages} - {"user"}
-    if not users and not others <= _SYSTEM:
+    if not messages or not (users or others <= _SYSTEM):
         raise InputError("messages hold no user message to route on", param="messages")
     asked = (users or messages)[-1]
     text, plain = _text_of(asked)
