@@ -37,7 +37,12 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import SharedState, now
 from app.store.calibration_record import CalibrationRecord
-from racer_core.calibration.monitoring import DriftState, ExchangeabilityMartingale, RiskEProcess
+from racer_core.calibration.monitoring import (
+    DriftState,
+    ExchangeabilityMartingale,
+    RiskEProcess,
+    UpwardMartingale,
+)
 
 log = logging.getLogger(__name__)
 
@@ -163,28 +168,38 @@ class DriftMonitor:
             if time.monotonic() - self._flushed_at >= FLUSH_S:
                 self._flush_all()
 
-    def add_loss(self, decision: DecisionRecord, loss: float | None) -> None:
-        """Mark a shadow decision as judged, and feed its loss to the risk stream, once.
+    def add_judged(
+        self, decision: DecisionRecord, judged: drift_statistics.JudgedQuery | None
+    ) -> None:
+        """Mark a shadow decision as judged, and feed it to the judged streams, once.
 
         Args:
             decision: The decision.
-            loss: None if it does not count.
+            judged: Its loss and critical score; None if it does not count.
 
         Raises:
             StoreError: Nothing is changed.
         """
         with self._update_lock:
             current = self._current
-            if current is None or current.record.id != decision.calibration_id or loss is None:
+            if current is None or current.record.id != decision.calibration_id or judged is None:
                 self._decision_store.set_loss(decision, None)
                 return
             with self._updating(current.record) as stored:
-                counted = self._decision_store.set_loss_in(stored.session, decision, loss)
-                stream = stored.state.streams.get(drift_statistics.RISK)
-                if counted and isinstance(stream, RiskEProcess):
-                    stream.update(loss)
+                if self._decision_store.set_loss_in(stored.session, decision, judged.loss):
+                    self._update_judged(stored.state, judged)
             self._add_alarms(current.record.id, stored.since, stored.state.raised)
             self._show_evidence(current.record.id, stored.state)
+
+    def _update_judged(self, state: DriftState, judged: drift_statistics.JudgedQuery) -> None:
+        """Bet on a judged query; a state of an earlier version has no stream of critical scores."""
+        risk = state.streams.get(drift_statistics.RISK)
+        if isinstance(risk, RiskEProcess):
+            risk.update(judged.loss)
+        critical = state.streams.get(drift_statistics.CRITICAL_SCORE)
+        if isinstance(critical, UpwardMartingale):
+            tie, evict = self._rng.random(2).tolist()
+            critical.update(judged.critical_score, tie, evict)
 
     def flush(self) -> None:
         """Add the values that wait to the drift state. Raises :class:`StoreError`."""

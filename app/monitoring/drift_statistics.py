@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,27 +19,44 @@ from racer_core.calibration.monitoring import (
     DriftState,
     ExchangeabilityMartingale,
     RiskEProcess,
+    UpwardMartingale,
     split_false_alarm,
 )
 from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
-from racer_core.types import FloatArray, RiskTarget
+from racer_core.types import FloatArray, IdArray, RiskTarget
 
-LARGEST_SCORE, MEAN_SCORE, SET_SIZE, RISK = "largest_score", "mean_score", "set_size", "risk"
-STREAMS: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, RISK)
+LARGEST_SCORE, MEAN_SCORE, SET_SIZE = "largest_score", "mean_score", "set_size"
+CRITICAL_SCORE, RISK = "critical_score", "risk"
+UNLABELLED: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE)
+JUDGED: Final = (CRITICAL_SCORE, RISK)
+STREAMS: Final = (*UNLABELLED, *JUDGED)
+
+_NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedQuery:
+    """What a judged query of the shadow sample says about a calibration."""
+
+    loss: float  # at the calibration's own threshold
+    critical_score: float  # the smallest threshold that does not miss it
 
 
 def new_drift_state(
     calibration: Calibration, false_alarm: float, rng: np.random.Generator
 ) -> DriftState:
-    """Tests that share the false-alarm probability evenly.
+    """Tests that share the false-alarm probability: half for judged queries, half for the others.
 
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
     depends on the threshold that the rows gave, so the sizes of queries are compared with each
     other. Without a finite threshold there is no risk to watch.
     """
     alpha = calibration.options.alpha
-    names = STREAMS if calibration.realised_risk(alpha) is not None else STREAMS[:-1]
-    levels = split_false_alarm(false_alarm, dict.fromkeys(names, 1.0 / len(names)))
+    shares = _even_shares(UNLABELLED)
+    if calibration.realised_risk(alpha) is not None:
+        both = shares | _even_shares(JUDGED)
+        shares = {name: share / 2.0 for name, share in both.items()}
+    levels = split_false_alarm(false_alarm, shares)
     start = {
         LARGEST_SCORE: calibration.scores.max(axis=1),
         MEAN_SCORE: calibration.scores.mean(axis=1),
@@ -49,8 +67,21 @@ def new_drift_state(
         for name, values in start.items()
     }
     if RISK in levels:
+        rows = _comparable(calibration.row_critical_scores)
+        streams[CRITICAL_SCORE] = UpwardMartingale(
+            rows, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
+        )
         streams[RISK] = RiskEProcess(calibration.risk_q95(alpha), level=levels[RISK])
     return DriftState(delta=false_alarm, streams=streams)
+
+
+def _even_shares(names: Sequence[str]) -> dict[str, float]:
+    return dict.fromkeys(names, 1.0 / len(names))
+
+
+def _comparable(critical: FloatArray) -> FloatArray:
+    """Critical scores on a grid: their last bits depend on the batch, and would break ties."""
+    return np.minimum(np.round(critical, 9), _NEVER_COVERED)
 
 
 def query_statistics(
@@ -72,22 +103,19 @@ def query_statistics(
 def own_sets(calibration: Calibration, decisions: Sequence[DecisionRecord]) -> Sets:
     """The sets of queries at the calibration's own alpha, score and pool."""
     options = calibration.options
-    near = None
-    if calibration.neighbours is not None:
-        near = np.array([each.neighbours for each in decisions], dtype=np.uint32)
     return calibration.sets(
         _scores(decisions),
         [bytes.fromhex(each.fingerprint) for each in decisions],
         calibration.lambda_hat(options.alpha, options.score),
         options.score,
-        near,
+        _neighbours(calibration, decisions),
     )
 
 
-def loss_of(
+def judged_query(
     calibration: Calibration, decision: DecisionRecord, correct: Mapping[str, bool]
-) -> float | None:
-    """The loss of a query at the calibration's own threshold; None if it does not count.
+) -> JudgedQuery | None:
+    """What the verdicts on a query say about the calibration; None if the query does not count.
 
     Args:
         calibration: The calibration.
@@ -98,15 +126,24 @@ def loss_of(
     if options.risk_target is RiskTarget.ANSWERABLE and not any(correct.values()):
         return None
     sets = own_sets(calibration, [decision])
-    verdicts = [RIGHT if correct[name] else WRONG for name in calibration.pool]
+    right = np.array([[correct[name] for name in calibration.pool]])
     bounds = feedback_bounds(
-        np.array([verdicts], dtype=np.int8),
+        np.where(right, RIGHT, WRONG).astype(np.int8),
         sets.selected,
         sets.null_selected,
         options.risk_target,
         options.r,
     )
-    return bounds.lower  # with every verdict known the range is a point
+    critical = calibration.critical_scores_of(
+        _scores([decision]),
+        [bytes.fromhex(decision.fingerprint)],
+        right,
+        _neighbours(calibration, [decision]),
+    )
+    return JudgedQuery(
+        loss=bounds.lower,  # with every verdict known the range is a point
+        critical_score=float(_comparable(critical)[0]),
+    )
 
 
 def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str, Any]:
@@ -125,3 +162,9 @@ def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str
 
 def _scores(decisions: Sequence[DecisionRecord]) -> FloatArray:
     return np.array([each.scores for each in decisions], dtype=np.float64)
+
+
+def _neighbours(calibration: Calibration, decisions: Sequence[DecisionRecord]) -> IdArray | None:
+    if calibration.neighbours is None:
+        return None
+    return np.array([each.neighbours for each in decisions], dtype=np.uint32)

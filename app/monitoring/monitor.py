@@ -192,13 +192,13 @@ class Monitor:
         if not stored.complete or stored.judged:
             return
         decision, record = stored.decision, self._active.record()
-        loss = None
+        judged = None
         if eligibility.has_loss(decision, record):
-            loss = drift_statistics.loss_of(record.calibration, decision, stored.counted)
+            judged = drift_statistics.judged_query(record.calibration, decision, stored.counted)
         if self._drift is None:
-            self._decision_store.set_loss(decision, loss)
+            self._decision_store.set_loss(decision, None if judged is None else judged.loss)
         else:
-            self._drift.add_loss(decision, loss)
+            self._drift.add_judged(decision, judged)
 
     def _verify(self, decision_id: str) -> Verification:
         decision = self._decision_store.get(decision_id).decision

@@ -179,10 +179,30 @@ class Calibration:
         near = None if self.neighbours is None else self.neighbours[part]
         prints = self.fingerprints[part]
         fit = self._scorer.nonconformity(score, self.scores[part], near, prints)
-        labels = self.labels[part]
+        return critical_scores(fit, self._truth(self.labels[part]), self.options.r)
+
+    def _truth(self, labels: BoolArray) -> BoolArray:
+        """G' of rows; every column is right in a row that does not count."""
         paper = self.options.risk_target is RiskTarget.PAPER
-        truth = augment_truth(labels) if paper else labels | ~self._counted[part, None]
-        return critical_scores(fit, truth, self.options.r)
+        return augment_truth(labels) if paper else labels | ~any_column(labels)[:, None]
+
+    @property
+    def row_critical_scores(self) -> FloatArray:
+        """s_i of the rows that count, ascending, for the calibration's own score."""
+        return self._critical(self.options.score)
+
+    def critical_scores_of(
+        self,
+        scores: FloatArray,
+        fingerprints: Sequence[bytes],
+        labels: BoolArray,
+        neighbours: IdArray | None = None,
+    ) -> FloatArray:
+        """s_i of labelled queries that count, for the calibration's own score, as for its rows."""
+        self._check(scores, fingerprints, neighbours)
+        fit = self._scorer.nonconformity(self.options.score, scores, neighbours, fingerprints)
+        critical = critical_scores(fit, self._truth(labels), self.options.r)
+        return np.where(self._null_abstains(scores), np.inf, critical)
 
     def _null_abstains(self, scores: FloatArray) -> BoolArray:
         tau = self.options.null_threshold

@@ -7,8 +7,9 @@ the time.
 
 ``ExchangeabilityMartingale`` tests a number known before the answers (largest router score, p_null,
 set size): it detects new kinds of queries without labels and says nothing about risk.
-``RiskEProcess`` tests judged losses. ``DriftState`` holds several streams under one false-alarm
-probability.
+``RiskEProcess`` tests judged losses against a bound. ``UpwardMartingale`` tests the critical scores
+of the same judged queries against those of the calibration rows, which takes fewer of them.
+``DriftState`` holds several streams under one false-alarm probability.
 
 The objects change with ``update`` and use no clock; ``to_state`` is plain JSON, so that a restart
 loses no evidence. One object must receive its stream in order, from one thread at a time.
@@ -30,90 +31,16 @@ from typing import Any, Self
 import numpy as np
 
 from racer_core.calibration.laws import beta_quantile
+from racer_core.calibration.wager import State, Wager
 from racer_core.errors import CalibrationError, InputError
 from racer_core.renamed import renamed
 from racer_core.types import FloatArray, checked_alpha
 
-State = dict[str, Any]  # JSON
-
 MAX_BAG = 10_000
 JUMP = 0.01
 EPSILONS = (-1.0, 0.0, 1.0)  # 1 + e (p - 1/2) stays within [1/2, 3/2]
-RESCALE_AT = 1e100
-
-
-class Wager:
-    """Capital over several bets, with a reserve for late changes.
-
-    After t rounds the share 1 / (1 + ln(1 + t)) is still uninvested; each round releases a part,
-    spread evenly over the bets. Uninvested capital keeps its value, so the total is a test
-    martingale if every bet is fair, and a change at round t costs a factor of about t ln(t)^2
-    instead of all that the bets lost before.
-
-    Capital is stored in units of exp(``log_unit``): the released reserve prevents underflow,
-    rescaling prevents overflow.
-    """
-
-    def __init__(self, bets: int, jump: float = 0.0) -> None:
-        self.jump = jump
-        self.rounds = 0
-        self.log_unit = 0.0
-        self.log_peak = 0.0
-        self.capital: list[float] = [0.0] * bets
-
-    def settle(self, factors: Sequence[float]) -> None:
-        """Release this round's reserve, let capital jump between bets, multiply by the factors.
-
-        Factors are positive; each has a conditional mean of at most 1 under the null hypothesis.
-        """
-        bets = len(self.capital)
-        released = _reserve(self.rounds) - _reserve(self.rounds + 1)
-        self.rounds += 1
-        share = released * math.exp(-self.log_unit) / bets
-        stay, spread = 1.0 - self.jump, self.jump * sum(self.capital) / bets
-        self.capital = [
-            (stay * held + spread + share) * factor
-            for held, factor in zip(self.capital, factors, strict=True)
-        ]
-        self._rescale()
-        self.log_peak = max(self.log_peak, self.log_value)
-
-    def _rescale(self) -> None:
-        total = sum(self.capital)
-        grown, shrunk = total > RESCALE_AT, self.log_unit > 0.0 and total < 1.0 / RESCALE_AT
-        if grown or shrunk:
-            shift = max(math.log(total), -self.log_unit)
-            self.capital = [held * math.exp(-shift) for held in self.capital]
-            self.log_unit += shift
-
-    @property
-    def log_value(self) -> float:
-        """The logarithm of the total capital, the reserve included."""
-        reserve = _reserve(self.rounds) * math.exp(-self.log_unit)
-        return self.log_unit + math.log(sum(self.capital) + reserve)
-
-    def to_state(self) -> State:
-        """The state as JSON."""
-        return {
-            "capital": list(self.capital),
-            "rounds": self.rounds,
-            "log_unit": self.log_unit,
-            "log_peak": self.log_peak,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from ``to_state``; the number of bets must match."""
-        capital = [float(held) for held in state["capital"]]
-        numbers = [*capital, float(state["log_unit"]), float(state["log_peak"])]
-        fits = len(capital) == len(self.capital) and int(state["rounds"]) >= 0
-        if not fits or not all(math.isfinite(x) and x >= 0.0 for x in numbers):
-            raise InputError("the saved drift stream does not fit: start a new one")
-        self.capital, self.rounds = capital, int(state["rounds"])
-        self.log_unit, self.log_peak = numbers[-2:]
-
-
-def _reserve(rounds: int) -> float:
-    return 1.0 / (1.0 + math.log1p(rounds))
+UPWARD_EPSILONS = (-0.25, -0.5, -1.0, -1.5)  # the same with larger stakes, on small p-values alone
+TAIL_LIFTS = (1.25, 1.5, 2.0, 4.0)  # by how much small p-values became more frequent
 
 
 class EProcess:
@@ -188,7 +115,7 @@ class ExchangeabilityMartingale(EProcess):
     ) -> None:
         if not np.isfinite(calibration).all():
             raise InputError("drift statistics must be finite: remove or correct such rows")
-        super().__init__(Wager(len(EPSILONS), JUMP), level)
+        super().__init__(self._new_wager(), level)
         self.cap = max(cap, 1)
         sample = calibration
         if calibration.size > self.cap:
@@ -211,8 +138,15 @@ class ExchangeabilityMartingale(EProcess):
         insort(self.bag, value)
         if len(self.bag) > self.cap:
             del self.bag[int(evict_draw * len(self.bag))]
-        self.wager.settle([1.0 + epsilon * (p - 0.5) for epsilon in EPSILONS])
+        self.wager.settle(self.factors(p))
         return p
+
+    def factors(self, p: float) -> list[float]:
+        """What each bet multiplies its capital by: the mean over a uniform p is 1."""
+        return [1.0 + epsilon * (p - 0.5) for epsilon in EPSILONS]
+
+    def _new_wager(self) -> Wager:
+        return Wager(len(EPSILONS), JUMP)
 
     def to_state(self) -> State:
         """Everything that a restart needs."""
@@ -230,6 +164,69 @@ class ExchangeabilityMartingale(EProcess):
         bag = np.array(state["bag"], dtype=np.float64)
         cap = max(int(state["cap"]), bag.size)
         monitor = cls(bag, level=state["level"], rng=np.random.default_rng(0), cap=cap)
+        monitor.wager.restore(state["wager"])
+        return monitor
+
+
+class UpwardMartingale(ExchangeabilityMartingale):
+    """A conformal test martingale that bets on larger values alone.
+
+    For the critical scores of judged queries against those of the calibration rows: a query's
+    critical score is the smallest threshold that does not miss it, so larger ones mean more risk at
+    some alpha. Smaller ones raise no alarm. The null hypothesis and the p-values are those of
+    :class:`ExchangeabilityMartingale`; the realised risk of the calibration plays no part in them,
+    so an unlucky calibration raises no alarm.
+
+    Bets: 1 + e (p - 1/2) with e < 0 sees that all values grew a little. For ``tail`` a and a lift c
+    the factor c where p <= a, and (1 - c a) / (1 - a) elsewhere, sees that the share of p-values up
+    to a, which is the risk at alpha = a, grew to c a. A lift is lowered so that no factor is below
+    1/2.
+
+    Args:
+        calibration: The critical scores of the calibration rows.
+        tail: The calibration's alpha.
+        level: Alarm when the capital reaches 1 / level.
+        rng: As in :class:`ExchangeabilityMartingale`.
+        cap: As in :class:`ExchangeabilityMartingale`.
+    """
+
+    kind = "upward"
+
+    def __init__(
+        self,
+        calibration: FloatArray,
+        *,
+        tail: float,
+        level: float,
+        rng: np.random.Generator,
+        cap: int = MAX_BAG,
+    ) -> None:
+        self.tail = checked_alpha(tail, "tail")
+        largest = (1.0 + self.tail) / (2.0 * self.tail)  # (1 - c a) / (1 - a) is then 1/2
+        self._lifts = [min(lift, largest) for lift in TAIL_LIFTS]
+        super().__init__(calibration, level=level, rng=rng, cap=cap)
+
+    def factors(self, p: float) -> list[float]:
+        """What each bet multiplies its capital by: the mean over a uniform p is 1."""
+        tail = self.tail
+        linear = [1.0 + epsilon * (p - 0.5) for epsilon in UPWARD_EPSILONS]
+        if p <= tail:
+            return linear + self._lifts
+        return linear + [(1.0 - lift * tail) / (1.0 - tail) for lift in self._lifts]
+
+    def _new_wager(self) -> Wager:
+        return Wager(len(UPWARD_EPSILONS) + len(TAIL_LIFTS))
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        return super().to_state() | {"tail": self.tail}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken; nothing is drawn again."""
+        bag, rng = np.array(state["bag"], dtype=np.float64), np.random.default_rng(0)
+        cap = max(int(state["cap"]), bag.size)
+        monitor = cls(bag, tail=state["tail"], level=state["level"], rng=rng, cap=cap)
         monitor.wager.restore(state["wager"])
         return monitor
 
@@ -393,7 +390,8 @@ class DriftState:
 
     @classmethod
     def _restored(cls, state: Mapping[str, Any]) -> Self:
-        kinds = {kind.kind: kind for kind in (ExchangeabilityMartingale, RiskEProcess)}
+        classes = (ExchangeabilityMartingale, UpwardMartingale, RiskEProcess)
+        kinds = {each.kind: each for each in classes}
         if unknown := {saved["kind"] for saved in state["streams"].values()} - kinds.keys():
             raise InputError(f"unknown drift stream kind {unknown.pop()!r}: start a new one")
         streams = {

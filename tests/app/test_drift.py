@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.access.api_keys import Caller
 from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.drift_statistics import JUDGED, STREAMS, UNLABELLED
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.service import RoutingService
@@ -104,9 +105,10 @@ def test_two_thousand_queries_like_the_rows_raise_no_alarm(store: Store, score: 
         for _ in range(40):
             await feed(monitor, decision_records(world.record, draw_scores(rng, 50)))
             assert stale_now(monitor, world) == ()
-        told = await monitor.drift_report()
-        rounds = {name: each["rounds"] for name, each in told["alarms"]["streams"].items()}
-        assert rounds == {"largest_score": 2_000, "mean_score": 2_000, "set_size": 2_000, "risk": 0}
+        report = await monitor.drift_report()
+        rounds = {name: each["rounds"] for name, each in report["alarms"]["streams"].items()}
+        assert {name: rounds.pop(name) for name in JUDGED} == dict.fromkeys(JUDGED, 0)
+        assert rounds == dict.fromkeys(UNLABELLED, 2_000)
 
     monitored(store, story, record=calibration_record(score=score), false_alarm=RARE)
 
@@ -208,9 +210,8 @@ def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
     assert gateway.get(f"/decisions/{last}").json()["repeated"]
     alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]
     assert alarms["raised"] == []
-    assert {name: each["rounds"] for name, each in alarms["streams"].items()} == {
-        "largest_score": 1, "mean_score": 1, "set_size": 1, "risk": 0
-    }  # fmt: skip
+    rounds = {name: each["rounds"] for name, each in alarms["streams"].items()}
+    assert rounds == dict.fromkeys(UNLABELLED, 1) | dict.fromkeys(JUDGED, 0)
     assert gateway.route(UNANSWERABLE)["certificate"]["holds"]
 
 
@@ -320,9 +321,60 @@ def test_candidates_that_got_worse_raise_an_alarm(store: Store) -> None:
         await judge(monitor, world, rng, 50)
         assert stale_now(monitor, world) == ()
         await judge(monitor, world, rng, 100, lambda scores: 1.0 - scores)
-        assert stale_now(monitor, world) == ("stale:risk",)
+        assert stale_now(monitor, world) == ("stale:critical_score", "stale:risk")
 
     monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
+
+
+def test_critical_scores_that_grow_raise_an_alarm(store: Store) -> None:
+    """Scores tell less than they did: one judged query in ten is as if its scores were reversed."""
+    rng = np.random.default_rng(31)
+
+    async def story(monitor: Monitor, world: MonitoredStore) -> None:
+        await judge(monitor, world, rng, 50)
+        assert stale_now(monitor, world) == ()
+        for _ in range(40):
+            await judge(monitor, world, rng, 25, lambda scores: 0.1 + 0.8 * scores)
+            if "stale:critical_score" in stale_now(monitor, world):
+                break
+        assert "stale:critical_score" in stale_now(monitor, world)
+        streams = (await monitor.drift_report())["alarms"]["streams"]
+        assert streams["critical_score"]["rounds"] == streams["risk"]["rounds"]
+
+    monitored(store, story, shadow_rate=0.5)
+
+
+def test_the_drift_state_of_the_version_before_goes_on(store: Store) -> None:
+    """It has four streams, no critical scores, and an alarm: nothing of it is lost."""
+    rng = np.random.default_rng(32)
+
+    async def before(monitor: Monitor, world: MonitoredStore) -> None:
+        await feed(monitor, decision_records(world.record, draw_scores(rng, 300, harder=0.5)))
+        await judge(monitor, world, rng, 5)
+
+    world = monitored(store, before, shadow_rate=0.5)
+    with world.store.transaction() as session:
+        row = session.get(WatchRow, world.record.id)
+        assert row is not None
+        state = json.loads(row.state)
+        names = ("largest_score", "mean_score", "set_size", "risk")
+        state["streams"] = {name: state["streams"][name] for name in names}
+        row.state = json.dumps(state)
+
+    async def after() -> None:
+        async with await world.monitor(shadow_rate=0.5) as monitor:
+            raised = stale_now(monitor, world)
+            assert raised
+            await feed(monitor, decision_records(world.record, draw_scores(rng, 10)))
+            losses = await judge(monitor, world, rng, 10)
+            report = await monitor.drift_report()
+            streams = report["alarms"]["streams"]
+            assert stale_now(monitor, world) == raised
+            assert set(streams) == set(names)
+            assert streams["mean_score"]["rounds"] == 300 + 5 + 10 + 10
+            assert streams["risk"]["rounds"] == report["shadow"]["counted"] > len(losses)
+
+    asyncio.run(after())
 
 
 def test_a_judged_decision_counts_once(store: Store) -> None:
@@ -430,9 +482,9 @@ def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> Non
         await feed(
             monitor, decision_records(world.record, draw_scores(np.random.default_rng(14), 3))
         )
-        told = await monitor.drift_report()
-        assert sorted(told["alarms"]["streams"]) == ["largest_score", "mean_score", "set_size"]
-        levels = [each["level"] for each in told["alarms"]["streams"].values()]
+        report = await monitor.drift_report()
+        assert sorted(report["alarms"]["streams"]) == sorted(UNLABELLED)
+        levels = [each["level"] for each in report["alarms"]["streams"].values()]
         assert sum(levels) == pytest.approx(0.01)
 
     monitored(store, story, record=calibration_record(rows=5))
@@ -679,7 +731,7 @@ def test_an_alarm_is_one_log_line_and_a_metric(
             f"drift alarm: {name}, calibration {world.record.id}" for name in raised
         )
         text = world.metrics.render().decode()
-        for name in ("largest_score", "mean_score", "set_size", "risk"):
+        for name in STREAMS:
             value = float(name in raised)
             assert f'racer_drift_alarm{{stream="{name}"}} {value}' in text
 

@@ -16,6 +16,7 @@ from racer_core.calibration.monitoring import (
     DriftState,
     ExchangeabilityMartingale,
     RiskEProcess,
+    UpwardMartingale,
     Wager,
     smoothed_p_value,
     split_false_alarm,
@@ -400,18 +401,89 @@ def test_largest_weight_must_be_positive(max_weight):
         RiskEProcess(0.1, level=0.05, max_weight=max_weight)
 
 
+# --- critical scores of judged queries ----------------------------------------------------------
+
+
+def upward(calibration, *, tail=0.1, level=0.05, cap=10_000, seed=0):
+    """A monitor of larger values."""
+    values, rng = np.array(calibration, dtype=np.float64), np.random.default_rng(seed)
+    return UpwardMartingale(values, tail=tail, level=level, rng=rng, cap=cap)
+
+
+@pytest.mark.parametrize("tail", [0.001, 0.05, 0.1, 0.5, 0.97])
+def test_every_bet_on_larger_values_is_fair(tail):
+    """Each factor has mean 1 over a uniform p, exactly, and none is below 1/4.
+
+    Each is linear on both sides of the tail, so its mean there is its value in the middle.
+    """
+    monitor = upward([0.0], tail=tail)
+    below = np.array(monitor.factors(tail / 2.0))
+    above = np.array(monitor.factors((tail + 1.0) / 2.0))
+    assert tail * below + (1.0 - tail) * above == pytest.approx(np.ones(below.size), abs=1e-12)
+    ends = np.array([monitor.factors(p) for p in (0.0, tail, tail + 1e-12, 1.0)])
+    assert ends.min() >= 0.25 - 1e-12
+
+
+@pytest.mark.parametrize("decimals", [0, 6])
+def test_unchanged_critical_scores_alarm_no_more_often_than_stated(decimals):
+    """Level 0.2 over 600 judged queries; with values of which most tie, and a bag that evicts."""
+    rng, runs = np.random.default_rng(45), 200
+    alarms = sum(
+        feed(
+            upward(rng.standard_normal(50).round(decimals), level=0.2, cap=50),
+            rng.standard_normal(600).round(decimals),
+            rng,
+        )
+        is not None
+        for _ in range(runs)
+    )
+    assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
+
+
+def test_smaller_critical_scores_raise_no_alarm():
+    """Queries that became easier miss less: 2,000 of them, one standard deviation lower."""
+    rng = np.random.default_rng(46)
+    monitor = upward(rng.standard_normal(500), level=0.2)
+    assert feed(monitor, rng.standard_normal(2_000) - 1.0, rng) is None
+
+
+def test_critical_scores_show_a_larger_risk_sooner_than_losses():
+    """Risk 0.1 becomes 0.15 with 1,000 rows: the medians are about 300 and 1,350 judged queries.
+
+    All critical scores move, by 0.245 standard deviations: one in ten was above the threshold of
+    the rows, and 0.15 are now.
+    """
+    rng, shift = np.random.default_rng(47), stats.norm.isf(0.1) - stats.norm.isf(0.15)
+    delays: dict[str, list[float]] = {"critical": [], "loss": []}
+    for _ in range(21):
+        rows, values = rng.standard_normal(1_000), rng.standard_normal(800) + shift
+        alarms = {
+            "critical": feed(upward(rows, level=0.0025), values, rng),
+            "loss": judge(
+                RiskEProcess(stats.beta.ppf(0.95, 100, 901), level=0.0025),
+                values > stats.norm.isf(0.1),
+            ),
+        }
+        for name, alarm in alarms.items():
+            delays[name].append(math.inf if alarm is None else alarm)
+    assert np.median(delays["critical"]) < 600 < np.median(delays["loss"])
+
+
 # --- several streams ----------------------------------------------------------------------------
 
 
 def watch_of(delta=0.06):
-    """Two label-free streams and one on losses."""
-    shares = split_false_alarm(delta, {"score": 0.25, "size": 0.25, "risk": 0.5})
+    """Two label-free streams, and two of judged queries."""
+    shares = split_false_alarm(
+        delta, {"score": 0.125, "size": 0.125, "critical": 0.25, "risk": 0.5}
+    )
     rows = np.random.default_rng(51).random(200)
     return DriftState(
         delta=delta,
         streams={
             "score": martingale(rows, level=shares["score"]),
             "size": martingale(np.round(3 * rows), level=shares["size"], cap=50),
+            "critical": upward(rows, level=shares["critical"]),
             "risk": RiskEProcess.for_calibration(200, 20, delta=shares["risk"], max_weight=10.0),
         },
     )
@@ -460,7 +532,7 @@ def test_a_restart_loses_nothing():
     update(kept, later)
     update(restarted, later)
     assert restarted.to_state() == kept.to_state()
-    assert restarted.raised == kept.raised == ("score", "size", "risk")
+    assert restarted.raised == kept.raised == ("score", "size", "critical", "risk")
 
 
 def update(watch, rows):
@@ -468,6 +540,7 @@ def update(watch, rows):
     for value, tie, evict in rows.tolist():
         watch.streams["score"].update(value, tie, evict)
         watch.streams["size"].update(round(3 * value), tie, evict)
+        watch.streams["critical"].update(value, tie, evict)
         watch.streams["risk"].update(float(tie > 0.5), 10.0 * (1.0 - evict))
 
 
@@ -483,6 +556,8 @@ def update(watch, rows):
         lambda state: state["streams"]["size"].pop("cap"),
         lambda state: state["streams"]["risk"].update(wager=None),
         lambda state: state["streams"]["risk"].update(rho="0.1"),
+        lambda state: state["streams"]["critical"].update(tail=1.5),
+        lambda state: state["streams"]["critical"].pop("tail"),
         lambda state: state.update(delta=0.01),
     ],
 )
