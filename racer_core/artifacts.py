@@ -59,6 +59,7 @@ class Artifact:
     salt: str  # key of the fingerprints
     training_fingerprints: frozenset[bytes]
     validation_fingerprints: frozenset[bytes] = frozenset()
+    components: NDArray[np.float32] | None = None  # (D, d), for drift; None: an earlier version's
     digest: str = ""  # of the saved folder; empty before it is saved
 
     @property
@@ -100,6 +101,8 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         "training_fingerprints": _packed(artifact.training_fingerprints),
         "validation_fingerprints": _packed(artifact.validation_fingerprints),
     }
+    if artifact.components is not None:
+        tensors["components"] = artifact.components
     if artifact.stacked is not None:
         tensors |= {
             "stacked_skill": artifact.stacked.skill,
@@ -229,8 +232,18 @@ def _build(
         salt=salt,
         training_fingerprints=_unpacked(tensors["training_fingerprints"]),
         validation_fingerprints=_unpacked(tensors["validation_fingerprints"]),
+        components=_components(tensors),
         digest=_digest(folder),
     )
+
+
+def _components(tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.float32] | None:
+    components = tensors.get("components")
+    if components is None:
+        return None
+    if components.ndim != 2 or not components.size or not np.isfinite(components).all():
+        raise InputError("the components must be a finite matrix (D, d)")
+    return components.astype(np.float32)
 
 
 def _relative(spec: EncoderSpec, folder: Path) -> EncoderSpec:

@@ -22,6 +22,7 @@ from racer_core.artifacts import Artifact
 from racer_core.calibration.augmentation import checked_scores
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.encoder.base import Encoder
+from racer_core.encoder.components import projected
 from racer_core.errors import (
     ArtifactError,
     CalibrationError,
@@ -43,11 +44,19 @@ from racer_core.types import (
 
 @dataclass(frozen=True, slots=True)
 class RouterScores:
-    """Router scores f (B, K) of a batch, truncation flags (B,), and neighbours (B, J)."""
+    """Scores of a batch.
+
+    Attributes:
+        scores: Router scores f, shape (B, K).
+        truncated: Truncation flags, shape (B,).
+        neighbours: Pattern ids of the nearest training rows, shape (B, J).
+        projections: Embeddings on the artifact's components, shape (B, d).
+    """
 
     scores: FloatArray
     truncated: BoolArray
     neighbours: IdArray | None = None
+    projections: FloatArray | None = None
 
 
 Scorer = Callable[[Sequence[str]], RouterScores]
@@ -105,6 +114,7 @@ class TrainedRouter:
             labels=rows.labels,
             options=options,
             neighbours=scored.neighbours,
+            projections=scored.projections,
             patterns=self.artifact.patterns,
             prices=None if prices is None else tuple(prices),
             groups=rows.groups,
@@ -159,7 +169,10 @@ class Racer(TrainedRouter):
         batch = Batch(queries, self.encoder)
         output = self.artifact.router.predict(batch)
         scores = np.asarray(output.scores, dtype=np.float64)
-        return RouterScores(on_grid(scores), batch.encoded.truncated, output.neighbours)
+        components, projections = self.artifact.components, None
+        if components is not None:
+            projections = projected(batch.encoded.embeddings, components)
+        return RouterScores(on_grid(scores), batch.encoded.truncated, output.neighbours, projections)
 
     def calibrate(
         self,

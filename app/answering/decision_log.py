@@ -118,6 +118,7 @@ def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionR
         fingerprint=routed.fingerprint.hex(),
         scores=None if scored is None else tuple(scored.scores),
         neighbours=None if neighbours is None else tuple(neighbours.tolist()),
+        projection=None if scored is None else scored.projection,
         chosen_by=routed.chosen_by,
         holds=certificate.holds,
         reasons=certificate.reasons,

@@ -176,6 +176,7 @@ def some_rows(calibration: Calibration, rows: Sequence[int]) -> Calibration:
         scores=calibration.scores[chosen],
         labels=calibration.labels[chosen],
         neighbours=None if near is None else near[chosen],
+        projections=None,
         groups=None,
     )
 

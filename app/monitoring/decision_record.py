@@ -65,6 +65,7 @@ class DecisionRecord:
         fingerprint: The keyed hash of the query, hexadecimal.
         scores: f of the calibration's whole pool, in its order; None if the router failed.
         neighbours: Pattern ids of the nearest training rows, for routers that have them.
+        projection: The query's embedding on a few components, for drift detection.
         chosen_by: What made the set.
         holds: Whether the certificate held in the end.
         reasons: Every reason in it.
@@ -91,6 +92,7 @@ class DecisionRecord:
     fingerprint: str
     scores: tuple[float, ...] | None
     neighbours: tuple[int, ...] | None
+    projection: tuple[float, ...] | None = None
     chosen_by: ChosenBy = ChosenBy.THRESHOLD
     holds: bool
     reasons: tuple[str, ...] = ()
@@ -126,6 +128,8 @@ class DecisionRecord:
         stored: dict[str, Any] = json.loads(document)
         for name in ("pool", "selected", "scores", "reasons", "answered"):
             stored[name] = None if stored[name] is None else tuple(stored[name])
+        projection = stored.get("projection")  # absent before it was recorded
+        stored["projection"] = None if projection is None else tuple(projection)
         stored["lambda_hat"] = math.inf if stored["lambda_hat"] is None else stored["lambda_hat"]
         stored["chosen_by"] = ChosenBy(stored["chosen_by"])
         stored["outcome"] = RequestEnd(stored.get("outcome", RequestEnd.ANSWERED))

@@ -32,6 +32,7 @@ from app.errors import StoreError
 from app.monitoring import drift_statistics, eligibility
 from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.decision_store import DecisionStore
+from app.monitoring.drift_statistics import Statistic
 from app.monitoring.drift_store import DriftStore, StoredDriftState
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
@@ -39,7 +40,6 @@ from app.store import SharedState, now
 from app.store.calibration_record import CalibrationRecord
 from racer_core.calibration.monitoring import (
     DriftState,
-    ExchangeabilityMartingale,
     RiskEProcess,
     UpwardMartingale,
 )
@@ -58,7 +58,9 @@ class _CalibrationDrift:
     record: CalibrationRecord
     since: str = ""  # when its drift state began; empty while unknown
     raised: tuple[str, ...] = ()
-    pending: dict[str, list[float]] = field(default_factory=dict[str, list[float]])  # by stream
+    pending: dict[str, list[Statistic]] = field(  # by stream
+        default_factory=dict[str, list[Statistic]]
+    )
 
 
 class DriftMonitor:
@@ -233,11 +235,11 @@ class DriftMonitor:
         """Add this gateway's values to the state that all gateways share."""
         with self._updating(drift.record) as stored:
             for name, values in drift.pending.items():
-                stream = stored.state.streams[name]
-                assert isinstance(stream, ExchangeabilityMartingale)
-                draws = self._rng.random((len(values), 2)).tolist()
-                for value, (tie, evict) in zip(values, draws, strict=True):
-                    stream.update(value, tie, evict)
+                stream = stored.state.streams.get(name)
+                if (
+                    stream is not None and values
+                ):  # an earlier version's state does not have every stream
+                    drift_statistics.update(stream, values, self._rng)
             # Before the commit: if its result is unknown, the values are not added again. Added
             # twice, they would not be exchangeable with the others.
             drift.pending.clear()

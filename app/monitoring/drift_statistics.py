@@ -18,7 +18,9 @@ from racer_core.calibration.calibration import Calibration, Sets
 from racer_core.calibration.monitoring import (
     DriftState,
     ExchangeabilityMartingale,
+    ProjectionMartingale,
     RiskEProcess,
+    Stream,
     UpwardMartingale,
     split_false_alarm,
 )
@@ -26,12 +28,16 @@ from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
 from racer_core.types import FloatArray, IdArray, RiskTarget
 
 LARGEST_SCORE, MEAN_SCORE, SET_SIZE = "largest_score", "mean_score", "set_size"
+EMBEDDING: Final = "embedding"
 CRITICAL_SCORE, RISK = "critical_score", "risk"
-UNLABELLED: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE)
+UNLABELLED: Final = (LARGEST_SCORE, MEAN_SCORE, SET_SIZE, EMBEDDING)
 JUDGED: Final = (CRITICAL_SCORE, RISK)
 STREAMS: Final = (*UNLABELLED, *JUDGED)
 
 _NEVER_COVERED: Final = 1e300  # stands for an infinite critical score: streams take finite numbers
+
+
+Statistic = float | tuple[float, ...]  # of one query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +55,13 @@ def new_drift_state(
 
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
     depends on the threshold that the rows gave, so the sizes of queries are compared with each
-    other. Without a finite threshold there is no risk to watch.
+    other. Without a finite threshold there is no risk to watch. Rows that an earlier version
+    scored, and rows uploaded with their own scores, have no embedding to compare.
     """
-    alpha = calibration.options.alpha
-    shares = _even_shares(UNLABELLED)
+    alpha, projections = calibration.options.alpha, calibration.projections
+    shares = _even_shares(
+        [name for name in UNLABELLED if name != EMBEDDING or projections is not None]
+    )
     if calibration.realised_risk(alpha) is not None:
         both = shares | _even_shares(JUDGED)
         shares = {name: share / 2.0 for name, share in both.items()}
@@ -62,10 +71,12 @@ def new_drift_state(
         MEAN_SCORE: calibration.scores.mean(axis=1),
         SET_SIZE: np.empty(0),
     }
-    streams: dict[str, ExchangeabilityMartingale | RiskEProcess] = {
+    streams: dict[str, Stream] = {
         name: ExchangeabilityMartingale(values, level=levels[name], rng=rng)
         for name, values in start.items()
     }
+    if projections is not None:
+        streams[EMBEDDING] = ProjectionMartingale(projections, level=levels[EMBEDDING], rng=rng)
     if RISK in levels:
         rows = _comparable(calibration.row_critical_scores)
         streams[CRITICAL_SCORE] = UpwardMartingale(
@@ -86,7 +97,7 @@ def _comparable(critical: FloatArray) -> FloatArray:
 
 def query_statistics(
     calibration: Calibration, decisions: Sequence[DecisionRecord]
-) -> dict[str, list[float]]:
+) -> dict[str, list[Statistic]]:
     """The label-free statistics of queries by name, each a function of its query alone.
 
     The set is the one at the calibration's own alpha, score and pool, whatever the request chose.
@@ -97,7 +108,22 @@ def query_statistics(
         LARGEST_SCORE: scores.max(axis=1).tolist(),
         MEAN_SCORE: scores.mean(axis=1).tolist(),
         SET_SIZE: sizes.tolist(),
+        EMBEDDING: [each.projection for each in decisions if each.projection is not None],
     }
+
+
+def update(stream: Stream, values: Sequence[Statistic], rng: np.random.Generator) -> None:
+    """Bet on a label-free statistic of queries, in order."""
+    if isinstance(stream, ProjectionMartingale):
+        vectors = np.array(values, dtype=np.float64).reshape(len(values), -1)
+        draws = rng.random((*vectors.shape, 2))
+        for vector, pairs in zip(vectors.tolist(), draws.tolist(), strict=True):
+            stream.update(vector, pairs)
+    elif isinstance(stream, ExchangeabilityMartingale):
+        singles = np.array(values, dtype=np.float64).tolist()
+        draws = rng.random((len(singles), 2)).tolist()
+        for value, (tie, evict) in zip(singles, draws, strict=True):
+            stream.update(value, tie, evict)
 
 
 def own_sets(calibration: Calibration, decisions: Sequence[DecisionRecord]) -> Sets:
@@ -146,7 +172,7 @@ def judged_query(
     )
 
 
-def stream_as_json(stream: ExchangeabilityMartingale | RiskEProcess) -> dict[str, Any]:
+def stream_as_json(stream: Stream) -> dict[str, Any]:
     """A test's capital beside the capital at which it alarms."""
     shown = {
         "kind": stream.kind,

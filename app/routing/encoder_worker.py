@@ -179,11 +179,14 @@ class EncoderWorker:
                 self._row_s += _NEWEST * (row_s - self._row_s) if self._row_s else row_s
             near = itertools.repeat(None) if scored.neighbours is None else scored.neighbours
             rows = list(zip(scored.scores.tolist(), scored.truncated.tolist(), near, strict=False))
+            places = itertools.repeat(None)
+            if scored.projections is not None:
+                places = map(tuple, scored.projections.tolist())
             if len(rows) != len(batch):  # before a query gets the scores of another
                 raise ValueError(f"the router scored {len(rows)} of {len(batch)} queries")
-            for item, (row, cut, neighbours) in zip(batch, rows, strict=True):
+            for item, (row, cut, neighbours), place in zip(batch, rows, places, strict=False):
                 if not item.future.done():
-                    item.future.set_result(ScoredQuery(row, cut, neighbours))
+                    item.future.set_result(ScoredQuery(row, cut, neighbours, place))
         except asyncio.CancelledError:
             _fail(batch, NotReady("the gateway is closing"))
             raise

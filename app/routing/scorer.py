@@ -15,11 +15,19 @@ from racer_core.types import IdArray
 
 @dataclass(frozen=True, slots=True)
 class ScoredQuery:
-    """Router scores f of one query, in the order of the pool, and its neighbours' patterns."""
+    """Router scores f of one query in the order of the pool, and what else the router reports.
+
+    Attributes:
+        scores: One a candidate.
+        truncated: The encoder cut the query.
+        neighbours: Pattern ids of its nearest training rows.
+        projection: Its embedding on the artifact's components.
+    """
 
     scores: list[float]
     truncated: bool
     neighbours: IdArray | None
+    projection: tuple[float, ...] | None = None
 
     @property
     def usable(self) -> bool:
@@ -57,11 +65,12 @@ class RouterBackend(Protocol):
 
 def room_for(part: RouterScores, count: int) -> RouterScores:
     """An empty result for ``count`` rows, to be filled slice by slice, without a second copy."""
-    near = part.neighbours
+    near, projections = part.neighbours, part.projections
     return RouterScores(
         np.empty((count, part.scores.shape[1])),
         np.empty(count, bool),
         None if near is None else np.empty((count, near.shape[1]), near.dtype),
+        None if projections is None else np.empty((count, projections.shape[1])),
     )
 
 
@@ -70,3 +79,5 @@ def put(part: RouterScores, whole: RouterScores, rows: Sequence[int]) -> None:
     whole.scores[rows], whole.truncated[rows] = part.scores, part.truncated
     if whole.neighbours is not None and part.neighbours is not None:
         whole.neighbours[rows] = part.neighbours
+    if whole.projections is not None and part.projections is not None:
+        whole.projections[rows] = part.projections

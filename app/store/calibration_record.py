@@ -125,6 +125,8 @@ def _arrays_of(calibration: Calibration) -> dict[str, NDArray[Any]]:
     }
     if calibration.neighbours is not None:
         arrays["neighbours"] = calibration.neighbours
+    if calibration.projections is not None:
+        arrays["projections"] = calibration.projections
     return arrays
 
 
@@ -134,6 +136,7 @@ def _rows_from(arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> dict[str
         "labels": arrays[prefix + "labels"],
         "fingerprints": tuple(each.tobytes() for each in arrays[prefix + "fingerprints"]),
         "neighbours": arrays.get(prefix + "neighbours"),
+        "projections": arrays.get(prefix + "projections"),
     }
 
 

@@ -101,6 +101,7 @@ const STREAMS = {
   largest_score: "Largest router score",
   mean_score: "Mean router score",
   set_size: "Set size",
+  embedding: "Embedding",
   critical_score: "Critical scores",
   risk: "Judged losses",
 };

@@ -88,6 +88,7 @@ class Calibration:
         options: The terms of the guarantee.
         neighbours: Pattern ids of each row's nearest training rows, shape (n, J); None for routers
             without neighbours and for rows uploaded with their own scores.
+        projections: Each row's embedding on a few components, shape (n, d), for drift detection.
         patterns: The training rows' patterns, for the cover scores; None disables these scores.
         prices: Price per call of each candidate, above 0, for ``cover_cost``.
         groups: The group of each row; None if rows have no groups.
@@ -99,6 +100,7 @@ class Calibration:
     labels: BoolArray
     options: CalibrationOptions
     neighbours: IdArray | None = None
+    projections: FloatArray | None = None
     patterns: PatternModel | None = None
     prices: tuple[float, ...] | None = None
     groups: tuple[str | None, ...] | None = None
@@ -117,6 +119,8 @@ class Calibration:
             raise CalibrationError(f"the training patterns do not have {columns} candidates")
         if self.neighbours is not None and len(self.neighbours) != rows:
             raise CalibrationError(f"{len(self.neighbours)} rows of neighbours for {rows} rows")
+        if self.projections is not None and len(self.projections) != rows:
+            raise CalibrationError(f"{len(self.projections)} projections for {rows} rows")
         if self.prices is not None and (
             len(self.prices) != columns or not all(0.0 < price < math.inf for price in self.prices)
         ):
@@ -417,6 +421,7 @@ class Calibration:
             scores=self.scores[rows],
             labels=self.labels[rows],
             neighbours=None if self.neighbours is None else self.neighbours[rows],
+            projections=None if self.projections is None else self.projections[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
         )
 

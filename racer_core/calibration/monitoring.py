@@ -123,7 +123,13 @@ class ExchangeabilityMartingale(EProcess):
         self.bag: list[float] = np.sort(sample).tolist()
 
     def update(self, value: float, tie_draw: float, evict_draw: float) -> float:
-        """Bet on the next query's value and return its p-value.
+        """Bet on the next query's value and return its p-value; the arguments of :meth:`rank`."""
+        p = self.rank(value, tie_draw, evict_draw)
+        self.wager.settle(self.factors(p))
+        return p
+
+    def rank(self, value: float, tie_draw: float, evict_draw: float) -> float:
+        """Put the next query's value into the bag and return its p-value, without a bet.
 
         Args:
             value: The statistic; finite.
@@ -138,7 +144,6 @@ class ExchangeabilityMartingale(EProcess):
         insort(self.bag, value)
         if len(self.bag) > self.cap:
             del self.bag[int(evict_draw * len(self.bag))]
-        self.wager.settle(self.factors(p))
         return p
 
     def factors(self, p: float) -> list[float]:
@@ -164,6 +169,76 @@ class ExchangeabilityMartingale(EProcess):
         bag = np.array(state["bag"], dtype=np.float64)
         cap = max(int(state["cap"]), bag.size)
         monitor = cls(bag, level=state["level"], rng=np.random.default_rng(0), cap=cap)
+        monitor.wager.restore(state["wager"])
+        return monitor
+
+
+class ProjectionMartingale(EProcess):
+    """Conformal test martingales on the coordinates of a short vector, as one bet.
+
+    The capital is spread over the coordinates. Each has its own bag and its own p-values, and all
+    of them come before the next query's: the total is a test martingale under the null hypothesis
+    of :class:`ExchangeabilityMartingale`, however the coordinates depend on each other.
+
+    Args:
+        calibration: The vector of every calibration row, shape (n, d); d at least 1.
+        level: Alarm when the capital reaches 1 / level.
+        rng: Chooses the calibration rows that enter if there are more than ``cap``.
+        cap: Maximum number of values in each bag.
+    """
+
+    kind = "projection"
+
+    def __init__(
+        self, calibration: FloatArray, *, level: float, rng: np.random.Generator, cap: int = 3_000
+    ) -> None:
+        if calibration.ndim != 2 or calibration.shape[1] < 1:
+            raise InputError("projections must have the shape (n, d), d at least 1")
+        coordinates = calibration.shape[1]
+        super().__init__(Wager(len(EPSILONS) * coordinates, JUMP), level)
+        self._coordinates = [
+            ExchangeabilityMartingale(calibration[:, j], level=level, rng=rng, cap=cap)
+            for j in range(coordinates)
+        ]
+
+    @property
+    def dimension(self) -> int:
+        """The number of coordinates, d."""
+        return len(self._coordinates)
+
+    def update(self, vector: Sequence[float], draws: Sequence[tuple[float, float]]) -> None:
+        """Bet on the next query's vector.
+
+        Args:
+            vector: Finite, shape (d,).
+            draws: Two uniforms in [0, 1) for each coordinate, as in
+                :meth:`ExchangeabilityMartingale.update`.
+        """
+        if not len(vector) == len(draws) == self.dimension:
+            raise InputError(f"a projection must have {self.dimension} coordinates")
+        if not all(math.isfinite(value) for value in vector):
+            raise InputError("a projection must be finite")
+        factors: list[float] = []
+        for each, value, (tie, evict) in zip(self._coordinates, vector, draws, strict=True):
+            factors += each.factors(each.rank(value, tie, evict))
+        self.wager.settle(factors)
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        return {
+            "kind": self.kind,
+            "level": self.level,
+            "cap": self._coordinates[0].cap,
+            "bags": [list(each.bag) for each in self._coordinates],
+            "wager": self.wager.to_state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken; nothing is drawn again."""
+        bags = np.array(state["bags"], dtype=np.float64).T
+        cap = max(int(state["cap"]), len(bags))
+        monitor = cls(bags, level=state["level"], rng=np.random.default_rng(0), cap=cap)
         monitor.wager.restore(state["wager"])
         return monitor
 
@@ -344,6 +419,9 @@ def split_false_alarm(delta: float, weights: Mapping[str, float]) -> dict[str, f
     return {name: delta * weight for name, weight in weights.items()}
 
 
+Stream = ExchangeabilityMartingale | ProjectionMartingale | RiskEProcess
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftState:
     """Several streams; while nothing changes, P(any of them ever alarms) <= delta.
@@ -353,7 +431,7 @@ class DriftState:
     """
 
     delta: float
-    streams: Mapping[str, ExchangeabilityMartingale | RiskEProcess]
+    streams: Mapping[str, Stream]
 
     def __post_init__(self) -> None:
         """Refuse streams whose false-alarm probabilities exceed delta together."""
@@ -390,7 +468,12 @@ class DriftState:
 
     @classmethod
     def _restored(cls, state: Mapping[str, Any]) -> Self:
-        classes = (ExchangeabilityMartingale, UpwardMartingale, RiskEProcess)
+        classes = (
+            ExchangeabilityMartingale,
+            ProjectionMartingale,
+            UpwardMartingale,
+            RiskEProcess,
+        )
         kinds = {each.kind: each for each in classes}
         if unknown := {saved["kind"] for saved in state["streams"].values()} - kinds.keys():
             raise InputError(f"unknown drift stream kind {unknown.pop()!r}: start a new one")

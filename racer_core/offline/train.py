@@ -17,6 +17,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import Encoder, Forward, Pooling
 from racer_core.encoder.char_ngrams import SPEC as CHAR_NGRAMS
 from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.encoder.components import principal_components
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import RowsError
@@ -167,6 +168,7 @@ def train(
         salt=salt,
         training_fingerprints=frozenset(training_prints),
         validation_fingerprints=frozenset(held_out.fingerprints),
+        components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
     )
     saved = artifacts.save(artifact, folder)
     if fitted.losses:

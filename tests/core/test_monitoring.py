@@ -15,6 +15,7 @@ from racer_core.calibration.monitoring import (
     JUMP,
     DriftState,
     ExchangeabilityMartingale,
+    ProjectionMartingale,
     RiskEProcess,
     UpwardMartingale,
     Wager,
@@ -401,6 +402,55 @@ def test_largest_weight_must_be_positive(max_weight):
         RiskEProcess(0.1, level=0.05, max_weight=max_weight)
 
 
+# --- embeddings ---------------------------------------------------------------------------------
+
+
+def projection(rows, *, level=0.05, cap=10_000):
+    """A monitor of vectors."""
+    rng = np.random.default_rng(0)
+    return ProjectionMartingale(np.asarray(rows), level=level, rng=rng, cap=cap)
+
+
+def feed_vectors(monitor, vectors, rng):
+    """Updates until the alarm, or None."""
+    for count, vector in enumerate(vectors.tolist(), start=1):
+        monitor.update(vector, rng.random((monitor.dimension, 2)).tolist())
+        if monitor.alarmed:
+            return count
+    return None
+
+
+def test_unchanged_vectors_alarm_no_more_often_than_stated():
+    """Level 0.2 over 400 queries; three coordinates, of which two are the same number."""
+    rng, runs, alarms = np.random.default_rng(48), 200, 0
+    for _ in range(runs):
+        values = rng.standard_normal((450, 2)).round(1)[:, [0, 1, 1]]
+        monitor = projection(values[:50], level=0.2, cap=50)
+        alarms += feed_vectors(monitor, values[50:], rng) is not None
+    assert_at_most(alarms, runs, 0.2, FALSE_ALARM)
+
+
+@pytest.mark.parametrize("coordinate", [0, 5])
+def test_a_shift_of_one_coordinate_of_six_is_seen(coordinate):
+    """By one standard deviation, after 1,000 queries like the rows: within 400 queries."""
+    rng = np.random.default_rng(49)
+    values = rng.standard_normal((2_400, 6))
+    values[2_000:, coordinate] -= 1.0
+    alarm = feed_vectors(projection(values[:1_000]), values[1_000:], rng)
+    assert alarm is not None
+    assert 1_000 < alarm < 1_400
+
+
+@pytest.mark.parametrize("vector", [[0.1], [0.1, NAN], [0.1, 0.2, 0.3]])
+def test_an_impossible_vector_is_refused_and_changes_nothing(vector):
+    """Every coordinate is checked before the first bag changes."""
+    monitor = projection([[0.1, 0.2], [0.3, 0.4]])
+    before = json.dumps(monitor.to_state())
+    with pytest.raises(InputError, match="projection"):
+        monitor.update(vector, [(0.5, 0.5)] * 2)
+    assert json.dumps(monitor.to_state()) == before
+
+
 # --- critical scores of judged queries ----------------------------------------------------------
 
 
@@ -473,9 +523,9 @@ def test_critical_scores_show_a_larger_risk_sooner_than_losses():
 
 
 def watch_of(delta=0.06):
-    """Two label-free streams, and two of judged queries."""
+    """Three label-free streams, and two of judged queries."""
     shares = split_false_alarm(
-        delta, {"score": 0.125, "size": 0.125, "critical": 0.25, "risk": 0.5}
+        delta, {"score": 0.125, "size": 0.125, "place": 0.125, "critical": 0.125, "risk": 0.5}
     )
     rows = np.random.default_rng(51).random(200)
     return DriftState(
@@ -483,6 +533,7 @@ def watch_of(delta=0.06):
         streams={
             "score": martingale(rows, level=shares["score"]),
             "size": martingale(np.round(3 * rows), level=shares["size"], cap=50),
+            "place": projection(np.stack([rows, -rows], axis=1), level=shares["place"]),
             "critical": upward(rows, level=shares["critical"]),
             "risk": RiskEProcess.for_calibration(200, 20, delta=shares["risk"], max_weight=10.0),
         },
@@ -532,7 +583,7 @@ def test_a_restart_loses_nothing():
     update(kept, later)
     update(restarted, later)
     assert restarted.to_state() == kept.to_state()
-    assert restarted.raised == kept.raised == ("score", "size", "critical", "risk")
+    assert restarted.raised == kept.raised == ("score", "size", "place", "critical", "risk")
 
 
 def update(watch, rows):
@@ -540,6 +591,7 @@ def update(watch, rows):
     for value, tie, evict in rows.tolist():
         watch.streams["score"].update(value, tie, evict)
         watch.streams["size"].update(round(3 * value), tie, evict)
+        watch.streams["place"].update((value, -value), [(tie, evict), (evict, tie)])
         watch.streams["critical"].update(value, tie, evict)
         watch.streams["risk"].update(float(tie > 0.5), 10.0 * (1.0 - evict))
 
@@ -558,6 +610,9 @@ def update(watch, rows):
         lambda state: state["streams"]["risk"].update(rho="0.1"),
         lambda state: state["streams"]["critical"].update(tail=1.5),
         lambda state: state["streams"]["critical"].pop("tail"),
+        lambda state: state["streams"]["place"].update(bags=[[0.1], [0.1, 0.2]]),
+        lambda state: state["streams"]["place"].update(bags=[]),
+        lambda state: state["streams"]["place"]["bags"].pop(),
         lambda state: state.update(delta=0.01),
     ],
 )

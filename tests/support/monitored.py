@@ -42,6 +42,7 @@ def calibration_record(
             fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
             scores=scores,
             labels=rng.random(scores.shape) < scores,
+            projections=scores,  # as if the scores were the embedding
             options=CalibrationOptions(**options),
         ),
         evidence={},
@@ -71,6 +72,7 @@ def decision_record(
         "fingerprint": fingerprint.hex(),
         "scores": tuple(scores),
         "neighbours": None,
+        "projection": tuple(scores),
         "chosen_by": ChosenBy.THRESHOLD,
         "holds": True,
     }
