@@ -31,7 +31,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components, projected
 from racer_core.routers.base import Batch, on_grid
 from racer_core.routers.knn import KnnRouter
-from racer_core.types import BoolArray, FloatArray, IdArray, Score
+from racer_core.types import BoolArray, FloatArray, IdArray, Score, any_column
 
 FALSE_ALARM = 0.01
 ALPHA = 0.1
@@ -95,7 +95,7 @@ class Recorded:
             drift_statistics.SET_SIZE: sets.selected.sum(axis=1).astype(float),
             EMBEDDING: self.projections[served],
             CRITICAL_SCORE: np.round(critical, 9)[counted],
-            RISK: (~(sets.selected & labels).any(axis=1))[counted].astype(float),
+            RISK: 1.0 - any_column(sets.selected & labels)[counted].astype(float),
         }
 
 
@@ -192,7 +192,7 @@ def recorded(folder: Path, runs: int) -> Iterable[tuple[str, dict[str, Any]]]:
     rng = np.random.default_rng(0)
     gsm8k = read(folder / "gsm8k.jsonl.gz")
     train = [row for row in gsm8k if row["split"] == "train"]
-    part = rng.permutation(len(train))
+    part: list[int] = rng.permutation(len(train)).tolist()
     rows = [train[i] for i in part[300:]] + [row for row in gsm8k if row["split"] != "train"]
     world = Recorded(rows, [train[i] for i in part[:300]])
     first = np.arange(len(train) - 300)
@@ -204,12 +204,12 @@ def recorded(folder: Path, runs: int) -> Iterable[tuple[str, dict[str, Any]]]:
     alike = np.zeros(len(rows), np.intp)
     yield "gsm8k, drawn alike (no change)", _runs(world, runs, lambda r: _split(r, alike, None))
     mmlu = read(folder / "mmlu.jsonl.gz")
-    order = rng.permutation(len(mmlu))
+    order: list[int] = rng.permutation(len(mmlu)).tolist()
     world = Recorded([mmlu[i] for i in order[1_500:]], [mmlu[i] for i in order[:1_500]])
     kind = kinds(world.embeddings, rng)
     yield "mmlu, drawn alike (no change)", _runs(world, runs, lambda r: _split(r, kind, None))
     for each in range(KINDS):
-        before = float(np.mean(kind == each))
+        before = np.count_nonzero(kind == each) / kind.size
         if before < 0.1:
             continue  # too few of them to be served
         yield (
@@ -222,10 +222,10 @@ def _split(
     rng: np.random.Generator, kind: NDArray[np.intp], more: int | None
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """1,000 calibration rows; served are others, of which the kind ``more`` is SHARE."""
-    order = rng.permutation(len(kind))
+    order = rng.permutation(kind.size)
     rows, served = order[:1_000], order[1_000:]
     if more is not None:
-        before = float(np.mean(kind == more))
+        before = np.count_nonzero(kind == more) / kind.size
         thinned = before / (1.0 - before) * (1.0 - SHARE) / SHARE
         served = served[(kind[served] == more) | (rng.random(served.size) < thinned)]
     return rows, served[:1_500]
@@ -243,7 +243,7 @@ def _runs(
         rows, served = draw(rng)
         calibration = world.calibration(rows)
         values = world.statistics(calibration, served)
-        risks.append(float(np.mean(values[RISK])))
+        risks.append(sum(values[RISK]) / len(values[RISK]))
         state = drift_statistics.new_drift_state(calibration, FALSE_ALARM, rng)
         each = delays(state, values, rng)
         each |= {"label-free": min(each[name] for name in UNLABELLED)}

@@ -51,12 +51,14 @@ class RouterScores:
         truncated: Truncation flags, shape (B,).
         neighbours: Pattern ids of the nearest training rows, shape (B, J).
         projections: Embeddings on the artifact's components, shape (B, d).
+        similarity: The cosine with the nearest training row, shape (B,).
     """
 
     scores: FloatArray
     truncated: BoolArray
     neighbours: IdArray | None = None
     projections: FloatArray | None = None
+    similarity: FloatArray | None = None
 
 
 Scorer = Callable[[Sequence[str]], RouterScores]
@@ -172,7 +174,13 @@ class Racer(TrainedRouter):
         components, projections = self.artifact.components, None
         if components is not None:
             projections = projected(batch.encoded.embeddings, components)
-        return RouterScores(on_grid(scores), batch.encoded.truncated, output.neighbours, projections)
+        return RouterScores(
+            on_grid(scores),
+            batch.encoded.truncated,
+            output.neighbours,
+            projections,
+            output.similarity,
+        )
 
     def calibrate(
         self,

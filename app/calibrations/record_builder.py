@@ -23,7 +23,8 @@ from app.store.calibration_record import CalibrationRecord, LaterTurns
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.errors import CalibrationError
-from racer_core.racer import LabelledColumns, Scorer, TrainedRouter, refuse_uncounted
+from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
+from racer_core.records.near_copies import count_near_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class BuiltCalibration:
 
     calibration: Calibration
     own_scores: bool  # some rows brought router scores of their own
+    training_copies: int | None  # near copies of training rows; None where that is unknown
 
 
 def build(
@@ -56,6 +58,14 @@ def build(
     Raises:
         CalibrationError: The columns do not fit.
     """
+    copies: list[int | None] = []
+
+    def score(queries: Sequence[str]) -> Scored:
+        scored = scorer(queries)
+        if scored.similarity is not None:
+            copies.append(count_near_copies(scored.similarity))
+        return scored
+
     order = [rows.pool.index(name) for name in trained.pool]
     columns = LabelledColumns(
         queries=rows.queries,
@@ -65,8 +75,9 @@ def build(
         groups=rows.groups,
     )
     return BuiltCalibration(
-        calibration=trained.calibrate_columns(columns, options, scorer=scorer, prices=prices),
+        calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),
         own_scores=not bool(np.isnan(rows.scores[:, 0]).all()),
+        training_copies=copies[0] if copies else None,
     )
 
 
@@ -196,6 +207,7 @@ class RecordBuilder:
         found = evidence(calibration) | {
             "duplicates": rows.duplicates,
             "near_duplicates": rows.near_duplicates,
+            "training_copies": built.training_copies,
             "answer_risk": answer_risk(rows, calibration, self._settings.aggregation, stacked),
         }
         if dry_run:

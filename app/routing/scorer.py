@@ -71,6 +71,7 @@ def room_for(part: RouterScores, count: int) -> RouterScores:
         np.empty(count, bool),
         None if near is None else np.empty((count, near.shape[1]), near.dtype),
         None if projections is None else np.empty((count, projections.shape[1])),
+        None if part.similarity is None else np.empty(count),
     )
 
 
@@ -81,3 +82,5 @@ def put(part: RouterScores, whole: RouterScores, rows: Sequence[int]) -> None:
         whole.neighbours[rows] = part.neighbours
     if whole.projections is not None and part.projections is not None:
         whole.projections[rows] = part.projections
+    if whole.similarity is not None and part.similarity is not None:
+        whole.similarity[rows] = part.similarity

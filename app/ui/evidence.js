@@ -59,6 +59,7 @@ function warnings(found) {
   const copies = [];
   if (found.duplicates > 0) copies.push(`${plural(found.duplicates, "copy", "copies")} of a row left out`);
   if (found.near_duplicates > 0) copies.push(`${plural(found.near_duplicates, "row")} nearly like another`);
+  if (found.training_copies > 0) copies.push(`${plural(found.training_copies, "row")} nearly like training rows`);
   copies.push(found.overlap > 0 ? "" : "no row trained the router");
   const rows = `Rows: ${copies.filter(Boolean).join(", ")}.`;
   said.push(el("p", { class: "muted" }, found.shift ? `${rows} ${shiftInWords(found)}` : rows));

@@ -38,10 +38,13 @@ class RouterOutput:
         neighbours: Pattern ids of the nearest training rows, nearest first, shape (B, J):
             ``cover`` counts their patterns. None for routers without neighbours: ``cover`` then
             tilts the overall frequencies by the scores.
+        similarity: The cosine with the nearest training row, shape (B,). None for routers without
+            neighbours.
     """
 
     scores: FloatArray
     neighbours: IdArray | None = None
+    similarity: FloatArray | None = None
 
 
 def on_grid(scores: FloatArray) -> FloatArray:

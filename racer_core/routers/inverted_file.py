@@ -122,6 +122,15 @@ class InvertedFile:
         """The ``reach`` nearest rows in the probed lists."""
         return np.stack([self._nearest(query, reach) for query in queries])
 
+    def similarity(self, queries: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
+        """The cosine of each query (B, D) with one training row, shape (B,)."""
+        return np.einsum("bd,bd->b", queries, self.embeddings[self._places[rows]])
+
+    @cached_property
+    def _places(self) -> NDArray[np.intp]:
+        """The position of each training row, shape (n,)."""
+        return np.argsort(self.rows)
+
     def _nearest(self, query: FloatArray, reach: int) -> NDArray[np.intp]:
         """One query at a time: the result must not depend on the batch."""
         places = self._candidates(query, self._nearest_lists(query, reach), reach)

@@ -84,12 +84,14 @@ class KnnRouter:
         queries = batch.encoded.embeddings.astype(np.float64)
         scores = np.empty((len(queries), self.columns))
         patterns = np.empty((len(queries), self.reach), dtype=self._patterns.dtype)
+        similarity = np.empty(len(queries))
         for start in range(0, len(queries), _CHUNK):
             part = slice(start, start + _CHUNK)
             nearest = self.index.nearest(queries[part], self.reach)
             scores[part] = self.labels[nearest[:, : self.k]].mean(axis=1)
             patterns[part] = self._patterns[nearest]
-        return RouterOutput(scores, patterns)
+            similarity[part] = self.index.similarity(queries[part], nearest[:, 0])
+        return RouterOutput(scores, patterns, similarity)
 
     @cached_property
     def _patterns(self) -> IdArray:

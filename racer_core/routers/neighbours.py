@@ -33,6 +33,10 @@ class Neighbours(Protocol):
         """The ``reach`` nearest rows of each query (B, D), nearest first, shape (B, reach)."""
         ...
 
+    def similarity(self, queries: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
+        """The cosine of each query (B, D) with one training row, shape (B,)."""
+        ...
+
     def tensors(self) -> Mapping[str, NDArray[np.generic]]:
         """All tensors, for an artifact."""
         ...
@@ -63,6 +67,10 @@ class ExactSearch:
     def nearest(self, queries: FloatArray, reach: int) -> NDArray[np.intp]:
         """The ``reach`` nearest of all rows."""
         return nearest_first(np.round(queries @ self._columns, DECIMALS), reach)
+
+    def similarity(self, queries: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
+        """The cosine of each query (B, D) with one training row, shape (B,)."""
+        return np.einsum("bd,bd->b", queries, self.embeddings[rows])
 
     @cached_property
     def _columns(self) -> FloatArray:

@@ -26,7 +26,8 @@ import pytest
 from app.store import Store
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
-from racer_core.types import LabelledRows, RiskTarget, Score
+from racer_core.records.near_copies import count_near_copies
+from racer_core.types import FloatArray, LabelledRows, RiskTarget, Score
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -274,6 +275,11 @@ def test_a_score_that_needs_prices_is_refused_without_them(gateway: Gateway, pat
     assert "cover_cost" in response.json()["error"]["message"]
 
 
+def near_training(similarity: FloatArray | None) -> int | None:
+    """The number of near copies, None where the router knows no neighbours."""
+    return None if similarity is None else count_near_copies(similarity)
+
+
 def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) -> None:
     """Every field of the evidence, against the core."""
     racer, core = oracle(noisy_artifact, ROWS)
@@ -307,6 +313,7 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
         "answer_risk": None,  # the rows have no answers
         "duplicates": 0,
         "near_duplicates": 0,
+        "training_copies": near_training(racer.score(ROWS.queries).similarity),
         "overlap": 0,
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2

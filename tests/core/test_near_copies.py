@@ -1,0 +1,65 @@
+"""Near copies of training rows: found by embedding where a keyed hash sees another query."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from racer_core.artifacts import fingerprint
+from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.records.near_copies import count_near_copies
+from racer_core.routers.base import Batch
+from racer_core.routers.inverted_file import build_inverted_file
+from racer_core.routers.knn import KnnRouter
+from racer_core.routers.neighbours import ExactSearch
+
+TRAINING = [
+    f"{name} has {i + 3} {fruit} and buys {i + 7} more at the market. How many {fruit} are left?"
+    for i, (name, fruit) in enumerate(
+        (name, fruit) for name in ("Anna", "Boris", "Clara") for fruit in ("apples", "plums")
+    )
+]
+OTHERS = [
+    "What is the boiling point of water on a high mountain?",
+    "Translate the word for river into Spanish.",
+    "Sort these four numbers: 8, 3, 5 and 1.",
+]
+
+
+def similarity(texts: list[str]) -> np.ndarray:
+    """The cosines that a KNN router reports."""
+    encoder = CharNgramEncoder()
+    labels = np.ones((len(TRAINING), 2), bool)
+    router = KnnRouter.fit(encoder.encode(TRAINING).embeddings, labels)
+    found = router.predict(Batch(texts, encoder)).similarity
+    assert found is not None
+    return found
+
+
+def test_a_changed_number_is_a_near_copy() -> None:
+    """Its keyed hash differs; unrelated queries are none."""
+    copy = TRAINING[2].replace("buys 9", "buys 8")
+    assert copy != TRAINING[2]
+    assert fingerprint("salt", copy) != fingerprint("salt", TRAINING[2])
+    assert count_near_copies(similarity([copy, *OTHERS])) == 1
+    assert count_near_copies(similarity(OTHERS)) == 0
+
+
+@pytest.mark.parametrize(("near", "count"), [(0, 0), (4, 4), (5, None), (10, None)])
+def test_where_half_of_the_rows_are_near_nothing_is_told(near: int, count: int | None) -> None:
+    """Some encoders put every text near every other."""
+    values = np.array([0.99] * near + [0.5] * (10 - near))
+    assert count_near_copies(values) == count
+
+
+def test_the_inverted_file_reports_the_cosines_of_the_exact_search() -> None:
+    """Rows stand in another order there."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((400, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    queries = rows[:20].astype(np.float64)
+    index = build_inverted_file(rows, 10)
+    for chosen in (np.arange(20), np.arange(380, 400)):
+        exact = ExactSearch(rows).similarity(queries, chosen)
+        assert index.similarity(queries, chosen) == pytest.approx(exact, abs=1e-6)
+    assert ExactSearch(rows).similarity(queries, np.arange(20)) == pytest.approx(1.0, abs=1e-5)
