@@ -60,7 +60,7 @@ def build(
     """
     copies: list[int | None] = []
 
-    def score(queries: Sequence[str]) -> Scored:
+    def score(queries: Sequence[str]) -> RouterScores:
         scored = scorer(queries)
         if scored.similarity is not None:
             copies.append(count_near_copies(scored.similarity))

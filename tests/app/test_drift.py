@@ -124,7 +124,7 @@ def test_harder_queries_raise_an_alarm(store: Store) -> None:
         def harder(count: int) -> list[DecisionRecord]:
             return decision_records(world.record, draw_scores(rng, count, harder=0.8))
 
-        assert await until_alarm(monitor, harder, at_most=600) <= 600
+        assert await until_alarm(monitor, world, harder, at_most=600) <= 600
         seen_by = {"stale:largest_score", "stale:mean_score", "stale:embedding"}
         assert set(stale_now(monitor, world)) <= seen_by
         raised = (await monitor.drift_report())["alarms"]["raised"]
