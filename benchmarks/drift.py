@@ -39,7 +39,7 @@ KINDS = 8  # clusters of the recorded queries of one benchmark
 SHARE = 0.4  # of one kind among the served queries
 
 
-class Recorded:
+class RecordedQueries:
     """Queries with labels, scored once by a router that learned from other queries."""
 
     def __init__(self, rows: list[dict[str, Any]], training: list[dict[str, Any]]) -> None:
@@ -136,7 +136,7 @@ def simulated(rng: np.random.Generator, kind: str, rows: int, judged: int) -> di
     scores = rng.random((rows, 2))
     calibration = Calibration(
         pool=("a", "b"),
-        fingerprints=tuple(Recorded.fingerprint(i) for i in range(rows)),
+        fingerprints=tuple(RecordedQueries.fingerprint(i) for i in range(rows)),
         scores=scores,
         labels=np.ones((rows, 2), bool),
         options=CalibrationOptions(alpha=ALPHA),
@@ -194,7 +194,7 @@ def recorded(folder: Path, runs: int) -> Iterable[tuple[str, dict[str, Any]]]:
     train = [row for row in gsm8k if row["split"] == "train"]
     part: list[int] = rng.permutation(len(train)).tolist()
     rows = [train[i] for i in part[300:]] + [row for row in gsm8k if row["split"] != "train"]
-    world = Recorded(rows, [train[i] for i in part[:300]])
+    world = RecordedQueries(rows, [train[i] for i in part[:300]])
     first = np.arange(len(train) - 300)
     later = np.arange(first.size, len(rows))
     yield (
@@ -205,7 +205,7 @@ def recorded(folder: Path, runs: int) -> Iterable[tuple[str, dict[str, Any]]]:
     yield "gsm8k, drawn alike (no change)", _runs(world, runs, lambda r: _split(r, alike, None))
     mmlu = read(folder / "mmlu.jsonl.gz")
     order: list[int] = rng.permutation(len(mmlu)).tolist()
-    world = Recorded([mmlu[i] for i in order[1_500:]], [mmlu[i] for i in order[:1_500]])
+    world = RecordedQueries([mmlu[i] for i in order[1_500:]], [mmlu[i] for i in order[:1_500]])
     kind = kinds(world.embeddings, rng)
     yield "mmlu, drawn alike (no change)", _runs(world, runs, lambda r: _split(r, kind, None))
     for each in range(KINDS):
@@ -232,7 +232,7 @@ def _split(
 
 
 def _runs(
-    world: Recorded,
+    world: RecordedQueries,
     runs: int,
     draw: Callable[[np.random.Generator], tuple[NDArray[np.intp], NDArray[np.intp]]],
 ) -> dict[str, Any]:

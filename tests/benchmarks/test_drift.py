@@ -34,7 +34,7 @@ def recorded(folder: Path, name: str, count: int) -> None:
 @pytest.mark.slow
 def test_a_small_run_says_everything(tmp_path: Path) -> None:
     """Simulated and recorded changes, with alarms and deciles of every stream."""
-    recorded(tmp_path, "gsm8k", 800)
+    recorded(tmp_path, "gsm8k", 2_400)
     recorded(tmp_path, "mmlu", 3_000)
     out = tmp_path / "drift.json"
     command = [sys.executable, "benchmarks/drift.py", "--runs", "1", "--judged", "300"]
