@@ -583,9 +583,7 @@ def test_a_restart_loses_nothing():
     update(kept, later)
     update(restarted, later)
     assert restarted.to_state() == kept.to_state()
-    assert (
-        restarted.raised == kept.raised == ("score", "size", "place", "critical", "risk")
-    )
+    assert restarted.raised == kept.raised == ("score", "size", "place", "critical", "risk")
 
 
 def update(watch, rows):
