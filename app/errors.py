@@ -15,7 +15,8 @@ RacerError (racer_core.errors)
 ├── NotFound                         404, no such model, calibration or job
 ├── Conflict                         409, another change came first
 │   ├── JobCancelled                 the calibration job was cancelled
-│   └── LargeChange                  the new calibration is further away than `max_shift` allows
+│   ├── LargeChange                  a calibration is further from the active one than is allowed
+│   └── InfeasibleCalibration        a calibration has no finite threshold at its own alpha
 ├── Unauthorized                     401, no API key, or a wrong one
 ├── Forbidden                        403, admin is off, or the role of the key is not enough
 │   └── CrossSite                    a browser sent the request from another site's page
@@ -95,9 +96,15 @@ class JobCancelled(Conflict):
 
 
 class LargeChange(Conflict):
-    """The new calibration is further from the active one than ``max_shift`` allows."""
+    """The new calibration is further from the active one than is allowed without confirmation."""
 
     code = "large_change"
+
+
+class InfeasibleCalibration(Conflict):
+    """The calibration has no finite threshold at its own alpha: every request would call all."""
+
+    code = "infeasible_calibration"
 
 
 class Unauthorized(RacerError):

@@ -161,6 +161,7 @@ async def _open_routing(
                 active=active,
                 calibration_sync=calibration_sync,
                 grouping=grouping,
+                metrics=metrics,
             )
         )
         monitor = await stack.enter_async_context(

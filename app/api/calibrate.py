@@ -191,7 +191,9 @@ async def activate(request: Request, services: Services) -> Response:
     data = await bodies.read_body(request, ACTIVATE_BODY.limit(services.settings.limits))
     options = bodies.checked(ActivateRequest, strict_json.load_object(data) if data else {})
     record = await services.calibrations.activate(
-        request.path_params["calibration_id"], options.expected_active_id
+        request.path_params["calibration_id"],
+        options.expected_active_id,
+        confirm=options.confirm,
     )
     return bodies.json_response({"id": record.id, "active": True, "evidence": record.evidence})
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from datetime import datetime
+from typing import Any, Final, Self
 
 from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns
@@ -21,7 +23,7 @@ from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload
-from app.errors import LargeChange, NotReady
+from app.errors import Conflict, InfeasibleCalibration, LargeChange, NotReady
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.groups import Grouping
@@ -29,9 +31,18 @@ from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
+from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.racer import TrainedRouter
+
+log = logging.getLogger(__name__)
+
+MAX_SIZE_CHANGE: Final = 0.25  # of the mean set size, at the same promise, without confirmation
+_PROMISE: Final = ("alpha", "score", "risk_target", "delta", "r")
+_HOW_TO_CONFIRM: Final = (
+    "If it is meant, activate it by its id, or calibrate with confirm (--force) without max_shift"
+)
 
 
 class CalibrationService:
@@ -45,6 +56,7 @@ class CalibrationService:
         active: The active calibration.
         calibration_sync: Activates what the store says is active.
         grouping: Finds the group of a row.
+        metrics: Shows when an activation was refused.
     """
 
     def __init__(
@@ -57,12 +69,14 @@ class CalibrationService:
         active: ActiveCalibration,
         calibration_sync: CalibrationSync,
         grouping: Grouping,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
+        self._metrics = metrics
         self._record_builder = RecordBuilder(
             settings=settings,
             trained=trained,
@@ -74,6 +88,11 @@ class CalibrationService:
         self.jobs = JobQueue()
 
     async def __aenter__(self) -> Self:
+        """Show the newest calibration that was refused before the start."""
+        for each in await self._store.run(self._store.summaries):  # newest first
+            if each.artifact == self._calibration_sync.setup and "refused" in each.evidence:
+                self._show_refused(each.created_at)
+                break
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,15 +121,19 @@ class CalibrationService:
         return self.jobs.submit(work, now(), upload.size)
 
     async def activate(
-        self, calibration_id: str, expected_active_id: str | None
+        self, calibration_id: str, expected_active_id: str | None, *, confirm: bool = False
     ) -> CalibrationRecord:
-        """Make a stored record the active one.
+        """Make a stored record the active one, however far it is from the one before.
 
         Raises:
+            InfeasibleCalibration: It has no finite threshold, and ``confirm`` is false.
             NotFound: No such record.
             Conflict: Another record is active than expected, or it was made for another artifact.
         """
         async with self._write_lock:
+            summary = await self._store.run(self._store.summary, calibration_id)
+            if not confirm and (infeasible := _infeasible(summary.evidence)):
+                raise InfeasibleCalibration(f"{infeasible}. {_HOW_TO_CONFIRM}")
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -130,7 +153,11 @@ class CalibrationService:
         )
         activate = options.activate and not options.dry_run
         async with self._write_lock:
-            record = self._with_shift(record, options, activate=activate)
+            record = self._with_shift(record)
+            refusal = self._refusal(record, options) if options.activate else None
+            if activate and refusal is not None:
+                await self._propose(record, refusal, progress)
+                raise refusal
             if not options.dry_run:
                 progress("storing")
                 progress.commit()
@@ -146,6 +173,7 @@ class CalibrationService:
             "id": None if options.dry_run else record.id,
             "created_at": record.created_at,
             "active": activate,
+            "refusal": None if refusal is None else str(refusal),
             "artifact": record.artifact,
             "evidence": record.evidence,
         }
@@ -173,29 +201,70 @@ class CalibrationService:
         )
         return read_rows(upload, instructions, progress, add_fields), options
 
-    def _with_shift(
-        self, record: CalibrationRecord, options: CalibrateOptions, *, activate: bool
-    ) -> CalibrationRecord:
-        """The record, with its shift from the active one in the evidence.
-
-        Raises:
-            LargeChange: The shift is larger than the caller allows.
-        """
+    def _with_shift(self, record: CalibrationRecord) -> CalibrationRecord:
+        """The record, with its shift from the active one in the evidence."""
         try:
             active = self._active.record()
         except NotReady:
             return record
         found = shift(active.id, active.evidence, record.evidence)
-        largest = found["largest"]
-        if activate and options.max_shift is not None and largest > options.max_shift:
-            raise LargeChange(
-                f"mean set size {found['mean_size']:.3g} would become "
-                f"{record.evidence['mean_size']:.3g}, and lambda_hat {found['lambda_hat']} "
-                f"{record.evidence['lambda_hat']}{_later_turns(found)}: a change of {largest:.0%}, "
-                f"where max_shift is {options.max_shift:.0%}. Nothing was changed; if it is meant, "
-                "send the rows without max_shift"
-            )
         return replace(record, evidence=record.evidence | {"shift": found})
+
+    def _refusal(self, record: CalibrationRecord, options: CalibrateOptions) -> Conflict | None:
+        """Why a record must not become active unless the caller confirms it."""
+        new = record.evidence
+        if not options.confirm and (infeasible := _infeasible(new)):
+            return InfeasibleCalibration(infeasible)
+        found = new.get("shift")
+        if found is None:
+            return None
+        before = self._active.record().evidence
+        if options.max_shift is not None:
+            change, allowed, name = found["largest"], options.max_shift, "max_shift is"
+        elif options.confirm or not before["feasible"] or not _is_same_promise(before, new):
+            return None
+        else:
+            change, allowed = abs(found["size_change"] or 0.0), MAX_SIZE_CHANGE
+            name = "without confirmation the limit is"
+        if change <= allowed:
+            return None
+        return LargeChange(
+            f"mean set size {found['mean_size']:.3g} would become {new['mean_size']:.3g}, and "
+            f"lambda_hat {found['lambda_hat']} {new['lambda_hat']}{_later_turns(found)}: a change "
+            f"of {change:.0%}, where {name} {allowed:.0%}"
+        )
+
+    async def _propose(
+        self, record: CalibrationRecord, refusal: Conflict, progress: Progress
+    ) -> None:
+        """Store a record that was refused, for an operator to activate, and complete the error."""
+        proposal = replace(record, evidence=record.evidence | {"refused": str(refusal)})
+        progress("storing")
+        progress.commit()
+        await self._store.run(self._store.add, proposal, activate=False)
+        self._show_refused(record.created_at)
+        log.warning("calibration %s is stored and was not activated: %s", record.id, refusal)
+        refusal.args = (
+            f"{refusal}. The active calibration stays; {record.id} is stored. {_HOW_TO_CONFIRM}",
+        )
+
+    def _show_refused(self, created_at: str) -> None:
+        self._metrics.calibration_refused.set(datetime.fromisoformat(created_at).timestamp())
+
+
+def _infeasible(found: Mapping[str, Any]) -> str | None:
+    """Why a calibration has no finite threshold at its own alpha; None if it has one."""
+    if found["feasible"]:
+        return None
+    return (
+        f"no finite threshold keeps alpha {found['alpha']:g}: {found['n']} rows count, it needs "
+        f"{found['min_n']} and fewer abstentions; add rows or choose a larger alpha"
+    )
+
+
+def _is_same_promise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether two calibrations promise the same, so that their sets should be of one size."""
+    return all(before[name] == after[name] for name in _PROMISE)
 
 
 def _later_turns(found: Mapping[str, Any]) -> str:

@@ -62,6 +62,11 @@ from racer_core.types import RiskTarget, Score
     type=click.FloatRange(0, min_open=True),
     help="Change nothing if mean set size or lambda_hat changes by more than this fraction.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Activate even if no threshold is finite, or the mean set size changes by over 25 %.",
+)
 @JSON
 def calibrate(
     rows: Path,
@@ -78,6 +83,7 @@ def calibrate(
     activate: bool,
     dry_run: bool,
     max_shift: float | None,
+    force: bool,
     as_json: bool,
 ) -> None:
     """Calibrate a running gateway with labelled ROWS; Ctrl-C cancels without a change."""
@@ -93,6 +99,7 @@ def calibrate(
         "activate": activate,
         "dry_run": dry_run,
         "max_shift": max_shift,
+        "confirm": force or None,
     }
     quiet = as_json or not err.is_terminal  # progress bars are for terminals
     with progress_bars(quiet) as show, GatewayClient(url, key) as client:
@@ -101,6 +108,8 @@ def calibrate(
     if as_json:
         print_json(result)
         return
+    if result["refusal"] is not None:  # of a dry run: the rest is shown all the same
+        err.print(f"It would be refused: {result['refusal']}", highlight=False, markup=False)
     evidence = dict(result["evidence"])
     tables = {name: evidence.pop(name, []) for name in ("curve", "groups")}
     out.print(report.fields({name: result[name] for name in ("id", "active")} | _flat(evidence)))

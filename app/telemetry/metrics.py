@@ -130,6 +130,12 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.calibration_refused = Gauge(
+            "racer_calibration_refused_timestamp_seconds",
+            "Unix time of the newest calibration that was refused activation; 0 if there is none",
+            registry=self.registry,
+        )
+
     def render(self) -> bytes:
         """The Prometheus text format."""
         return generate_latest(self.registry)

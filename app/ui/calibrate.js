@@ -46,7 +46,7 @@ export function startCalibrate() {
     busy = true;
     form.disable(true);
     try {
-      const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected }) };
+      const query = { ...options, dry_run: dryRun, wait: false, ...(dryRun ? {} : { expected_active_id: expected, confirm: true }) };
       fill(work, progressCard({ status: "waiting", phase: "waiting" }, null, `sending ${bytes(file.size)}`));
       const response = await postFile("calibrate", "admin", file, query);
       const job = response.job ? await follow(response.job, (each) => fill(work, progressCard(each, cancel(each)))) : { status: "done", result: response };
@@ -83,6 +83,7 @@ export function startCalibrate() {
       "section",
       { class: "card", "aria-labelledby": "look-title" },
       el("div", { class: "card-head" }, el("h2", { id: "look-title" }, "What it would be"), el("span", { class: "muted" }, `dry run of ${sent.file.name} at ${percent(result.evidence.alpha)}: nothing was changed`)),
+      result.refusal ? notice("warn", `Without your confirmation it would be refused: ${result.refusal}.`) : null,
       evidenceView(result.evidence),
       el("div", { class: "row end" }, el("span", { class: "muted" }, "The rows are sent again and decide from then on."), activate),
     );
@@ -124,7 +125,7 @@ export function startCalibrate() {
   async function activate(id, expected) {
     if (!(await confirmed("Make this calibration active?", `${shortId(id)} takes the place of ${expected ? shortId(expected) : "nothing"}. The other stays in the history.`, "Make active"))) return;
     try {
-      await postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected });
+      await postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected, confirm: true });
       document.dispatchEvent(new Event("look-again"));
       await refresh();
       fill(work, notice("good", `Calibration ${shortId(id)} decides from now on.`));
@@ -249,6 +250,13 @@ function problem(text) {
   return el("li", {}, place ? el("strong", { class: "place" }, place) : null, place ? " " : null, what);
 }
 
+/** A calibration newer than the active one that was not activated by itself; null if there is none. */
+function refusedNotice(all, active) {
+  const newer = all.slice(0, Math.max(0, all.findIndex(({ id }) => id === active)) || all.length);
+  const refused = active === all[0].id ? undefined : newer.find(({ evidence }) => evidence.refused);
+  return refused ? notice("warn", `Calibration ${shortId(refused.id)} was not activated: ${refused.evidence.refused}. The old one decides; make the new one active if it is meant.`) : null;
+}
+
 /** All calibrations, newest first. */
 function historyCard(all, active, activate) {
   if (all.length === 0) return el("section", { class: "card" }, el("h2", {}, "History"), el("p", { class: "muted" }, "Nothing was calibrated yet."));
@@ -266,6 +274,7 @@ function historyCard(all, active, activate) {
     "section",
     { class: "card", "aria-labelledby": "history-title" },
     el("h2", { id: "history-title" }, "History"),
+    refusedNotice(all, active),
     table("All calibrations, newest first", ["Calibration", "Made", "Risk level", "Rows", "Mean set", "Risk, 95 %", "State"], rows),
   );
 }

@@ -160,6 +160,12 @@ class LevelsRequest(BaseModel):
     group: str | None = Field(default=None, max_length=128, description=GROUP)
 
 
+CONFIRM: Final = (
+    "Activate even if no threshold is finite at its alpha, or if the mean set size changes by more "
+    "than a quarter at the same alpha, score and promise."
+)
+
+
 class CalibrateOptions(BaseModel):
     """Options of ``POST /calibrate``: body fields, form fields or query parameters."""
 
@@ -194,8 +200,9 @@ class CalibrateOptions(BaseModel):
     max_shift: float | None = Field(
         default=None,
         gt=0,
-        description="Answer 409 if mean set size or threshold would move by a larger share.",
+        description="Refuse to activate if mean set size or threshold moves by a larger share.",
     )
+    confirm: bool = Field(default=False, description=CONFIRM)
 
 
 class CalibrateFields(CalibrateOptions):
@@ -221,3 +228,6 @@ class ActivateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
+    confirm: bool = Field(
+        default=False, description="Activate even if no threshold is finite at its alpha."
+    )

@@ -761,7 +761,8 @@ def test_the_fewest_rows_are_just_enough(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     for count, feasible in ((8, False), (9, True)):
         rows = [{**row(i), "query": f"{count} {i}"} for i in range(count)]
-        evidence = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows}).json()["evidence"]
+        evidence = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True})
+        evidence = evidence.json()["evidence"]
         assert (evidence["n"], evidence["min_n"], evidence["feasible"]) == (count, 9, feasible)
 
 

@@ -367,7 +367,7 @@ def test_a_large_change_can_be_refused(serve: Serve, noisy_artifact: Path) -> No
     """With ``max_shift`` it is 409 with the figures and the way on, and nothing is changed."""
     gateway = serve(calibrated=False, artifact=noisy_artifact)
     first = gateway.calibrate(rows=noisy(20_000, 200))
-    before = gateway.get("/calibrations", ADMIN_KEY).json(), gateway.ready()
+    before = gateway.get("/calibrations", ADMIN_KEY).json()["data"], gateway.ready()
     other = {"rows": as_json(noisy(30_000, 200, flipped=0.5)), "max_shift": 0.05}
     response = gateway.post("/calibrate", ADMIN_KEY, json=other)
     assert response.status_code == 409, response.text
@@ -375,13 +375,78 @@ def test_a_large_change_can_be_refused(serve: Serve, noisy_artifact: Path) -> No
     assert error["code"] == "large_change"
     assert f"{first['evidence']['mean_size']:.3g}" in error["message"]
     assert "without max_shift" in error["message"]
-    assert (gateway.get("/calibrations", ADMIN_KEY).json(), gateway.ready()) == before
+    proposed, *others = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert (others, gateway.ready()) == before
+    assert not proposed["active"]
+    assert proposed["id"] in error["message"]
+    assert proposed["evidence"]["refused"] in error["message"]
     for harmless in ({"dry_run": True}, {"activate": False}, {"max_shift": 50.0}):
         answer = gateway.post("/calibrate", ADMIN_KEY, json=other | harmless)
         assert answer.status_code == 200, answer.text
     assert answer.json()["active"] is True
     back = gateway.post(f"/calibrations/{first['id']}/activate", ADMIN_KEY)
     assert back.status_code == 200, "going back is one call, however far"
+
+
+def as_rows(rows: LabelledRows, folder: Path) -> Path:
+    """A file as ``racer calibrate`` reads it."""
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in as_json(rows)))
+    return path
+
+
+def refused_at(gateway: Gateway) -> float:
+    """The time of the newest refused calibration, as Prometheus reads it."""
+    name = "racer_calibration_refused_timestamp_seconds "
+    (line,) = (one for one in gateway.get("/metrics").text.splitlines() if one.startswith(name))
+    return float(line.removeprefix(name))
+
+
+def test_two_rows_are_refused_and_forced(serve: Serve, racer: Command, tmp_path: Path) -> None:
+    """Exit code 1 and what to do next; the active calibration stays, unless by ``--force``."""
+    gateway = serve()
+    before = gateway.ready()["calibration"]
+    assert refused_at(gateway) == 0
+    file = as_rows(labelled(30_000, 2), tmp_path)
+    arguments = ["calibrate", file, "--url", gateway.url, "--key", ADMIN_KEY]
+    code, _, message = racer(*arguments)
+    assert code == 1
+    assert "no finite threshold" in message
+    assert "--force" in " ".join(message.split())
+    assert gateway.ready()["calibration"] == before
+    assert refused_at(gateway) > 0
+    proposed = gateway.get("/calibrations", ADMIN_KEY).json()["data"][0]["id"]
+    path = f"/calibrations/{proposed}/activate"
+    response = gateway.post(path, ADMIN_KEY)
+    assert response.json()["error"]["code"] == "infeasible_calibration"
+    assert gateway.post(path, ADMIN_KEY, json={"confirm": True}).status_code == 200
+    assert gateway.ready()["calibration"] == proposed
+    assert racer(*arguments, "--force")[0] == 0
+
+
+def test_a_first_calibration_must_be_feasible_too(serve: Serve) -> None:
+    """It is exempt from the rule about the shift alone."""
+    gateway = serve(calibrated=False)
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(10_000, 2))})
+    assert (response.status_code, response.json()["error"]["code"]) == (
+        409,
+        "infeasible_calibration",
+    )
+    assert gateway.post("/route", json={"query": "What is 3 plus 4?"}).status_code == 503
+
+
+def test_a_quarter_more_calls_need_confirmation(serve: Serve, noisy_artifact: Path) -> None:
+    """At the same promise; at another alpha, or confirmed, the same rows are activated."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    gateway.calibrate(rows=noisy(20_000, 200, flipped=0.05))
+    other = {"rows": as_json(noisy(30_000, 200, flipped=0.5))}
+    dry = gateway.post("/calibrate", ADMIN_KEY, json=other | {"dry_run": True}).json()
+    assert abs(dry["evidence"]["shift"]["size_change"]) > 0.25
+    response = gateway.post("/calibrate", ADMIN_KEY, json=other)
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "large_change")
+    assert response.json()["error"]["message"].startswith(dry["refusal"])
+    for meant in ({"alpha": 0.15}, {"alpha": 0.1, "confirm": True}):
+        assert gateway.post("/calibrate", ADMIN_KEY, json=other | meant).status_code == 200
 
 
 @pytest.mark.parametrize("value", [0, -1, "x"])

@@ -83,7 +83,9 @@ def brake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brake]:
 
 def send(gateway: Gateway, data: bytes, **query: Any) -> httpx2.Response:
     """Upload NDJSON."""
-    return gateway.post("/calibrate", ADMIN_KEY, content=data, headers=NDJSON, params=query)
+    return gateway.post(
+        "/calibrate", ADMIN_KEY, content=data, headers=NDJSON, params={"confirm": True, **query}
+    )
 
 
 def started(response: httpx2.Response) -> str:

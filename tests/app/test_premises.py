@@ -118,7 +118,7 @@ def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
     rows = as_json(labelled(10_000, 40))
     pool = gateway.settings.pool
     bare = [{"correct": row["correct"], "scores": dict.fromkeys(pool, 0.5)} for row in rows]
-    gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare}).raise_for_status()
+    gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare, "confirm": True}).raise_for_status()
     told = certificate(gateway, "/route", query="What is 3 plus 4?")
     assert Reason.ROW_SCORES_UNVERIFIED in told["reasons"]
     assert told["holds"] is False

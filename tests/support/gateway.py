@@ -158,7 +158,7 @@ class Gateway:
         self, count: int = 400, *, rows: LabelledRows | None = None, **options: Any
     ) -> dict[str, Any]:
         """Upload rows and return the answer."""
-        body = {"rows": as_json(rows or labelled(10_000, count)), **options}
+        body = {"rows": as_json(rows or labelled(10_000, count)), "confirm": True, **options}
         response = self.post("/calibrate", ADMIN_KEY, json=body)
         assert response.status_code == 200, response.text
         return response.json()
