@@ -109,12 +109,14 @@ def choose_scores(
     prices: tuple[float, ...] | None = None,
     error_rate: float = ERROR_RATE,
 ) -> dict[float, Score]:
-    """The score of each alpha: ``static``, unless another one is shown to be cheaper.
+    """The score of each alpha: ``static``, unless ``cover`` is shown to be cheaper.
 
-    A score that reads the query replaces the fixed order only where a paired test of the mean size
-    (the mean cost with prices) at equal risk says so: the chance that any level has a score that is
-    no cheaper than ``static`` is at most ``error_rate``, over all levels and scores together. Of
-    several, the cheapest is taken. Levels with too few rows for the test keep ``static``.
+    ``cover``, or ``cover_cost`` with prices, replaces the fixed order only where a paired test of
+    the mean size (the mean cost with prices) at equal risk says so: the chance that any level has a
+    score that is no cheaper than ``static`` is at most ``error_rate``, over all levels and scores
+    together. Of both, the cheaper is taken. ``gap`` and ``prob`` take no part: on recorded answers
+    they are larger, and each tested score costs the others power. Levels with too few rows for the
+    test keep ``static``.
 
     Args:
         rows: Validation rows; the scores may not have been fitted on them.
@@ -125,9 +127,7 @@ def choose_scores(
         error_rate: Chance of a false alarm.
     """
     per_call = np.ones(len(rows.pool)) if prices is None else np.array(prices)
-    others = [each for each in Score if each is not Score.STATIC]
-    if prices is None:
-        others.remove(Score.COVER_COST)
+    others = [Score.COVER] if prices is None else [Score.COVER, Score.COVER_COST]
     truth = _truth(rows, risk_target)
 
     def costs(score: Score) -> list[FloatArray | None]:
@@ -146,8 +146,8 @@ def choose_scores(
         return chosen
     named = significantly_below(np.column_stack([each[2] for each in found]), error_rate)
     cheaper = [each for each, is_below in zip(found, named, strict=True) if is_below]
-    for alpha, score, _ in sorted(cheaper, key=lambda each: -float(each[2].mean())):
-        chosen[alpha] = score  # the cheapest last
+    for alpha, score, _ in sorted(reversed(cheaper), key=lambda each: -float(each[2].mean())):
+        chosen[alpha] = score  # the cheapest last, and of equals `cover`
     return chosen
 
 
