@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 from app.monitoring import drift_statistics
 from app.monitoring.drift_statistics import CRITICAL_SCORE, EMBEDDING, RISK, UNLABELLED
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.monitoring import DriftState, RiskEProcess, UpwardMartingale
 from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components, projected
 from racer_core.routers.base import Batch, on_grid
@@ -122,7 +124,8 @@ def delays(
 def simulated(rng: np.random.Generator, kind: str, rows: int, judged: int) -> dict[str, float]:
     """Judged queries whose risk is 0.15 instead of 0.1 (``none``: the same), one run.
 
-    ``moved``: all critical scores are larger. ``tail``: only more of them are above the threshold.
+    No critical scores tie. ``moved``: all of them are larger. ``tail``: only more of them are above
+    the threshold.
     """
     normal = NormalDist()
     critical, values = rng.standard_normal(rows), rng.standard_normal(judged)
@@ -133,22 +136,13 @@ def simulated(rng: np.random.Generator, kind: str, rows: int, judged: int) -> di
             rng.random(judged) < 0.15, rng.uniform(0.9, 1.0, judged), rng.uniform(0.0, 0.9, judged)
         )
         values = np.array([normal.inv_cdf(rank) for rank in ranks])
-    scores = rng.random((rows, 2))
-    calibration = Calibration(
-        pool=("a", "b"),
-        fingerprints=tuple(RecordedQueries.fingerprint(i) for i in range(rows)),
-        scores=scores,
-        labels=np.ones((rows, 2), bool),
-        options=CalibrationOptions(alpha=ALPHA),
-    )
-    state = drift_statistics.new_drift_state(calibration, FALSE_ALARM, rng)
-    level = state.streams[CRITICAL_SCORE].level
+    misses, level = allowed_misses(rows, ALPHA), FALSE_ALARM / 4.0  # each of the judged streams
     streams = {
         CRITICAL_SCORE: UpwardMartingale(critical, tail=ALPHA, level=level, rng=rng),
-        RISK: state.streams[RISK],
+        RISK: RiskEProcess(beta_quantile(0.95, misses + 1, rows - misses), level=level),
     }
-    threshold = np.sort(critical)[rows - 1 - calibration.misses(ALPHA)]
-    at_law = rng.beta(calibration.misses(ALPHA) + 1, rows - calibration.misses(ALPHA))
+    threshold = np.sort(critical)[rows - 1 - misses]
+    at_law = rng.beta(misses + 1, rows - misses)
     losses = rng.random(judged) < (at_law if kind == "none" else 0.15)
     if kind != "none":
         losses = values > threshold
