@@ -266,7 +266,9 @@ def main() -> None:
             results[name] = found
             print(f"{name}:", json.dumps(found), flush=True)
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        settings = {"runs": arguments.runs, "rows": arguments.rows, "judged": arguments.judged}
+        document = {"settings": settings, "changes": results}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

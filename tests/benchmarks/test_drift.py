@@ -44,7 +44,7 @@ def test_a_small_run_says_everything(tmp_path: Path) -> None:
         cwd=REPOSITORY,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
     )
-    results = json.loads(out.read_text(encoding="utf-8"))
+    results = json.loads(out.read_text(encoding="utf-8"))["changes"]
     assert {"simulated, moved", "simulated, tail", "simulated, none"} < set(results)
     alike = results["mmlu, drawn alike (no change)"]["streams"]
     assert {"largest_score", "mean_score", "set_size", "embedding", "critical_score", "risk"} < set(
