@@ -22,8 +22,10 @@ from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact import open_racer
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.conditions import ConditionReader
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.groups import Grouping
+from app.routing.row_selection import RowSelector
 from app.routing.scorer import RouterBackend
 from app.routing.service import RoutingService
 from app.services import Drain, RouterServices, Services
@@ -106,10 +108,13 @@ async def open_services(
             in_flight=limits.in_flight,
             body_bytes=limits.body_buffer_bytes,
         )
+        conditions = ConditionReader(settings.candidates)
         router = None
         if opened is not None:
             router = await stack.enter_async_context(
-                _open_routing(settings, secrets.store(settings), opened, fleet, metrics, tracer)
+                _open_routing(
+                    settings, secrets.store(settings), opened, conditions, fleet, metrics, tracer
+                )
             )
             await stack.enter_async_context(QuotaLeases(router.store, quotas.buckets()))
         await stack.enter_async_context(LoopLag(metrics.loop_lag))
@@ -120,6 +125,7 @@ async def open_services(
             drain=Drain(),
             metrics=metrics,
             tracer=tracer,
+            conditions=conditions,
             named_candidates=NamedCandidateService(settings, fleet),
             router=router,
             ui_assets=Assets(),
@@ -131,6 +137,7 @@ async def _open_routing(
     settings: Settings,
     store_url: str,
     router: OpenedRouter,
+    conditions: ConditionReader,
     fleet: Fleet,
     metrics: Metrics,
     tracer: Tracer | None,
@@ -162,6 +169,7 @@ async def _open_routing(
                 calibration_sync=calibration_sync,
                 grouping=grouping,
                 metrics=metrics,
+                conditions=conditions,
             )
         )
         monitor = await stack.enter_async_context(
@@ -181,6 +189,7 @@ async def _open_routing(
                 scoring=scoring,
                 active=active,
                 grouping=grouping,
+                conditions=conditions,
                 fleet=fleet,
                 monitor=monitor,
                 metrics=metrics,
@@ -205,6 +214,7 @@ async def _open_chat(
     scoring: RouterBackend,
     active: ActiveCalibration,
     grouping: Grouping,
+    conditions: ConditionReader,
     fleet: Fleet,
     monitor: Monitor,
     metrics: Metrics,
@@ -218,6 +228,7 @@ async def _open_chat(
             scoring=scoring,
             active=active,
             grouping=grouping,
+            rows=RowSelector(conditions.configured, settings.routing.text),
             down=fleet.down,
             metrics=metrics,
         )

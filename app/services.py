@@ -14,6 +14,7 @@ from app.errors import NoRouter
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.conditions import ConditionReader
 from app.settings import Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics
@@ -72,6 +73,7 @@ class Services:
     drain: Drain
     metrics: Metrics
     tracer: Tracer | None
+    conditions: ConditionReader
     named_candidates: NamedCandidateService
     router: RouterServices | None
     ui_assets: Assets

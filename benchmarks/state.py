@@ -37,7 +37,7 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
@@ -99,12 +99,16 @@ def record(rows: int) -> CalibrationRecord:
         id=f"cal-{secrets.token_hex(8)}",
         created_at=now(),
         artifact="a" * 64,
-        calibration=Calibration(
-            pool=POOL,
-            fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
-            scores=scores,
-            labels=rng.random(scores.shape) < scores,
-            options=CalibrationOptions(),
+        populations=(
+            Population(
+                calibration=Calibration(
+                    pool=POOL,
+                    fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+                    scores=scores,
+                    labels=rng.random(scores.shape) < scores,
+                    options=CalibrationOptions(),
+                )
+            ),
         ),
         evidence={},
     )
@@ -175,7 +179,8 @@ def watch_s(store: Store, record: CalibrationRecord) -> float:
     """Seconds for which one gateway locks the drift state to add a batch, with full samples."""
     full = replace(record, id=f"cal-{secrets.token_hex(8)}")
     rng = np.random.default_rng(0)
-    full = replace(full, calibration=_longer(full.calibration, 12_000, rng))
+    longer = _longer(full.calibration, 12_000, rng)
+    full = replace(full, populations=(Population(calibration=longer),))
     store.add(full, activate=False)
     drift = DriftMonitor(
         drift_store=DriftStore(store),

@@ -92,6 +92,8 @@ class LabelledRow:
     group: str | None = None  # group whose threshold it calibrates; None: the common one
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
+    # Candidate -> digest of what it was sent for its answer, but for the query; none: unknown.
+    conditions: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,4 +128,5 @@ def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionR
         outcome=outcome.ended,
         repeated=routed.repeated,
         query=query,
+        populations=routed.populations,
     )

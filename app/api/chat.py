@@ -47,6 +47,8 @@ async def chat_completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_messages(body.messages, fields, settings),
+        query=lambda: query.of_messages(
+            body.messages, fields, services.conditions.read(fields), settings
+        ),
     )
     return await respond(request, services, parsed)

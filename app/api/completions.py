@@ -11,6 +11,7 @@ from app.api.request_limits import check_fields, texts
 from app.api.respond import ParsedRequest, respond
 from app.route_table import JsonBody, Routes
 from app.routing import query
+from app.routing.conditions import Conditions
 from app.routing.query import Query
 from app.services import Services
 from app.settings import Settings
@@ -50,15 +51,15 @@ async def completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: _query(body, settings),
+        query=lambda: _query(body, services.conditions.read(fields, Completions.path), settings),
     )
     return await respond(request, services, parsed)
 
 
-def _query(body: CompletionRequest, settings: Settings) -> Query:
+def _query(body: CompletionRequest, conditions: Conditions, settings: Settings) -> Query:
     match body.prompt:
         case str(prompt) | [str(prompt)]:
-            return query.of_prompt(prompt, settings)
+            return query.of_prompt(prompt, conditions, settings)
         case _:
             raise InputError(
                 "routing needs one text: send one prompt per request, and not as tokens",

@@ -6,7 +6,7 @@ Each request has the whole conversation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from fastapi import Request, Response
 
@@ -67,7 +67,9 @@ async def responses(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_messages(messages, _conditions(fields), settings),
+        query=lambda: query.of_messages(
+            messages, fields, services.conditions.read(fields, Responses.path), settings
+        ),
     )
     return await respond(request, services, parsed)
 
@@ -92,8 +94,3 @@ def _message(item: InputItem) -> Message:
 def _kind(kind: object) -> str:
     """The chat API's name for a kind of content part."""
     return _PARTS.get(kind, "other") if isinstance(kind, str) else "other"
-
-
-def _conditions(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that may change an answer, without the instructions, which are a message."""
-    return {name: value for name, value in fields.items() if name != "instructions"}

@@ -52,7 +52,9 @@ async def route(request: HttpRequest, services: Services) -> Response:
         raw, _ROUTE_FIELDS, allowed=settings.limits.extra_fields
     )
     check_fields(fields, settings.limits)
-    routed_query = query.of_messages(_messages(body), fields, settings)
+    routed_query = query.of_messages(
+        _messages(body), fields, services.conditions.read(fields), settings
+    )
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
     caller = caller_of(request)
     note_prompt(request, services, lambda: routed_query)
@@ -93,7 +95,9 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     """No candidate is called, and nothing is stored or counted."""
     settings = services.settings
     body, _ = await LEVELS_BODY.read(request, settings.limits)
-    routed_query = query.of_messages(_messages_of(body.query), {}, settings)
+    routed_query = query.of_messages(
+        _messages_of(body.query), {}, services.conditions.configured, settings
+    )
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
     note_prompt(request, services, lambda: routed_query)
     routing_request = RoutingRequest(query=routed_query, options=options, caller=caller_of(request))

@@ -62,6 +62,8 @@ class ColumnWriter:
         self._classes = array("h")
         self._answered = bytearray()
         self._later = bytearray()
+        self._condition_ids = array("l")
+        self._conditions: dict[tuple[str, ...], int] = {}
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
@@ -79,6 +81,9 @@ class ColumnWriter:
             self._classes.extend(self._answer_classes(row.answers, self._equality))
         self._answered.append(bool(row.answers))
         self._later.append(bool(row.earlier))
+        vectors = self._conditions
+        vector = tuple(row.conditions[name] for name in self._pool) if row.conditions else ()
+        self._condition_ids.append(vectors.setdefault(vector, len(vectors)) if vector else -1)
 
     def _answer_classes(self, answers: Mapping[str, str | None], equality: Equality) -> list[int]:
         if not answers:
@@ -93,7 +98,7 @@ class ColumnWriter:
         Later turns may end in the same words and still differ.
         """
         distinct = {
-            bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
+            (bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES]), self._condition_ids[i])
             for i, later in enumerate(self._later)
             if not later
         }
@@ -115,6 +120,8 @@ class ColumnWriter:
             classes=np.frombuffer(self._classes, np.int16),
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
+            conditions=np.array([*self._conditions], dtype=np.str_),
+            condition_ids=np.asarray(self._condition_ids, np.int64),
         )
 
     def _table(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -151,6 +158,8 @@ def load(
             classes=classes.reshape(-1, len(pool)) if classes.size else None,
             answered=saved["answered"],
             later=saved["later"],
+            conditions=tuple(tuple(map(str, vector)) for vector in saved["conditions"]),
+            condition_ids=saved["condition_ids"],
             duplicates=duplicates,
             near_duplicates=near_duplicates,
         )

@@ -77,6 +77,9 @@ class RowColumns:
             an answer that cannot be read. None if answers cannot be compared as text.
         answered: Whether a row has answers, shape (n,).
         later: Whether it is a turn after the first of a conversation, shape (n,).
+        conditions: The distinct vectors of digests of what candidates were sent, in the order of
+            the pool.
+        condition_ids: The place of each row's vector, shape (n,); -1 for a row without.
         duplicates: How many copies were left out.
         near_duplicates: How many rows of first turns equal an earlier one but for case, space or
             Unicode form: the effective number of rows is smaller by this many.
@@ -91,6 +94,8 @@ class RowColumns:
     classes: ClassArray | None
     answered: BoolArray
     later: BoolArray
+    conditions: tuple[tuple[str, ...], ...]
+    condition_ids: NDArray[np.int64]
     duplicates: int
     near_duplicates: int
 
@@ -101,18 +106,23 @@ class RowColumns:
         if any(table.shape != shape for table in tables):
             raise ValueError(f"the columns are not all of shape {shape}")
         grouped = len(self.queries if self.groups is None else self.groups)
-        lengths = {len(self.fingerprints), grouped, len(self.answered), len(self.later)}
+        lengths = {
+            len(self.fingerprints),
+            grouped,
+            len(self.answered),
+            len(self.later),
+            len(self.condition_ids),
+        }
         if lengths != {len(self.queries)}:
             raise ValueError(f"the columns are not all of {shape[0]} rows")
 
     def __len__(self) -> int:
         return len(self.queries)
 
-    def turns(self, *, later: bool) -> RowColumns:
-        """The rows of first turns, or those of later ones."""
-        if np.all(self.later == later):
+    def take(self, rows: NDArray[np.intp]) -> RowColumns:
+        """Some of the rows, in their order; all of them are these columns themselves."""
+        if len(rows) == len(self):
             return self
-        rows = np.flatnonzero(self.later == later)
         chosen: list[int] = rows.tolist()
         return replace(
             self,
@@ -124,4 +134,5 @@ class RowColumns:
             classes=None if self.classes is None else self.classes[rows],
             answered=self.answered[rows],
             later=self.later[rows],
+            condition_ids=self.condition_ids[rows],
         )

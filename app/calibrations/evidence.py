@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from app.calibrations.columns import RowColumns
+from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration
 
 # The grid of risk levels, here and in offline evaluation.
@@ -68,6 +70,28 @@ def later_evidence(calibration: Calibration) -> dict[str, Any]:
     shown = ("rows", "n", "min_n", "feasible", "lambda_hat", "mean_size", "abstain", "risk_q95")
     found = evidence(calibration)
     return {name: found[name] for name in shown}
+
+
+def conditions_evidence(
+    rows: RowColumns, first: tuple[str, ...], populations: Sequence[Population]
+) -> dict[str, Any]:
+    """The conditions under which rows were labelled.
+
+    ``assumed`` rows came without digests and count as labelled with the configured parameters.
+    ``parts`` are the populations beside the first, the largest 50 first.
+    """
+    pool = populations[0].calibration.pool if populations else ()
+    shown = ("rows", "n", "feasible", "lambda_hat", "mean_size")
+    parts = sorted(populations, key=lambda part: -len(part.calibration.fingerprints))
+    return {
+        "assumed": int((rows.condition_ids < 0).sum()),
+        "digests": list(first),
+        "parts": [
+            {"later": part.later, "digests": dict(zip(pool, part.conditions or (), strict=True))}
+            | {name: value for name, value in evidence(part.calibration).items() if name in shown}
+            for part in parts[:MAX_GROUPS]
+        ],
+    }
 
 
 def curve(calibration: Calibration) -> list[dict[str, Any]]:

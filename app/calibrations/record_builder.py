@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,19 +12,36 @@ import numpy as np
 
 from app.calibrations.answer_risk import answer_risk
 from app.calibrations.columns import RowColumns
-from app.calibrations.evidence import curve, evidence, groups, later_evidence
+from app.calibrations.evidence import (
+    conditions_evidence,
+    curve,
+    evidence,
+    groups,
+    later_evidence,
+    min_n,
+)
 from app.calibrations.progress import Progress
+from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
 from app.routing.scorer import RouterBackend
 from app.settings import Settings
 from app.store import now
-from app.store.calibration_record import CalibrationRecord, LaterTurns
+from app.store.calibration_record import CalibrationRecord, Population
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
 from racer_core.records.near_copies import count_near_copies
+
+
+@dataclass(frozen=True, slots=True)
+class _RowKind:
+    """Rows of one turn, labelled under one vector of conditions."""
+
+    rows: RowColumns
+    conditions: tuple[str, ...]
+    is_later: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +106,7 @@ class RecordBuilder:
         trained: The router.
         scorer: Scores rows.
         grouping: Finds the group of a row as of a request.
+        conditions: Finds what candidates are sent, but for the query.
         setup: Digest of the artifact and of how its candidates are served.
     """
 
@@ -99,12 +117,14 @@ class RecordBuilder:
         trained: TrainedRouter,
         scorer: RouterBackend,
         grouping: Grouping,
+        conditions: ConditionReader,
         setup: str,
     ) -> None:
         self._settings = settings
         self._trained = trained
         self._scorer = scorer
         self._grouping = grouping
+        self._conditions = conditions
         self._setup = setup
 
     def record(
@@ -127,23 +147,33 @@ class RecordBuilder:
             JobCancelled: The job was cancelled.
         """
         guarantee = self._guarantee(options)
-        first, later = rows.turns(later=False), rows.turns(later=True)
-        if not len(first):
+        first, *others = self._kinds(rows)
+        if first.is_later:
             raise CalibrationError(
                 "every row is a turn after the first of a conversation: send the rows of first "
                 "turns in the same upload"
             )
         if not options.allow_overlap:
             self._trained.refuse_overlap(rows.fingerprints)
-        built = self._build(first, guarantee, progress)
+        built = self._build(first.rows, guarantee, progress)
         refuse_uncounted(built.calibration)
-        later_turns = self._later_turns(later, guarantee, progress)
+        populations = [
+            Population(
+                calibration=self._build(each.rows, guarantee, progress).calibration,
+                conditions=each.conditions,
+                later=each.is_later,
+                text=self._settings.routing.text,
+            )
+            for each in _used(others, first, min_n(guarantee.alpha, guarantee.delta))
+        ]
         progress("thresholds")
         overlap = len(self._trained.overlap(rows.fingerprints))
-        found = self._evidence(first, built, dry_run=options.dry_run)
+        found = self._evidence(first.rows, built, dry_run=options.dry_run)
         found |= {"source": source, "overlap": overlap}
-        if later_turns is not None:
-            found["later_turns"] = later_evidence(later_turns.calibration)
+        found["conditions"] = conditions_evidence(rows, first.conditions, populations)
+        for each in populations:
+            if each.later and each.conditions == first.conditions:
+                found["later_turns"] = later_evidence(each.calibration)
         void_reasons: list[str] = []
         if overlap > 0:
             void_reasons.append(Reason.TRAINING_OVERLAP)
@@ -153,12 +183,35 @@ class RecordBuilder:
             id=f"cal-{secrets.token_hex(8)}",
             created_at=now(),
             artifact=self._setup,
-            calibration=built.calibration,
+            populations=(
+                Population(calibration=built.calibration, conditions=first.conditions),
+                *(each for each in populations if each.is_enough),
+            ),
             evidence=found,
             void_reasons=tuple(void_reasons),
-            later=later_turns,
             grouped_by=self._grouping.group_by,
         )
+
+    def _kinds(self, rows: RowColumns) -> list[_RowKind]:
+        """The rows by turn and conditions: first turns first, then those with the most rows.
+
+        Rows without digests count as labelled with what the configuration sends.
+        """
+        pool = self._trained.pool
+        order = [rows.pool.index(name) for name in pool]
+        places: dict[tuple[str, ...], int] = {self._conditions.configured.of(pool): 0}
+        found = [tuple(vector[i] for i in order) for vector in rows.conditions]
+        # The last entry is that of the id -1.
+        ids = np.array([*(places.setdefault(each, len(places)) for each in found), 0])
+        kinds = 2 * ids[rows.condition_ids] + rows.later
+        by_kind = np.argsort(kinds, kind="stable")
+        ends = np.flatnonzero(np.diff(kinds[by_kind])) + 1
+        vectors = list(places)
+        parts = [
+            _RowKind(rows.take(part), vectors[kinds[part[0]] // 2], bool(kinds[part[0]] % 2))
+            for part in np.split(by_kind, ends)
+        ]
+        return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
 
     def _guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
         routing = self._settings.routing
@@ -171,15 +224,6 @@ class RecordBuilder:
             null_threshold=self._trained.artifact.null_threshold,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )
-
-    def _later_turns(
-        self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress
-    ) -> LaterTurns | None:
-        """The calibration of later turns, if there are rows of them."""
-        if not len(rows):
-            return None
-        built = self._build(rows, guarantee, progress)
-        return LaterTurns(calibration=built.calibration, text=self._settings.routing.text)
 
     def _build(
         self, rows: RowColumns, guarantee: CalibrationOptions, progress: Progress
@@ -213,3 +257,14 @@ class RecordBuilder:
         if dry_run:
             found |= {"curve": curve(calibration), "groups": groups(calibration)}
         return found
+
+
+def _used(kinds: Sequence[_RowKind], first: _RowKind, fewest: int | None) -> Iterator[_RowKind]:
+    """The kinds that are worth scoring: those that may have enough rows, and later turns.
+
+    Too few later turns are scored for the evidence, which says how many they are.
+    """
+    for kind in kinds:
+        is_later_of_first = kind.is_later and kind.conditions == first.conditions
+        if is_later_of_first or (fewest is not None and len(kind.rows) >= fewest):
+            yield kind

@@ -26,6 +26,7 @@ from app.calibrations.upload import Upload
 from app.errors import Conflict, InfeasibleCalibration, LargeChange, NotReady
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.scorer import RouterBackend
 from app.settings import Candidate, Settings
@@ -57,6 +58,7 @@ class CalibrationService:
         calibration_sync: Activates what the store says is active.
         grouping: Finds the group of a row.
         metrics: Shows when an activation was refused.
+        conditions: Finds what candidates are sent, but for the query.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class CalibrationService:
         calibration_sync: CalibrationSync,
         grouping: Grouping,
         metrics: Metrics,
+        conditions: ConditionReader,
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
@@ -82,6 +85,7 @@ class CalibrationService:
             trained=trained,
             scorer=scorer,
             grouping=grouping,
+            conditions=conditions,
             setup=calibration_sync.setup,
         )
         self._write_lock = asyncio.Lock()

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from app.json_output import dump_json
 from app.routing.decision import ChosenBy
-from app.routing.reasons import Reason
+from app.routing.reasons import Reason, kind_of
 
 # Queries outside the population of the rows of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(
     {
         Reason.MULTI_TURN,
         Reason.LATER_TURN,
+        Reason.LABELLED_CONDITIONS,
         Reason.UNLABELLED_KIND,
         Reason.QUERY_TOO_LONG,
         Reason.ROUTER_FAILED,
@@ -38,12 +39,12 @@ class RequestEnd(StrEnum):
 
 def are_like_rows(reasons: Collection[str]) -> bool:
     """Whether the query is of the kind that was labelled."""
-    return not _UNLIKE_ROWS & set(reasons)
+    return _UNLIKE_ROWS.isdisjoint(map(kind_of, reasons))
 
 
 def are_answered_like_rows(reasons: Collection[str]) -> bool:
     """Whether its answers, too, are requested as the rows' were, so that its loss is evidence."""
-    return not _ANSWERED_UNLIKE_ROWS & set(reasons)
+    return _ANSWERED_UNLIKE_ROWS.isdisjoint(map(kind_of, reasons))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,7 @@ class DecisionRecord:
             otherwise the records would be biased towards patient clients and easy queries.
         repeated: The query was seen before, or is one of the rows: it is no new evidence.
         query: The text that the router read, if the operator stores queries.
+        populations: The places of the rows that set the threshold; None in records of version 0.1.
     """
 
     decision_id: str
@@ -102,6 +104,7 @@ class DecisionRecord:
     outcome: RequestEnd = RequestEnd.ANSWERED
     repeated: bool = False
     query: str | None = None
+    populations: tuple[int, ...] | None = None
 
     @property
     def like_rows(self) -> bool:
@@ -126,10 +129,8 @@ class DecisionRecord:
     def from_document(cls, document: str, neighbours: tuple[int, ...] | None) -> DecisionRecord:
         """Read ``document`` back."""
         stored: dict[str, Any] = json.loads(document)
-        for name in ("pool", "selected", "scores", "reasons", "answered"):
-            stored[name] = None if stored[name] is None else tuple(stored[name])
-        projection = stored.get("projection")  # absent before it was recorded
-        stored["projection"] = None if projection is None else tuple(projection)
+        for name in ("pool", "selected", "scores", "reasons", "answered", *_LATER_FIELDS):
+            stored[name] = None if stored.get(name) is None else tuple(stored[name])
         stored["lambda_hat"] = math.inf if stored["lambda_hat"] is None else stored["lambda_hat"]
         stored["chosen_by"] = ChosenBy(stored["chosen_by"])
         stored["outcome"] = RequestEnd(stored.get("outcome", RequestEnd.ANSWERED))
@@ -137,4 +138,5 @@ class DecisionRecord:
         return cls(**stored)
 
 
+_LATER_FIELDS: Final = ("projection", "populations")  # absent in records of version 0.1
 _FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))

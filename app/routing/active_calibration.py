@@ -19,9 +19,10 @@ from racer_core.calibration.calibration import Calibration
 _MAX_PARTS: Final = 64
 _MAX_PENDING: Final = 8  # of each kind: clients choose the smaller pools
 _THREADS: Final = 2
+FIRST: Final = (0,)  # the place of the record's first population
 
 Pool = tuple[str, ...]
-_Place = tuple[str, Pool, bool]  # the record's id, the candidates, whether of later turns
+_Place = tuple[str, Pool, tuple[int, ...]]  # the record's id, the candidates, its populations
 KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
@@ -70,9 +71,8 @@ class ActiveCalibration:
 
     async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores on a thread, then replace the reference."""
-        await self._prepare(_warm, record.calibration)
-        if record.later is not None:
-            await self._prepare(_warm, record.later.calibration)
+        for population in record.populations:
+            await self._prepare(_warm, population.calibration)
         for follower in self._followers:
             await self._prepare(follower, record)
         self._record = record
@@ -95,7 +95,7 @@ class ActiveCalibration:
         names: Pool,
         group: str | None = None,
         *,
-        later: bool = False,
+        populations: tuple[int, ...] = FIRST,
     ) -> GroupThreshold:
         """The rows whose threshold applies, computed on a thread and cached.
 
@@ -105,32 +105,32 @@ class ActiveCalibration:
             record: The record that decides.
             names: The candidates among which the set is chosen, in the order of the pool.
             group: The request's group from ``Grouping``; None where it has none.
-            later: Take the rows of later turns, which the record must have.
+            populations: The places of the rows in the record.
 
         Raises:
             Overloaded: It is not cached, and too many others are being computed.
         """
-        calibration = await self.sub_pool(record, names, later=later)
+        calibration = await self.sub_pool(record, names, populations=populations)
         if calibration.groups is None:
             return GroupThreshold(calibration=calibration, group=None)
-        place = (record.id, names, later)
+        place = (record.id, names, populations)
         rows = await self._grouped.get(place, lambda: GroupedRows(calibration))
         plan = rows.plan(group)
         return await self._groups.get((place, plan), lambda: _warmed_group(rows, plan))
 
     async def sub_pool(
-        self, record: CalibrationRecord, names: Pool, *, later: bool = False
+        self, record: CalibrationRecord, names: Pool, *, populations: tuple[int, ...] = FIRST
     ) -> Calibration:
         """The record's rows for a smaller pool, whatever their groups, computed in the same way.
 
         Raises:
             Overloaded: As :meth:`calibration`.
         """
-        calibration = record.rows(later=later)
-        if names == calibration.pool:
-            return calibration
+        if names == record.calibration.pool and len(populations) == 1:
+            return record.rows(populations)
         return await self._sub_pools.get(
-            (record.id, names, later), lambda: _warmed(calibration.restrict(names))
+            (record.id, names, populations),
+            lambda: _warmed(record.rows(populations).restrict(names)),
         )
 
 

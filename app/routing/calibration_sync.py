@@ -161,12 +161,13 @@ class CalibrationSync:
                 record.grouped_by or "a setting that it does not name",
                 self._group_by,
             )
-        if record.later is not None and record.later.text != self._text:
+        texts = {each.text for each in record.populations if each.later}
+        if texts - {self._text}:
             log.warning(
                 "calibration %s read later turns by routing.text %s, which is %s now: they are "
                 "uncalibrated until its rows are uploaded again",
                 record.id,
-                record.later.text,
+                min(texts),
                 self._text,
             )
 

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from app.routing.reasons import Reason
-
-
-class TurnKind(Enum):
-    """The turn of the conversation that a request asks about."""
-
-    FIRST = auto()
-    LATER = auto()  # the calibration has rows of later turns
-    UNCALIBRATED = auto()  # a later turn, and no row is like it
+from app.routing.row_selection import RowSelection, TurnKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +44,10 @@ class Premises:
     """What a certificate rests on.
 
     Attributes:
-        query_reasons: What the guarantee does not cover of the query.
+        rows: The rows whose threshold applies, and how the request differs from them.
         choice: The candidates among which the set is chosen.
-        turn: The turn of the conversation.
+        is_too_long: The router reads only the beginning of the query.
+        is_other_kind: The request has tools, images or audio, and no row is like it.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.
         is_alpha_requested: The request sets another alpha than the calibration.
@@ -64,9 +57,10 @@ class Premises:
         whole_pool: Why no threshold selects; None: one does, or the query's kind has no rows.
     """
 
-    query_reasons: tuple[str, ...]
+    rows: RowSelection
     choice: CandidateChoice
-    turn: TurnKind
+    is_too_long: bool
+    is_other_kind: bool
     is_pending: bool
     has_rows: bool
     is_alpha_requested: bool
@@ -78,9 +72,12 @@ class Premises:
     @property
     def reasons(self) -> tuple[str, ...]:
         """The reasons of the decision, in the order of a certificate."""
+        rows = self.rows
         facts = (
-            (self.turn is TurnKind.LATER, Reason.LATER_TURN),
-            (self.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
+            (self.is_too_long, Reason.QUERY_TOO_LONG),
+            (rows.is_of_a_part, Reason.LABELLED_CONDITIONS),
+            (rows.turn is TurnKind.LATER, Reason.LATER_TURN),
+            (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
             (self.is_pending, Reason.SUB_POOL_PENDING),
             (not self.has_rows, Reason.NO_CALIBRATION_FOR_POOL),
             (not self.is_group_calibrated, Reason.GROUP_UNCALIBRATED),
@@ -89,7 +86,8 @@ class Premises:
             (self.is_group_requested, Reason.GROUP_ASSUMED),
         )
         return (
-            *self.query_reasons,
+            *(Reason.CONDITIONS_DIFFER.of(field) for field in rows.differing),
+            *((Reason.UNLABELLED_KIND,) if self.is_other_kind else ()),
             *self.choice.reasons,
             *(reason for is_so, reason in facts if is_so),
             *(() if self.whole_pool is None else (self.whole_pool,)),

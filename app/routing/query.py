@@ -1,8 +1,4 @@
-"""Query extraction: the text to route on, and the reasons why the guarantee may not cover it. Pure.
-
-Labelled rows are plain-text messages of user and assistant, answered with the candidates' own
-parameters. Anything else in a request is another population, and becomes a reason.
-"""
+"""Query extraction: the text that the router reads, and what the request needs. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from app.routing.reasons import Reason
+from app.routing.conditions import Conditions
 from app.settings import Candidate, Settings
-from app.wire.candidate_payload import conditions_differ
 from app.wire.schemas import Message
 from racer_core.errors import InputError
 from racer_core.records.conversation import joined
@@ -31,8 +26,9 @@ class Query:
     """The text that the router reads, and the properties of the request that matter for routing."""
 
     text: str
-    reasons: tuple[str, ...] = ()  # premises of the guarantee that the request breaks
-    whole_pool: bool = False  # no labelled row is of this kind: the whole pool is called
+    conditions: Conditions  # what candidates are sent beside the query
+    is_too_long: bool = False  # the router reads only its beginning
+    is_other_kind: bool = False  # tools, images, audio
     later: bool = False  # a turn after the first of a conversation
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
@@ -50,7 +46,10 @@ class Query:
 
 
 def of_messages(
-    messages: Sequence[Message], fields: Mapping[str, Any], settings: Settings
+    messages: Sequence[Message],
+    fields: Mapping[str, Any],
+    conditions: Conditions,
+    settings: Settings,
 ) -> Query:
     """The query of a conversation.
 
@@ -60,7 +59,8 @@ def of_messages(
     Args:
         messages: The conversation.
         fields: The fields that candidates are sent beside the messages.
-        settings: The candidates' parameters, and which text is routed on.
+        conditions: What candidates are sent, but for the query.
+        settings: Which text is routed on, and the limit on it.
 
     Raises:
         InputError: No message to route on, or one without text.
@@ -71,50 +71,34 @@ def of_messages(
         raise InputError("messages hold no user message to route on", param="messages")
     asked = (users or messages)[-1]
     text, plain = _text_of(asked)
-    reasons: list[str] = []
-    if others & _SYSTEM or conditions_differ(fields, settings.candidates):
-        reasons.append(Reason.CONDITIONS_DIFFER)
-    later = len(users) > 1 or bool(others - _SYSTEM)
-    if later and not _could_be_a_row(messages):
-        reasons.append(Reason.MULTI_TURN)
-    if not plain or any(fields.get(field) for field in _OTHER_KIND):
-        reasons.append(Reason.UNLABELLED_KIND)
     if users and settings.routing.text == "conversation":
         text = joined(_text_of(each)[0] for each in messages if each.role in ("user", "assistant"))
     if not text.strip():
         if plain or not asked.content:
             raise InputError(f"the last {asked.role} message is empty", param="messages")
         text = "(no text)"
-    chars = sum(len(_text_of(message)[0]) for message in messages)
-    needs = _needs(messages, fields)
-    return _query(text, reasons, settings, later=later, needs=needs, chars=chars)
-
-
-def of_prompt(prompt: str, settings: Settings) -> Query:
-    """The query of a bare prompt: rows were labelled with a chat template."""
-    if not prompt.strip():
-        raise InputError("the prompt is empty", param="prompt")
-    return _query(prompt, [Reason.CONDITIONS_DIFFER], settings, chars=len(prompt))
-
-
-def _query(
-    text: str,
-    reasons: Sequence[str],
-    settings: Settings,
-    *,
-    later: bool = False,
-    needs: frozenset[Need] = frozenset(),
-    chars: int,
-) -> Query:
     longest = settings.limits.query_chars
-    too_long = (Reason.QUERY_TOO_LONG,) if len(text) > longest else ()
     return Query(
         text=text[:longest],
-        reasons=(*reasons, *too_long),
-        whole_pool=bool(too_long) or Reason.UNLABELLED_KIND in reasons,
-        later=later,
-        needs=needs,
-        chars=chars,
+        conditions=conditions,
+        is_too_long=len(text) > longest,
+        is_other_kind=not plain or any(fields.get(field) for field in _OTHER_KIND),
+        later=len(users) > 1 or bool(others - _SYSTEM),
+        needs=_needs(messages, fields),
+        chars=sum(len(_text_of(message)[0]) for message in messages),
+    )
+
+
+def of_prompt(prompt: str, conditions: Conditions, settings: Settings) -> Query:
+    """The query of a bare prompt."""
+    if not prompt.strip():
+        raise InputError("the prompt is empty", param="prompt")
+    longest = settings.limits.query_chars
+    return Query(
+        text=prompt[:longest],
+        conditions=conditions,
+        is_too_long=len(prompt) > longest,
+        chars=len(prompt),
     )
 
 
@@ -137,16 +121,6 @@ def answer_format(fields: Mapping[str, Any]) -> str | None:
     wanted: object = fields.get("response_format") or responses
     kind = cast("dict[str, object]", wanted).get("type") if isinstance(wanted, dict) else None
     return kind if isinstance(kind, str) else None
-
-
-def _could_be_a_row(messages: Sequence[Message]) -> bool:
-    """Whether a row of several turns could look so: plain texts, the last one the user's."""
-    turns = [message for message in messages if message.role not in _SYSTEM]
-    return (
-        all(turn.role in ("user", "assistant") and _text_of(turn)[1] for turn in turns)
-        and turns[-1].role == "user"
-        and bool(_text_of(turns[-1])[0].strip())
-    )
 
 
 def _parts(message: Message) -> list[dict[str, Any]]:

@@ -12,16 +12,8 @@ from typing import Final
 class Reason(StrEnum):
     """A premise that failed, or an assumption that a client should know."""
 
-    CONDITIONS_DIFFER = "conditions_differ"
-    """The request has a system prompt or decoding parameters that the rows were not labelled
-    with.
-
-    Leave `temperature` and the like out of requests, so that `candidates[].parameters` apply.
-    """
-
     MULTI_TURN = "multi_turn_uncalibrated"
-    """A later turn of a conversation; the calibration has too few rows of such turns, or none
-    like it.
+    """A later turn of a conversation; the calibration has too few rows of such turns.
 
     Add rows of several turns to the upload.
     """
@@ -101,6 +93,13 @@ class Reason(StrEnum):
     `routing.group_by: key`.
     """
 
+    LABELLED_CONDITIONS = "labelled_conditions"
+    """The rows that were labelled under the same conditions as the request decided it, a part of
+    all rows.
+
+    Nothing.
+    """
+
     LATER_TURN = "later_turn"
     """A later turn of a conversation, decided by the rows of later turns.
 
@@ -171,7 +170,15 @@ class Reason(StrEnum):
     Raise the limit on tokens.
     """
 
-    # The reasons below carry the name of a drift stream or of a candidate: "stale:risk".
+    # The reasons below carry the name of a field, a drift stream or a candidate: "stale:risk".
+    CONDITIONS_DIFFER = "conditions_differ"
+    """The field `<name>` makes what the candidates are sent differ from what the rows were labelled
+    with. `endpoint`: another endpoint; `messages.system`: a system prompt; `rows`: the rows were
+    labelled with other parameters than are configured now.
+
+    Leave the field out, so that `candidates[].parameters` apply, or label rows with it.
+    """
+
     STALE = "stale"
     """A drift alarm of the stream `<name>` was raised since the calibration became active.
 
@@ -210,6 +217,7 @@ _REMARKS: Final = frozenset(
         Reason.SCORE_ASSUMED,
         Reason.POOL_ASSUMED,
         Reason.GROUP_ASSUMED,
+        Reason.LABELLED_CONDITIONS,
         Reason.LATER_TURN,
         Reason.ALPHA_INFEASIBLE,
         Reason.ABSTENTION_EXCEEDS_ALPHA,
@@ -221,6 +229,11 @@ _REMARKS: Final = frozenset(
 )
 
 
+def kind_of(reason: str) -> str:
+    """The reason without the name that it carries."""
+    return reason.partition(":")[0]
+
+
 def breaks(reason: str) -> bool:
     """Whether a reason voids the guarantee."""
-    return reason.partition(":")[0] not in _REMARKS
+    return kind_of(reason) not in _REMARKS

@@ -16,10 +16,11 @@ from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.groups import Grouping, GroupThreshold
-from app.routing.premises import CandidateChoice, Premises, TurnKind
+from app.routing.premises import CandidateChoice, Premises
 from app.routing.query import Query
 from app.routing.reasons import Reason
 from app.routing.risk_levels import RiskLevels, alphas_for
+from app.routing.row_selection import RowSelector
 from app.routing.scorer import RouterBackend, ScoredQuery
 from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord
@@ -58,6 +59,7 @@ class RoutingService:
         scoring: RouterBackend,
         active: ActiveCalibration,
         grouping: Grouping,
+        rows: RowSelector,
         down: Callable[[str], Collection[str]],
         metrics: Metrics,
     ) -> None:
@@ -66,6 +68,7 @@ class RoutingService:
         self._scoring = scoring
         self._active = active
         self._grouping = grouping
+        self._rows = rows
         self._down = down
         self._metrics = metrics
         self._cache = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
@@ -96,7 +99,7 @@ class RoutingService:
         """
         routed = await self._find_or_decide(request, deadline)
         record, pool, scored = routed.record, routed.certificate.pool, routed.scored
-        threshold = await self._threshold(record, pool, routed.group, later=False)
+        threshold = await self._threshold(record, pool, routed.group, routed.populations)
         if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
             return RiskLevels(routed=routed)
         found = await asyncio.to_thread(
@@ -124,11 +127,8 @@ class RoutingService:
         record = self._active.record()  # read once: one record decides and certifies
         options = self._with_defaults(request)
         choice = self._choice(request)
-        query = request.query
-        if choice.has_unable:  # a cause inside the query: needs rows of that kind
-            query = replace(query, whole_pool=True)
         key = CacheKey(
-            query=query,
+            query=request.query,
             choice=choice,
             alpha=options.alpha,
             score=options.score,
@@ -138,8 +138,8 @@ class RoutingService:
         )
         routed = self._cache.find(record.id, key)
         if routed is None:
-            scored = await self._score(query.text, deadline)
-            routed = await self._certify(record, choice, query, options, request, scored)
+            scored = await self._score(request.query.text, deadline)
+            routed = await self._certify(record, choice, options, request, scored)
             if routed.is_lasting:
                 self._cache.keep(record.id, key, routed)
         return routed
@@ -158,9 +158,7 @@ class RoutingService:
         options = self._with_defaults(request)
         choice = CandidateChoice(names=names)
         try:
-            survived = await self._certify(
-                routed.record, choice, request.query, options, request, routed.scored
-            )
+            survived = await self._certify(routed.record, choice, options, request, routed.scored)
         except InfeasibleAlphaError:  # too late to refuse: the others were called
             return names
         return survived.decision.selected
@@ -169,29 +167,30 @@ class RoutingService:
         self,
         record: CalibrationRecord,
         choice: CandidateChoice,
-        query: Query,
         options: DecisionOptions,
         request: RoutingRequest,
         scored: ScoredQuery | None,
     ) -> CertifiedDecision:
         """Decide among the chosen candidates, and certify the decision with its premises."""
-        turn = self._turn(query, record)
-        later = turn is TurnKind.LATER
+        query = request.query
+        rows = self._rows.select(record, choice.names, query)
         group = self._grouping.of_request(query.text, options.group, request.caller.group)
-        threshold = await self._threshold(record, choice.names, group, later=later)
+        threshold = await self._threshold(record, choice.names, group, rows.populations)
         is_pending = threshold is None
         if threshold is None:
-            calibration = await asyncio.to_thread(record.rows(later=later).restrict, choice.names)
-            threshold = GroupThreshold(calibration=calibration, group=None)
-            query = replace(query, whole_pool=True)
+            threshold = await asyncio.to_thread(_unwarmed, record, rows.populations, choice.names)
         calibration = threshold.calibration
         fingerprint = self._trained.fingerprint(query.text)
-        decision = self._decide(calibration, query, scored, options, fingerprint)
+        is_other_kind = query.is_other_kind and bool(rows.differing)
+        # Causes inside the query, for which no threshold is valid.
+        whole_pool = is_pending or choice.has_unable or query.is_too_long or is_other_kind
+        decision = self._decide(calibration, scored, options, fingerprint, whole_pool=whole_pool)
         usual, requested = calibration.options, request.options.alpha
         premises = Premises(
-            query_reasons=query.reasons,
+            rows=rows,
             choice=choice,
-            turn=turn,
+            is_too_long=query.is_too_long,
+            is_other_kind=is_other_kind,
             is_pending=is_pending,
             has_rows=calibration.n > 0,
             is_alpha_requested=requested is not None and requested != usual.alpha,
@@ -199,16 +198,19 @@ class RoutingService:
             is_group_requested=(
                 options.group is not None
                 and self._settings.routing.group_by == "request"
-                and record.rows(later=later).groups is not None
+                and any(
+                    record.populations[place].calibration.groups is not None
+                    for place in rows.populations
+                )
             ),
             is_group_calibrated=threshold.is_calibrated,
             whole_pool=(
                 _why_whole_pool(calibration, decision, scored)
-                if decision.trivial and not query.whole_pool
+                if decision.trivial and not whole_pool
                 else None
             ),
         )
-        selects_all = scored is None or query.whole_pool
+        selects_all = scored is None or whole_pool
         routed = CertifiedDecision(
             decision=decision,
             certificate=Certificate.of(
@@ -218,6 +220,7 @@ class RoutingService:
             fingerprint=fingerprint,
             scored=scored,
             record=record,
+            populations=rows.populations,
             group=group,
             chosen=decision.selected,
             chosen_by=ChosenBy.EVERYONE if selects_all else ChosenBy.THRESHOLD,
@@ -277,22 +280,12 @@ class RoutingService:
             )
         return left
 
-    def _turn(self, query: Query, record: CalibrationRecord) -> TurnKind:
-        if not query.later:
-            return TurnKind.FIRST
-        is_like_rows = Reason.MULTI_TURN not in query.reasons
-        covered = is_like_rows and self._covers_later_turns(record)
-        return TurnKind.LATER if covered else TurnKind.UNCALIBRATED
-
-    def _covers_later_turns(self, record: CalibrationRecord) -> bool:
-        """Whether there are enough rows of later turns, read by the current ``routing.text``."""
-        later = record.later
-        if later is None or later.text != self._settings.routing.text:
-            return False
-        return later.calibration.misses(later.calibration.options.alpha) >= 0
-
     async def _threshold(
-        self, record: CalibrationRecord, names: tuple[str, ...], group: str | None, *, later: bool
+        self,
+        record: CalibrationRecord,
+        names: tuple[str, ...],
+        group: str | None,
+        populations: tuple[int, ...],
     ) -> GroupThreshold | None:
         """The rows of the group for these candidates.
 
@@ -301,7 +294,7 @@ class RoutingService:
         """
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
-                return await self._active.calibration(record, names, group, later=later)
+                return await self._active.calibration(record, names, group, populations=populations)
         except (TimeoutError, Overloaded):
             return None
 
@@ -321,16 +314,17 @@ class RoutingService:
     def _decide(
         self,
         calibration: Calibration,
-        query: Query,
         scored: ScoredQuery | None,
         options: DecisionOptions,
         fingerprint: bytes,
+        *,
+        whole_pool: bool,
     ) -> RoutingDecision:
         if scored is None:
             unknown = [0.0] * len(calibration.pool)
             return calibration.whole_pool(unknown, alpha=options.alpha, score=options.score)
         scores = [scored.scores[self._trained.pool.index(name)] for name in calibration.pool]
-        if query.whole_pool:
+        if whole_pool:
             return calibration.whole_pool(
                 scores, alpha=options.alpha, score=options.score, truncated=scored.truncated
             )
@@ -373,6 +367,13 @@ class RoutingService:
             self._metrics.abstained.inc()
         if not routed.certificate.holds:
             self._metrics.void.inc()
+
+
+def _unwarmed(
+    record: CalibrationRecord, populations: tuple[int, ...], names: tuple[str, ...]
+) -> GroupThreshold:
+    """The rows without a threshold, for the description of the decision to call them all."""
+    return GroupThreshold(calibration=record.rows(populations).restrict(names), group=None)
 
 
 def _why_whole_pool(

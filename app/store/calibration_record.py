@@ -4,62 +4,80 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Self
+from itertools import chain
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.errors import CalibrationError
 from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
-_LATER: Final = "later_"  # before the names of the arrays of later turns
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaterTurns:
-    """Rows of turns after the first of a conversation: another population, with its own threshold.
+class Population:
+    """Labelled rows of one kind of request: only they set the threshold of such requests.
 
-    Pool, options and patterns are those of the record.
+    Attributes:
+        calibration: The rows. Options and patterns are the same in all populations of a record.
+        conditions: Digests of what the candidates were sent for the rows, but for the query, in the
+            order of the calibration's pool; None: what the configuration alone sends.
+        later: They are turns after the first of a conversation.
+        text: What the router read of later turns.
     """
 
     calibration: Calibration
-    text: RoutedText  # what the router read of them
+    conditions: tuple[str, ...] | None = None
+    later: bool = False
+    text: RoutedText = "last_user"
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the rows are enough for the calibration's own alpha."""
+        return self.calibration.misses(self.calibration.options.alpha) >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """A stored calibration: everything needed to recompute any threshold."""
+    """A stored calibration: everything needed to recompute any threshold.
+
+    Attributes:
+        id: Its name.
+        created_at: UTC, ISO 8601.
+        artifact: Digest of the artifact that scored the rows and of how candidates are served.
+        populations: The rows by kind; the first are of first turns, and the most.
+        evidence: What is known of the thresholds.
+        void_reasons: Premises that never held, such as ``training_overlap``.
+        grouped_by: ``routing.group_by`` of its groups; None: not recorded.
+    """
 
     id: str
-    created_at: str  # UTC, ISO 8601
-    artifact: str  # digest of the artifact that scored the rows and of how candidates are served
-    calibration: Calibration
+    created_at: str
+    artifact: str
+    populations: tuple[Population, ...]
     evidence: dict[str, Any]
-    void_reasons: tuple[str, ...] = ()  # premises that never held, such as training_overlap
-    later: LaterTurns | None = None
-    grouped_by: str | None = None  # routing.group_by of its groups; None: not recorded
+    void_reasons: tuple[str, ...] = ()
+    grouped_by: str | None = None
 
     def is_grouped_by(self, group_by: str) -> bool:
         """Whether requests grouped by this setting belong to the groups of the rows."""
-        calibrations = [self.calibration, *([self.later.calibration] if self.later else [])]
-        return self.grouped_by == group_by or all(each.groups is None for each in calibrations)
+        return self.grouped_by == group_by or all(
+            each.calibration.groups is None for each in self.populations
+        )
 
-    def rows(self, *, later: bool) -> Calibration:
-        """The rows of first turns, or those of later ones.
+    @property
+    def calibration(self) -> Calibration:
+        """The rows of the first population."""
+        return self.populations[0].calibration
 
-        Raises:
-            CalibrationError: There are none of later ones.
-        """
-        if not later:
-            return self.calibration
-        if self.later is None:
-            raise CalibrationError(f"calibration {self.id} has no rows of later turns")
-        return self.later.calibration
+    def rows(self, populations: Sequence[int]) -> Calibration:
+        """The rows of some populations, by their places, as one calibration."""
+        first, *others = (self.populations[place].calibration for place in populations)
+        return _joined(first, others) if others else first
 
     def encoded(self) -> tuple[str, bytes]:
         """The document, and the arrays as npz."""
@@ -74,15 +92,15 @@ class CalibrationRecord:
             "groups": calibration.groups,
             "grouped_by": self.grouped_by,
             "patterns": _pattern_settings(calibration.patterns),
+            "populations": [_population_settings(each) for each in self.populations],
         }
         arrays = _arrays_of(calibration)
         if calibration.patterns is not None:
             arrays["patterns"] = calibration.patterns.patterns
             arrays["pattern_frequencies"] = calibration.patterns.frequencies
-        if self.later is not None:
-            rows = self.later.calibration
-            document["later"] = {"text": self.later.text, "groups": rows.groups}
-            arrays |= {_LATER + name: array for name, array in _arrays_of(rows).items()}
+        for place, population in enumerate(self.populations[1:], 1):
+            others = _arrays_of(population.calibration)
+            arrays |= {f"{place}_{name}": array for name, array in others.items()}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
         return json.dumps(document), buffer.getvalue()
@@ -95,25 +113,69 @@ class CalibrationRecord:
         fields = json.loads(document)
         stored: Mapping[str, NDArray[Any]] = np.load(io.BytesIO(arrays), allow_pickle=False)
         calibration = _calibration(fields, stored)
-        later = fields.get("later")
         return cls(
             id=record_id,
             created_at=created_at,
             artifact=artifact,
-            calibration=calibration,
+            populations=tuple(_populations(fields, calibration, stored)),
             evidence=fields["evidence"],
             void_reasons=tuple(fields["void_reasons"]),
             grouped_by=fields.get("grouped_by"),
-            later=later
-            and LaterTurns(
-                calibration=replace(
-                    calibration,
-                    **_rows_from(stored, _LATER),
-                    groups=later["groups"] and tuple(later["groups"]),
-                ),
-                text=later["text"],
-            ),
         )
+
+
+def _populations(
+    fields: Mapping[str, Any], first: Calibration, arrays: Mapping[str, NDArray[Any]]
+) -> Iterator[Population]:
+    """The stored populations; ``first`` is the calibration of the first one."""
+    for place, settings in enumerate(fields.get("populations") or _before_conditions(fields)):
+        conditions = settings["conditions"]
+        groups = settings["groups"]
+        prefix = settings.get("prefix", f"{place}_")
+        yield Population(
+            calibration=first
+            if place == 0
+            else replace(first, **_rows_from(arrays, prefix), groups=groups and tuple(groups)),
+            conditions=conditions and tuple(conditions),
+            later=settings["later"],
+            text=settings["text"],
+        )
+
+
+def _before_conditions(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The populations of a record of version 0.1, which stored no conditions."""
+    yield {"conditions": None, "later": False, "text": "last_user", "groups": fields["groups"]}
+    if later := fields.get("later"):
+        yield {"conditions": None, "later": True, "prefix": "later_", **later}
+
+
+def _population_settings(population: Population) -> dict[str, Any]:
+    return {
+        "conditions": population.conditions,
+        "later": population.later,
+        "text": population.text,
+        "groups": population.calibration.groups,
+    }
+
+
+def _joined(first: Calibration, others: Sequence[Calibration]) -> Calibration:
+    """The rows of several calibrations with the same pool and options."""
+    parts = [first, *others]
+    near = [part.neighbours for part in parts if part.neighbours is not None]
+    has_groups = any(part.groups is not None for part in parts)
+    return replace(
+        first,
+        fingerprints=tuple(chain.from_iterable(part.fingerprints for part in parts)),
+        scores=np.concatenate([part.scores for part in parts]),
+        labels=np.concatenate([part.labels for part in parts]),
+        neighbours=np.concatenate(near) if len(near) == len(parts) else None,
+        projections=None,  # drift is about the first population
+        groups=tuple(
+            chain.from_iterable(part.groups or (None,) * len(part.labels) for part in parts)
+        )
+        if has_groups
+        else None,
+    )
 
 
 def _arrays_of(calibration: Calibration) -> dict[str, NDArray[Any]]:

@@ -4,8 +4,9 @@ import { listed, percent } from "./format.js";
 
 const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
-  conditions_differ: () => "a system prompt or other decoding parameters than those of the labelled rows",
+  conditions_differ: (field) => `the candidates are not sent what they were sent for the labelled rows (${field})`,
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
+  labelled_conditions: () => "the threshold is that of the rows that were labelled with what candidates are sent now",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",
   unlabelled_request_kind: () => "another kind of request than was labelled, so all candidates were called",
   query_too_long: () => "the question is longer than any row may be, so all candidates were called",

@@ -1,8 +1,8 @@
-"""The payload for a candidate, and whether it decodes as it did for the labels. Pure functions."""
+"""The payload for a candidate: the client's fields over the candidate's parameters. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from typing import Any, Final
 
 from app.settings import Candidate
@@ -18,15 +18,13 @@ _DENIED = frozenset(
 )  # fmt: skip
 _DENIED_PREFIXES = ("chat_template", "guided_", "bootstrap_")
 _DENIED_SUFFIXES = ("url", "uri", "api_key")
-# Fields that do not change the first answer. Any other must be as it was for the labels.
-_HARMLESS = frozenset(
-    {"messages", "prompt", "input", "n", "seed", "logprobs", "top_logprobs", "user", "metadata",
-     "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
-     "include", "background"}
-)  # fmt: skip
 # The three API formats' names of the limit on output tokens.
 TOKEN_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-_THE_LIMIT_OF: Final = {"completions": "max_tokens", "responses": "max_output_tokens"}
+_LIMITS_OF: Final = {
+    "chat/completions": ("max_tokens", "max_completion_tokens"),
+    "completions": ("max_tokens",),
+    "responses": ("max_output_tokens",),
+}
 _OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"})
 
 
@@ -59,40 +57,21 @@ def passed_through(
 def candidate_payload(
     fields: Mapping[str, Any], candidate: Candidate, path: str = "chat/completions"
 ) -> dict[str, Any]:
-    """The payload for one candidate: the client's fields, else the candidate's own parameters."""
-    defaults = dict(candidate.parameters)
-    if any(fields.get(name) is not None for name in TOKEN_LIMITS):
-        defaults = {name: value for name, value in defaults.items() if name not in TOKEN_LIMITS}
-    if (limit := _THE_LIMIT_OF.get(path)) is not None:
-        defaults = {
-            limit if name in TOKEN_LIMITS else name: value for name, value in defaults.items()
-        }
+    """The payload for one candidate: the client's fields, else the candidate's own parameters.
+
+    The limit on output tokens has several names. It is sent under the name that the candidate's
+    parameters use, else as the client wrote it; a name of another API is any other field.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
+    limits = _LIMITS_OF.get(path, ())
+    defaults = {
+        limits[0] if limits and name in TOKEN_LIMITS and name not in limits else name: value
+        for name, value in candidate.parameters.items()
+    }
+    own = next((name for name in limits if name in defaults), None)
+    if own is not None and own not in given:
+        for name in limits:
+            if name in given:
+                given[own] = given.pop(name)
     renamed = {candidate.renames.get(name, name): v for name, v in (defaults | given).items()}
     return {**renamed, "model": candidate.served_as, "stream": False}
-
-
-def conditions_differ(fields: Mapping[str, Any], candidates: Iterable[Candidate]) -> bool:
-    """Whether some candidate would decode differently from how it did for its labels."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return any(
-        _matters(_alias(name, candidate), value, candidate.parameters)
-        for candidate in candidates
-        for name, value in given.items()
-    )
-
-
-def _matters(name: str, value: object, parameters: Mapping[str, Any]) -> bool:
-    """Whether a field may change the answer; a harmless one only where the labels fixed it."""
-    if name in parameters:
-        return parameters[name] != value
-    plain_text = value == {"type": "text"} if name == "response_format" else False
-    plain_text = plain_text or (name == "text" and value == {"format": {"type": "text"}})
-    return name not in _HARMLESS and not plain_text
-
-
-def _alias(name: str, candidate: Candidate) -> str:
-    """The name under which the candidate's parameters hold the same limit."""
-    if name not in TOKEN_LIMITS or name in candidate.parameters:
-        return name
-    return next((other for other in TOKEN_LIMITS if other in candidate.parameters), name)

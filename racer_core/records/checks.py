@@ -119,7 +119,7 @@ class CheckedRows:
                 row = self._row(value)
                 labels = sum(bits[name] for name in row.correct)
                 place = (number, labels)
-                name = identity(row.query, row.earlier)
+                name = identity(row.query, row.earlier, row.conditions)
                 first = seen.setdefault(_digest(name), place) if name else place
                 if first[1] != labels:
                     raise InputError(

@@ -6,7 +6,7 @@ Later turns are another population than single questions and have a separate cal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, cast
 
 from racer_core.errors import InputError
@@ -42,10 +42,14 @@ def joined(texts: Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text.strip())
 
 
-def identity(query: str, earlier: Iterable[Turn]) -> str:
-    """A text that identifies a query after these turns."""
+def identity(
+    query: str, earlier: Iterable[Turn], conditions: Mapping[str, str] | None = None
+) -> str:
+    """A text that identifies a query after these turns, labelled under these conditions."""
     turns = [(turn.role, turn.text) for turn in earlier]
-    return "\0" + json.dumps([*turns, query]) if turns else query
+    if not turns and not conditions:
+        return query
+    return "\0" + json.dumps([*turns, query, *sorted((conditions or {}).items())])
 
 
 def _turn(message: object) -> Turn:

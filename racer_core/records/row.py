@@ -5,12 +5,14 @@
     {"messages": [{"role": "user", "content": "..."}], ...}        a query, or turns that lead to it
 
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
-the whole pool name it by their keys. ``[]`` means that no candidate is right; null or absent means
+the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
+was sent, as `racer label` writes it. ``[]`` means that no candidate is right; null or absent means
 unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ from racer_core.records.conversation import RoutedText, parse_messages, routed_t
 from racer_core.types import LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def shown(pool: Sequence[str]) -> str:
@@ -73,6 +76,7 @@ def parse_row(
         task=optional_text(fields, "task"),
         group=optional_text(fields, "group"),
         scores=scores,
+        conditions=_conditions(fields.get("conditions"), pool),
     )
 
 
@@ -150,6 +154,17 @@ def _answers(value: object, pool: tuple[str, ...]) -> dict[str, str | None]:
     if any(text is not None and not isinstance(text, str) for text in answers.values()):
         raise InputError('"answers" must be texts or null')
     return answers
+
+
+def _conditions(value: object, pool: tuple[str, ...]) -> dict[str, str]:
+    if value is None:
+        return {}
+    digests = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if set(digests) != set(pool):
+        raise InputError('"conditions" must be an object: each candidate to a digest')
+    if any(not isinstance(each, str) or not _DIGEST.fullmatch(each) for each in digests.values()):
+        raise InputError('"conditions" holds no digests of `racer label`: 32 hexadecimal digits')
+    return digests
 
 
 def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:

@@ -27,6 +27,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         "reference": row.reference,
         "task": row.task,
         "group": row.group,
+        "conditions": dict(row.conditions),
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}

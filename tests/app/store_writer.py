@@ -18,7 +18,7 @@ import numpy as np
 
 from app.calibrations.evidence import evidence
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 
 ARTIFACT = "a" * 64
@@ -38,7 +38,7 @@ def record(name: str) -> CalibrationRecord:
         id=name,
         created_at=now(),
         artifact=ARTIFACT,
-        calibration=calibration,
+        populations=(Population(calibration=calibration),),
         evidence=evidence(calibration),
     )
 

@@ -24,7 +24,7 @@ from app.store import Store, now
 from app.store.backup import calibrations
 from app.store.backup import file as backup_file
 from app.store.backup.file import Backup
-from app.store.calibration_record import CalibrationRecord, LaterTurns
+from app.store.calibration_record import CalibrationRecord, Population
 from app.store.engine import open_engine
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import InputError
@@ -59,10 +59,10 @@ def watch(store: Store, name: str, raised: str = '["risk"]') -> None:
 
 def fill(store: Store) -> None:
     """Three calibrations of one artifact, one of another; two are active, two are watched."""
-    later = LaterTurns(calibration=record("x", 3).calibration, text="conversation")
+    later = Population(calibration=record("x", 3).calibration, later=True, text="conversation")
     store.add(record("cal-1"), activate=True)
     everything = record("cal-2", 2, PARTS["everything"], smoothing_salt=b"\x00salt\xff")
-    store.add(replace(everything, later=later), activate=True)
+    store.add(replace(everything, populations=(*everything.populations, later)), activate=True)
     store.add(record("cal-3", 3), activate=False)
     store.add(replace(record("cal-4", 4), artifact=OTHER), activate=True)
     watch(store, "cal-1")
@@ -357,11 +357,15 @@ def large(name: str) -> CalibrationRecord:
     small = record(name)
     return replace(
         small,
-        calibration=replace(
-            small.calibration,
-            fingerprints=tuple(rng.bytes(16) for _ in range(50_000)),
-            scores=rng.random((50_000, 3)),
-            labels=rng.random((50_000, 3)) < 0.5,
+        populations=(
+            Population(
+                calibration=replace(
+                    small.calibration,
+                    fingerprints=tuple(rng.bytes(16) for _ in range(50_000)),
+                    scores=rng.random((50_000, 3)),
+                    labels=rng.random((50_000, 3)) < 0.5,
+                )
+            ),
         ),
     )
 

@@ -291,6 +291,8 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
     law = rows_missed, core.n + 1 - rows_missed
     result = unsure.calibrate(rows=ROWS, activate=False)
     evidence = told(result)
+    conditions = evidence.pop("conditions")
+    assert (conditions["assumed"], conditions["parts"]) == (120, [])
     assert evidence.pop("shift")["active_id"] == unsure.ready()["calibration"]
     assert evidence == {
         "alpha": 0.1,

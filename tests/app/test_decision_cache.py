@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access.api_keys import LOCAL, Caller
+from app.routing.conditions import Conditions
 from app.routing.decision_cache import MOST_CHARS, CacheKey, DecisionCache
 from app.routing.premises import CandidateChoice
 from app.routing.query import Query
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, decided, noisy
 
+CONDITIONS = Conditions({}, "")
 BARE = CacheKey(
-    query=Query(text=ONE),
+    query=Query(text=ONE, conditions=CONDITIONS),
     choice=CandidateChoice(names=POOL),
     alpha=None,
     score=None,
@@ -30,7 +32,7 @@ BARE = CacheKey(
 
 def of(text: str) -> CacheKey:
     """Another query."""
-    return replace(BARE, query=Query(text=text))
+    return replace(BARE, query=Query(text=text, conditions=CONDITIONS))
 
 
 def scored(gateway: Gateway) -> int:
@@ -70,12 +72,12 @@ def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, 
 
 
 def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Serve) -> None:
-    """Neither is one that differs in what candidates are sent, and not in what the router reads."""
+    """Neither is one that differs in a field that changes no answer."""
     gateway = serve()
     gateway.route(ONE)
     before = scored(gateway)
-    first = gateway.chat(ONE, seed=1)["racer"]
-    again = gateway.chat(ONE, seed=2)["racer"]
+    first = gateway.chat(ONE, user="ann")["racer"]
+    again = gateway.chat(ONE, user="bob")["racer"]
     assert scored(gateway) == before
     assert first["decision_id"] != again["decision_id"]
     new = gateway.calibrate(80)["id"]
@@ -89,9 +91,9 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
     "other",
     [
         of(ONE + " "),
-        replace(BARE, query=Query(text=ONE, later=True)),
-        replace(BARE, query=Query(text=ONE, whole_pool=True)),
-        replace(BARE, query=Query(text=ONE, reasons=("x",))),
+        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, later=True)),
+        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, is_too_long=True)),
+        replace(BARE, query=Query(text=ONE, conditions=Conditions({}, "other"))),
         replace(BARE, choice=CandidateChoice(names=POOL[:2])),
         replace(BARE, choice=CandidateChoice(names=POOL, is_requested=True)),
         replace(BARE, choice=CandidateChoice(names=POOL, has_unable=True)),

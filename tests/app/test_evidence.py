@@ -148,6 +148,8 @@ def answering(
         classes=answer_classes(told, Equality.EXACT),
         answered=np.ones(shape[0], bool),
         later=np.zeros(shape[0], bool),
+        conditions=(),
+        condition_ids=np.full(shape[0], -1),
         duplicates=0,
         near_duplicates=0,
     )

@@ -17,7 +17,7 @@ import pytest
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
 from app.settings import key_format
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.racer import Racer
@@ -316,7 +316,8 @@ def big() -> CalibrationRecord:
     made = calibration_record(rows=20_000)
     groups = tuple(np.random.default_rng(0).choice(["a", "b", ""], 20_000).tolist())
     named = tuple(group or None for group in groups)
-    return replace(made, calibration=replace(made.calibration, groups=named))
+    calibration = replace(made.calibration, groups=named)
+    return replace(made, populations=(replace(made.populations[0], calibration=calibration),))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -367,8 +368,9 @@ def test_invented_groups_fill_no_memory() -> None:
 def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
     """The threshold of a group is that of the record that was asked for."""
     one, two = big(), big()
+    labels = ~two.calibration.labels.astype(bool)
     two = replace(
-        two, calibration=replace(two.calibration, labels=~two.calibration.labels.astype(bool))
+        two, populations=(Population(calibration=replace(two.calibration, labels=labels)),)
     )
 
     async def story() -> tuple[float, float, float]:

@@ -92,7 +92,9 @@ def test_rows_hold_labels_answers_and_what_the_question_said(
         0,
         {"out": str(out), "questions": 1, "labelled": 1, "calls": 3},
     )
-    assert lines(out) == [
+    rows = lines(out)
+    assert all(len(row.pop("conditions")) == len(POOL) for row in rows)
+    assert rows == [
         {
             "query": "What is 2 plus 2?",
             "correct": {"adder": True, "speller": False, "poet": False},

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.store import Store
-from app.store.calibration_record import LaterTurns
+from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.laws import beta_binomial_interval
 from racer_core.racer import Racer
@@ -133,25 +133,28 @@ def test_an_answer_to_a_later_turn_is_certified(mixed: Gateway) -> None:
 ODD_TURNS: list[list[dict[str, Any]]] = [
     [*BEFORE, {"role": "tool", "content": "5", "tool_call_id": "1"}],
     [BEFORE[0], {**BEFORE[1], "tool_calls": [{"id": "1"}]}],
+    [BEFORE[0], {**BEFORE[1], "tool_calls": []}],
     [BEFORE[0], {"role": "assistant", "content": None}],
     [BEFORE[0], {**BEFORE[1], "reasoning_content": "hm"}],
 ]
 
 
 @pytest.mark.parametrize("turns", ODD_TURNS)
-def test_turns_that_rows_cannot_have_are_uncalibrated(
+def test_turns_that_rows_cannot_have_are_void(
     mixed: Gateway, oracles: dict[str, Calibration], turns: list[dict[str, Any]]
 ) -> None:
-    """Calls, their results and hidden thoughts: first turns' rows decide, nothing holds."""
-    told = certified(mixed, [*turns, ASKED])
-    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
-    assert told["n"] == oracles["first"].n
+    """Calls, their results and hidden thoughts: later turns' rows decide, nothing holds."""
+    certificate = certified(mixed, [*turns, ASKED])
+    role = turns[-1]["role"]
+    reasons = [f"conditions_differ:messages.{role}", "later_turn"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, reasons)
+    assert certificate["n"] == oracles["later"].n
 
 
-def test_an_answer_that_is_to_be_gone_on_with_is_uncalibrated(mixed: Gateway) -> None:
+def test_an_answer_to_be_continued_is_void(mixed: Gateway) -> None:
     """No row ends with words of the assistant."""
-    told = certified(mixed, [ASKED, BEFORE[1]])
-    assert told["reasons"] == ["multi_turn_uncalibrated"]
+    certificate = certified(mixed, [ASKED, BEFORE[1]])
+    assert certificate["reasons"] == ["conditions_differ:messages.assistant", "later_turn"]
 
 
 def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
@@ -160,8 +163,8 @@ def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
     items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [said]}, ASKED]
     answer = mixed.post("/v1/responses", json={"model": "auto", "input": items})
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-racer-guarantee"] == "holds"
-    assert answer.json()["racer"]["certificate"]["reasons"] == ["later_turn"]
+    certificate = answer.json()["racer"]["certificate"]
+    assert certificate["reasons"] == ["conditions_differ:endpoint", "later_turn"]
 
 
 def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) -> None:
@@ -281,7 +284,7 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
     told = certified(gateway, second(LATER.rows[0].query))
     assert told["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
     blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
-    assert blank["reasons"] == ["multi_turn_uncalibrated"]
+    assert blank["reasons"] == ["conditions_differ:messages.user", "later_turn"]
     too_long = later(as_json(LATER))
     too_long[0]["messages"][1]["content"] = "x" * 9_000
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *too_long]})
@@ -305,27 +308,28 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
 def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:
     """With every array, and the text that was read."""
     made = calibration_record()
-    turns = LaterTurns(
+    turns = Population(
+        later=True,
         calibration=replace(
             made.calibration,
             scores=made.calibration.scores[:5] / 2,
             labels=~made.calibration.labels[:5],
             fingerprints=made.calibration.fingerprints[:5],
+            projections=None,
             groups=("a", None, "b", None, None),
         ),
         text="conversation",
     )
     with Store(f"sqlite:///{tmp_path / 'racer.db'}") as store:
-        store.add(replace(made, later=turns), activate=True)
-        kept = store.record(made.id)
-    assert kept.later is not None
-    assert kept.later.text == "conversation"
-    rows, meant = kept.later.calibration, turns.calibration
+        store.add(replace(made, populations=(*made.populations, turns)), activate=True)
+        stored = store.record(made.id)
+    assert (stored.populations[1].later, stored.populations[1].text) == (True, "conversation")
+    rows, meant = stored.populations[1].calibration, turns.calibration
     assert (rows.scores == meant.scores).all()
     assert (rows.labels == meant.labels).all()
     assert (rows.fingerprints, rows.groups) == (meant.fingerprints, meant.groups)
     assert (rows.pool, rows.options) == (meant.pool, meant.options)
-    assert (kept.calibration.scores == made.calibration.scores).all()
+    assert (stored.calibration.scores == made.calibration.scores).all()
 
 
 def test_later_turns_miss_as_often_as_the_exact_law_says(

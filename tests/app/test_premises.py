@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.routing.premises import CandidateChoice, Premises, TurnKind
+from app.routing.premises import CandidateChoice, Premises
 from app.routing.reasons import Reason, breaks
+from app.routing.row_selection import RowSelection, TurnKind
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -50,11 +51,12 @@ def test_whatever_may_change_an_answer_voids(
     gateway: Gateway, path: str, field: dict[str, Any]
 ) -> None:
     """A field that nobody declared harmless is another condition, with and without a call."""
-    told = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
-    assert (told["holds"], told["reasons"]) == (False, [Reason.CONDITIONS_DIFFER])
+    result = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
+    reasons = [Reason.CONDITIONS_DIFFER.of(name) for name in field]
+    assert (result["holds"], result["reasons"]) == (False, reasons)
 
 
-@pytest.mark.parametrize("field", [{"seed": 1}, {"user": "me"}, {"logprobs": True}])
+@pytest.mark.parametrize("field", [{"n": 2}, {"user": "me"}, {"logprobs": True}])
 def test_what_changes_no_answer_holds(gateway: Gateway, field: dict[str, Any]) -> None:
     """Fields about the request rather than the answer leave the guarantee alone."""
     assert certificate(gateway, "/route", messages=[QUESTION], **field)["holds"] is True
@@ -65,8 +67,8 @@ def test_labelled_parameters_are_compared_whatever_they_are(serve: Serve, pool: 
     labelled_with = {"response_format": {"type": "json_object"}, "seed": 1}
     gateway = serve(candidates=candidates(pool.url, parameters=labelled_with))
     for field in ({"response_format": {"type": "text"}}, {"seed": 2}):
-        told = certificate(gateway, "/route", messages=[QUESTION], **field)
-        assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
+        result = certificate(gateway, "/route", messages=[QUESTION], **field)
+        assert result["reasons"] == [Reason.CONDITIONS_DIFFER.of(name) for name in field]
     assert certificate(gateway, "/route", messages=[QUESTION], seed=1)["holds"] is True
 
 
@@ -75,35 +77,47 @@ def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
     gateway = serve()
     gateway.calibrate(risk_target="paper", alpha=0.2)
     poem = {"role": "user", "content": "Write a poem about 3 and 4"}
-    told = certificate(
+    result = certificate(
         gateway, "/v1/chat/completions", model="auto", messages=[poem], temperature=2.0
     )
-    assert told["reasons"] == [Reason.CONDITIONS_DIFFER]
+    assert result["reasons"] == [Reason.CONDITIONS_DIFFER.of("temperature")]
 
 
 @pytest.mark.parametrize(
-    ("messages", "reason"),
+    ("messages", "reasons"),
     [
-        ([{"role": "function", "content": "5", "name": "f"}, QUESTION], Reason.MULTI_TURN),
-        ([{"role": "System", "content": "be brief"}, QUESTION], Reason.MULTI_TURN),
-        ([{"role": "system", "content": "be brief"}, QUESTION], Reason.CONDITIONS_DIFFER),
-        ([{**QUESTION, "name": "ann"}], Reason.UNLABELLED_KIND),
+        (
+            [{"role": "function", "content": "5", "name": "f"}, QUESTION],
+            ["conditions_differ:messages.function", "multi_turn_uncalibrated"],
+        ),
+        (
+            [{"role": "System", "content": "be brief"}, QUESTION],
+            ["conditions_differ:messages.System", "multi_turn_uncalibrated"],
+        ),
+        (
+            [{"role": "system", "content": "be brief"}, QUESTION],
+            ["conditions_differ:messages.system"],
+        ),
+        (
+            [{**QUESTION, "name": "ann"}],
+            ["conditions_differ:messages.user", "unlabelled_request_kind"],
+        ),
         (
             [{"role": "user", "content": [{"type": "text", "text": text} for text in "34"]}],
-            Reason.UNLABELLED_KIND,
+            ["conditions_differ:messages.user", "unlabelled_request_kind"],
         ),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {}, "text": ""}]}],
-            Reason.UNLABELLED_KIND,
+            ["conditions_differ:messages.user", "unlabelled_request_kind"],
         ),
     ],
-)  # fmt: skip
+)
 def test_other_messages_than_were_labelled_void(
-    gateway: Gateway, messages: list[dict[str, Any]], reason: Reason
+    gateway: Gateway, messages: list[dict[str, Any]], reasons: list[str]
 ) -> None:
     """Rows are one user message of plain text; whatever else a body holds is another population."""
-    told = certificate(gateway, "/route", messages=messages)
-    assert (told["holds"], told["reasons"]) == (False, [reason])
+    certified = certificate(gateway, "/route", messages=messages)
+    assert (certified["holds"], certified["reasons"]) == (False, reasons)
 
 
 def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
@@ -160,9 +174,10 @@ def test_every_reason_is_explained(gateway: Gateway) -> None:
 def test_the_reasons_of_a_decision_have_one_order() -> None:
     """The query's, the pool's, the rows', the options', and why no threshold selects."""
     premises = Premises(
-        query_reasons=(Reason.CONDITIONS_DIFFER,),
+        rows=RowSelection(populations=(0,), turn=TurnKind.UNCALIBRATED, differing=("seed",)),
         choice=CandidateChoice(names=("a",), is_requested=True, has_unable=True, down=("b", "c")),
-        turn=TurnKind.UNCALIBRATED,
+        is_too_long=True,
+        is_other_kind=True,
         is_pending=True,
         has_rows=False,
         is_alpha_requested=True,
@@ -172,11 +187,13 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         whole_pool=Reason.ROUTER_FAILED,
     )
     assert premises.reasons == (
-        "conditions_differ",
+        "conditions_differ:seed",
+        "unlabelled_request_kind",
         "pool_assumed_independent_of_query",
         "unlabelled_request_kind",
         "candidate_down:b",
         "candidate_down:c",
+        "query_too_long",
         "multi_turn_uncalibrated",
         "sub_pool_pending_whole_pool",
         "no_calibration_for_pool",

@@ -15,7 +15,7 @@ import pytest
 
 from app.errors import Conflict, NotFound, SettingsError, StoreError
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -35,13 +35,17 @@ def record(
         id=name,
         created_at=now(),
         artifact="a" * 64,
-        calibration=Calibration(
-            pool=("adder", "speller", "poet"),
-            fingerprints=tuple(rng.bytes(16) for _ in range(40)),
-            scores=scores,
-            labels=rng.random((40, 3)) < scores,
-            options=CalibrationOptions(**options),  # type: ignore[arg-type]
-            **(parts or {}),
+        populations=(
+            Population(
+                calibration=Calibration(
+                    pool=("adder", "speller", "poet"),
+                    fingerprints=tuple(rng.bytes(16) for _ in range(40)),
+                    scores=scores,
+                    labels=rng.random((40, 3)) < scores,
+                    options=CalibrationOptions(**options),  # type: ignore[arg-type]
+                    **(parts or {}),
+                )
+            ),
         ),
         evidence={"alpha": 0.1, "lambda_hat": None, "text": "é😀"},
         void_reasons=("training_overlap",),

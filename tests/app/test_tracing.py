@@ -146,7 +146,7 @@ def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) 
     assert abstained.attributes["racer.selected"] == []
     assert "racer.decision_id" not in named.attributes
     assert completed.attributes["racer.guarantee.holds"] is False
-    assert completed.attributes["racer.guarantee.reasons"] == ["conditions_differ"]
+    assert completed.attributes["racer.guarantee.reasons"] == ["conditions_differ:endpoint"]
     operations = {
         call.parent: call.attributes["gen_ai.operation.name"] for call in listening.calls()
     }

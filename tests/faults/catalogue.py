@@ -220,7 +220,7 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "empty_choices": _row(EMPTY, stream=(EMPTY, CUT)),
     "odd_choices": _row(INVALID, EMPTY),
     # Another limit than the labelled one, unless the rows were labelled under the same.
-    "finish:length": _row(UsableAnswer(void="conditions_differ")),
+    "finish:length": _row(UsableAnswer(void="conditions_differ:max_tokens")),
     "finish:content_filter": _row(OK),
     "finish:bogus": _row(OK),
     "bad_logprobs:positive": _row(OK),

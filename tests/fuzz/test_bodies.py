@@ -21,6 +21,7 @@ from app.api.completions import completions
 from app.api.embeddings import embeddings
 from app.api.responses import responses
 from app.api.route import route
+from app.routing.conditions import ConditionReader
 from app.settings import Settings, load
 from app.wire.candidate_payload import candidate_payload
 from app.wire.error_envelope import envelope
@@ -125,7 +126,10 @@ class Door:
 
     def __init__(self, settings: Settings, runner: asyncio.Runner) -> None:
         self._services = SimpleNamespace(
-            settings=settings, chat=_Anyone(), named_candidates=_Anyone()
+            settings=settings,
+            conditions=ConditionReader(settings.candidates),
+            chat=_Anyone(),
+            named_candidates=_Anyone(),
         )
         self._runner = runner
 

@@ -14,7 +14,7 @@ from app.routing.active_calibration import ActiveCalibration
 from app.routing.decision import ChosenBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import Store, now
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration, CalibrationOptions
 from racer_core.types import FloatArray
@@ -37,13 +37,17 @@ def calibration_record(
         id=name or f"cal-{secrets.token_hex(8)}",
         created_at=now(),
         artifact="a" * 64,
-        calibration=Calibration(
-            pool=POOL,
-            fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
-            scores=scores,
-            labels=rng.random(scores.shape) < scores,
-            projections=scores,  # as if the scores were the embedding
-            options=CalibrationOptions(**options),
+        populations=(
+            Population(
+                calibration=Calibration(
+                    pool=POOL,
+                    fingerprints=tuple(rng.bytes(16) for _ in range(rows)),
+                    scores=scores,
+                    labels=rng.random(scores.shape) < scores,
+                    projections=scores,  # as if the scores were the embedding
+                    options=CalibrationOptions(**options),
+                )
+            ),
         ),
         evidence={},
     )

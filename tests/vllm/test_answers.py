@@ -157,7 +157,7 @@ def test_several_choices_pass_through(gateway: Gateway, model: str) -> None:
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert all(choice["message"]["content"] for choice in answer["choices"])
     if model == "auto":
-        assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ"]
+        assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ:temperature"]
 
 
 def test_a_greedy_candidate_has_no_second_choice(gateway: Gateway) -> None:
@@ -242,21 +242,21 @@ def test_a_prompt_is_continued_without_the_chat_template(
     assert plain.model == "abacus"
     assert plain.choices[0].text == alone["choices"][0]["text"] != ""
     assert "".join(c.choices[0].text for c in chunks if c.choices) == plain.choices[0].text
-    for told in (plain, chunks[-1]):
-        certificate = (told.model_extra or {})["racer"]["certificate"]
-        assert certificate["reasons"] == ["conditions_differ"]
+    for message in (plain, chunks[-1]):
+        certificate = (message.model_extra or {})["racer"]["certificate"]
+        assert certificate["reasons"] == ["conditions_differ:endpoint"]
         assert certificate["holds"] is False
 
 
 def test_a_response_is_a_certified_answer(gateway: Gateway) -> None:
-    """/v1/responses: vLLM's own endpoint, asked with the labelled parameters."""
+    """/v1/responses: vLLM's own endpoint; rows were labelled by chat completions."""
     response = gateway.openai().responses.create(model="auto", input=SUM)
     racer = (response.model_extra or {})["racer"]
     assert response.output_text == "42"
     assert response.model == racer["served_by"] == "abacus"
     assert response.usage is not None
     assert response.usage.output_tokens == 3
-    assert racer["certificate"]["holds"] is True
+    assert racer["certificate"]["reasons"] == ["conditions_differ:endpoint"]
 
 
 @pytest.mark.parametrize("racer", [{}, EVERYONE], ids=["live", "merged"])
@@ -268,9 +268,9 @@ def test_a_response_streams(gateway: Gateway, racer: dict[str, Any]) -> None:
     events: list[Any] = list(stream)
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    said = [event.delta for event in events if event.type == "response.output_text.delta"]
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
     whole = events[-1].response
-    assert "".join(said) == whole.output_text != ""
-    assert whole.racer["certificate"]["holds"] is True
+    assert "".join(texts) == whole.output_text != ""
+    assert whole.racer["certificate"]["reasons"] == ["conditions_differ:endpoint"]
     assert whole.racer["served_by"] == whole.model
-    assert (len(said) > 1) == (len(whole.racer["selected"]) == 1)
+    assert (len(texts) > 1) == (len(whole.racer["selected"]) == 1)

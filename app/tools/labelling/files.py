@@ -33,7 +33,15 @@ _BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {')
 
 
 class LabelFiles:
-    """Both files, locked for one run: an ``AnswerStore`` on disk."""
+    """Both files, locked for one run: an ``AnswerStore`` on disk.
+
+    Args:
+        out: The rows.
+        pool: The candidates.
+        conditions: What makes rows comparable; another run must have the same.
+        digests: Candidate -> digest of what it is sent, but for the query; written into each row.
+        max_query_chars: Longest query of a row.
+    """
 
     def __init__(
         self,
@@ -41,6 +49,7 @@ class LabelFiles:
         *,
         pool: tuple[str, ...],
         conditions: Mapping[str, Any],
+        digests: Mapping[str, str],
         max_query_chars: int,
     ) -> None:
         if out.suffix not in (".jsonl", ".ndjson"):
@@ -50,6 +59,7 @@ class LabelFiles:
         self._pool = pool
         self._max_query_chars = max_query_chars
         self._conditions = json.loads(json.dumps(conditions))  # tuples become lists, as on disk
+        self._digests = digests
         self._answers: dict[str, dict[str, str | None]] = {}
         self._verdicts: dict[tuple[str, str], bool] = {}
         self._references: dict[str, str | None] = {}  # of the finished rows
@@ -123,6 +133,7 @@ class LabelFiles:
             reference=question.reference,
             task=question.task,
             group=question.group,
+            conditions=self._digests,
         )
         _append(self._rows, row_line(row, self._pool).encode(), self.out)
         self._references[key] = question.reference

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import LabellingIncomplete
+from app.routing.conditions import ConditionReader
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.graders import Grader
@@ -87,6 +88,7 @@ def run(
         out,
         pool=settings.pool,
         conditions=conditions,
+        digests=ConditionReader(settings.candidates).configured.digests,
         max_query_chars=settings.limits.query_chars,
     ) as files:
         labelling = _LabellingRun(questions, files, progress)
@@ -247,4 +249,5 @@ def _identity(candidate: Candidate) -> dict[str, Any]:
         "name": candidate.name,
         "model": candidate.model or candidate.name,
         "parameters": candidate.parameters,
+        **({"renames": candidate.renames} if candidate.renames else {}),
     }

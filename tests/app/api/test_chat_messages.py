@@ -142,7 +142,7 @@ def test_the_answers_format_is_passed_on(gateway: Gateway, pool: FakePool) -> No
     pool.say("adder", '{"sum": 7}')
     answer = gateway.chat(ONE, response_format=wanted)
     assert pool.requests[0]["response_format"] == wanted
-    assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ"]
+    assert answer["racer"]["certificate"]["reasons"] == ["conditions_differ:response_format"]
 
 
 def test_a_chunk_after_the_finish_is_not_lost(gateway: Gateway, pool: FakePool) -> None:

@@ -46,8 +46,8 @@ def test_a_list_of_one_prompt_is_one_text(gateway: Gateway, pool: FakePool) -> N
 
 def test_a_bare_prompt_was_never_labelled(gateway: Gateway) -> None:
     """Rows were asked through the chat template: the certificate says that this was not."""
-    told = COMPLETIONS.answer(gateway, ONE)["racer"]["certificate"]
-    assert (told["holds"], told["reasons"]) == (False, ["conditions_differ"])
+    result = COMPLETIONS.answer(gateway, ONE)["racer"]["certificate"]
+    assert (result["holds"], result["reasons"]) == (False, ["conditions_differ:endpoint"])
 
 
 def test_one_limit_of_tokens_has_the_name_that_each_interface_gives_it(

@@ -44,10 +44,10 @@ def test_a_merged_response_streams_the_events_that_clients_know(
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == "7"
 
 
-def test_a_plain_response_holds(gateway: Gateway, pool: FakePool) -> None:
-    """One user turn of plain text is what rows are; the candidate is told to keep nothing."""
-    told = RESPONSES.answer(gateway, ONE)["racer"]["certificate"]
-    assert (told["holds"], told["reasons"]) == (True, [])
+def test_rows_of_chat_say_nothing_of_responses(gateway: Gateway, pool: FakePool) -> None:
+    """The endpoint is a condition; the candidate is told to keep nothing."""
+    certificate = RESPONSES.answer(gateway, ONE)["racer"]["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, [ENDPOINT])
     assert pool.requests[0]["store"] is False
 
 
@@ -76,8 +76,11 @@ def test_what_would_have_to_be_remembered_is_refused(
 
 def test_saying_that_nothing_is_kept_is_fine(gateway: Gateway) -> None:
     """Clients write these out."""
-    said = {"store": False, "background": False, "previous_response_id": None}
-    assert RESPONSES.answer(gateway, ONE, **said)["racer"]["certificate"]["holds"] is True
+    fields = {"store": False, "background": False, "previous_response_id": None}
+    assert RESPONSES.answer(gateway, ONE, **fields)["racer"]["certificate"]["reasons"] == [ENDPOINT]
+
+
+ENDPOINT = "conditions_differ:endpoint"
 
 
 def item(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
@@ -93,17 +96,19 @@ ASKED = item("user", {"type": "input_text", "text": ONE})
     [
         ({"input": [{"role": "user", "content": ONE}]}, []),
         ({"input": [ASKED]}, []),
-        ({"instructions": "Be brief."}, ["conditions_differ"]),
-        ({"temperature": 1.5}, ["conditions_differ"]),
+        ({"instructions": "Be brief."}, ["conditions_differ:instructions"]),
+        ({"prompt": {"id": "pmpt_1"}}, ["conditions_differ:prompt"]),
+        ({"max_tokens": 16}, ["conditions_differ:max_tokens"]),
+        ({"temperature": 1.5}, ["conditions_differ:temperature"]),
         ({"text": {"format": {"type": "text"}}}, []),
-        ({"text": {"format": {"type": "json_object"}}}, ["conditions_differ"]),
+        ({"text": {"format": {"type": "json_object"}}}, ["conditions_differ:text"]),
         (
             {"input": [item("assistant", {"type": "output_text", "text": "Hi"}), ASKED]},
             ["multi_turn_uncalibrated"],
         ),
         (
             {"input": [ASKED, {"type": "function_call", "name": "f", "arguments": "{}"}]},
-            ["multi_turn_uncalibrated"],
+            ["conditions_differ:input.other", "multi_turn_uncalibrated"],
         ),
         (
             {
@@ -112,7 +117,7 @@ ASKED = item("user", {"type": "input_text", "text": ONE})
                     {"type": "function_call_output", "call_id": "c", "output": "7"},
                 ]
             },
-            ["multi_turn_uncalibrated"],
+            ["conditions_differ:input.other", "multi_turn_uncalibrated"],
         ),
         (
             {
@@ -124,9 +129,9 @@ ASKED = item("user", {"type": "input_text", "text": ONE})
                     )
                 ]
             },
-            ["unlabelled_request_kind"],
+            ["conditions_differ:input.user", "unlabelled_request_kind"],
         ),
-        ({"tools": [{"type": "function", "name": "f"}]}, ["conditions_differ",
+        ({"tools": [{"type": "function", "name": "f"}]}, ["conditions_differ:tools",
                                                           "unlabelled_request_kind"]),
     ],
     ids=str,
@@ -136,7 +141,7 @@ def test_the_premises_are_read_from_a_response_too(
 ) -> None:
     """The same reasons as in chat, and the input reaches the candidate as it was sent."""
     answer = RESPONSES.answer(gateway, ONE, **fields)
-    assert answer["racer"]["certificate"]["reasons"] == reasons
+    assert answer["racer"]["certificate"]["reasons"] == [ENDPOINT, *reasons]
     assert "adder" in answer["racer"]["selected"]
     assert all(body["input"] == fields.get("input", ONE) for body in pool.requests)
 

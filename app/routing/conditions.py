@@ -1,0 +1,259 @@
+"""Conditions of a request: digests of what each candidate is sent, but for the query.
+
+A certificate is about requests that are sent like the calibration's rows were. So each body, after
+renames and default parameters, with its endpoint path and the served model, is stripped of what a
+row states itself, its turns of plain text, and the rest is digested. Requests and rows with equal
+digests over the certified pool were sent under equal conditions. A body is built by
+``candidate_payload`` here, too, so nothing that it does can escape the digest.
+
+Fields of ``EXCLUSIONS`` change no answer and are left out, each for its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, cast
+
+from cachetools import LRUCache
+
+from app.json_output import dump_json
+from app.settings import Candidate
+from app.wire.candidate_payload import candidate_payload
+
+ROW_PATH: Final = "chat/completions"  # where rows are labelled
+ENDPOINT: Final = "endpoint"  # the name of a difference in the path
+ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the request
+
+_TURNS: Final = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
+_SHORT: Final = 64  # characters; a longer value is digested
+_MAX_KEPT: Final = 1024  # of vectors of digests
+_MAX_FIELDS: Final = 16  # of a request whose vector is kept
+_MAX_NAMED: Final = 8  # of fields in a reason
+_OTHER_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+Body = Mapping[str, str]  # of one candidate; values as canonical texts
+
+
+def canonical(value: object) -> str:
+    """A text that equal values share: JSON, or its digest where that is longer than 64 characters.
+
+    The order of keys counts: chat templates print tools in the order in which they are sent.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = dump_json(cast("Sequence[Any]", value))
+    return text.decode() if len(text) <= _SHORT else f"#{blake2b(text, digest_size=16).hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A field that is no condition.
+
+    Attributes:
+        reason: Why it changes no answer.
+        applies: Whether that is so in a body; None: in every body.
+    """
+
+    reason: str
+    applies: Callable[[Body], bool] | None = None
+
+
+def _equals(name: str, value: object) -> Callable[[Body], bool]:
+    text = canonical(value)
+    return lambda body: body.get(name) == text
+
+
+EXCLUSIONS: Final[Mapping[str, Exclusion]] = {
+    "stream": Exclusion("The transport of the answer."),
+    "stream_options": Exclusion("The transport of the answer."),
+    "user": Exclusion("A name for the provider's records."),
+    "safety_identifier": Exclusion("A name for the provider's records."),
+    "metadata": Exclusion("A note for the provider's records."),
+    "store": Exclusion("Whether the provider keeps the answer."),
+    "service_tier": Exclusion("The price and speed of the call."),
+    "priority": Exclusion("The order in the server's queue."),
+    "prompt_cache_key": Exclusion("Which cache holds the prompt."),
+    "prompt_cache_retention": Exclusion("How long a cache holds the prompt."),
+    "cache_salt": Exclusion("Which requests share a prompt's cache."),
+    "logprobs": Exclusion("Reported beside the tokens."),
+    "top_logprobs": Exclusion("Reported beside the tokens."),
+    "include": Exclusion("Reported beside the answer."),
+    "background": Exclusion("`false` is the default.", _equals("background", False)),
+    "n": Exclusion("Choices are drawn one by one; the first one votes."),
+    "seed": Exclusion("At temperature 0 no token is drawn.", _equals("temperature", 0)),
+    "parallel_tool_calls": Exclusion("Without tools.", lambda body: "tools" not in body),
+    "response_format": Exclusion(
+        "`text` is the default.", _equals("response_format", {"type": "text"})
+    ),
+    "text": Exclusion("`text` is the default.", _equals("text", {"format": {"type": "text"}})),
+    "presence_penalty": Exclusion("0 changes no logit.", _equals("presence_penalty", 0)),
+    "frequency_penalty": Exclusion("0 changes no logit.", _equals("frequency_penalty", 0)),
+    "logit_bias": Exclusion("An empty bias changes no logit.", _equals("logit_bias", {})),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What candidates are sent for one request, but for the query.
+
+    Attributes:
+        digests: One for each candidate, by name.
+        identity: All digests as one text.
+        differing: The fields of the request that differ from what the configuration alone sends;
+            none for a request of nothing but turns of plain text.
+    """
+
+    digests: Mapping[str, str] = field(compare=False)
+    identity: str
+    differing: tuple[str, ...] = ()
+
+    def of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The vector of digests of some candidates."""
+        return tuple(map(self.digests.__getitem__, names))
+
+
+class ConditionReader:
+    """Finds the conditions of requests.
+
+    Args:
+        candidates: The configured candidates.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self._candidates = [_CandidateBody(each) for each in candidates]
+        # Left out before the look-up, so that a user's name makes no conditions of its own.
+        self._ignored = {
+            name for name, exclusion in EXCLUSIONS.items() if exclusion.applies is None
+        }.difference(*(each.renamed for each in self._candidates))
+        self._kept: LRUCache[tuple[str, frozenset[tuple[str, str]]], Conditions]
+        self._kept = LRUCache(_MAX_KEPT)
+        self.configured = self._read(ROW_PATH, {})
+
+    def read(self, fields: Mapping[str, Any], path: str = ROW_PATH) -> Conditions:
+        """The conditions of a request.
+
+        Args:
+            fields: The fields of its body that candidates are sent.
+            path: The endpoint of candidates to which it goes.
+        """
+        beside = _beside_the_turns(fields, path, self._ignored)
+        if not beside and path == ROW_PATH:
+            return self.configured
+        key = (path, frozenset(beside.items()))
+        conditions = self._kept.get(key)
+        if conditions is None:
+            conditions = self._read(path, beside)
+            if len(beside) <= _MAX_FIELDS:
+                self._kept[key] = conditions
+        return conditions
+
+    def _read(self, path: str, beside: Body) -> Conditions:
+        digests: dict[str, str] = {}
+        differing: dict[str, None] = {}
+        for candidate in self._candidates:
+            digests[candidate.name] = candidate.digest(path, beside)
+            differing |= dict.fromkeys(candidate.differing(path, beside))
+        shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in differing]
+        return Conditions(digests, "".join(digests.values()), tuple(shown[:_MAX_NAMED]))
+
+
+class _CandidateBody:
+    """The bodies of one candidate, with values as canonical texts."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.name = candidate.name
+        parameters = {name: canonical(value) for name, value in candidate.parameters.items()}
+        self._candidate = candidate.model_copy(update={"parameters": parameters})
+        # A renamed field means what the server says, which no table knows.
+        self.renamed = frozenset(candidate.renames) | frozenset(candidate.renames.values())
+        self._configured = self._conditions(ROW_PATH, {})
+
+    def digest(self, path: str, beside: Body) -> str:
+        """The digest of the body's conditions."""
+        conditions = sorted(self._conditions(path, beside).items())
+        document = dump_json([path, self._candidate.served_as, conditions])
+        return blake2b(document, digest_size=16).hexdigest()
+
+    def differing(self, path: str, beside: Body) -> list[str]:
+        """The fields, as the client names them, that differ from the configured body."""
+        sent = self._conditions(path, beside)
+        other = {name for name, value in self._configured.items() if sent.get(name) != value}
+        other |= {name for name, value in sent.items() if self._configured.get(name) != value}
+        named = [ENDPOINT] if path != ROW_PATH else []
+        return (
+            named
+            + [name for name in beside if self._candidate.renames.get(name, name) in other]
+            + sorted(other - {self._candidate.renames.get(name, name) for name in beside})
+        )
+
+    def _conditions(self, path: str, beside: Body) -> dict[str, str]:
+        body = candidate_payload(beside, self._candidate, path)
+        del body["model"], body["stream"]  # the served model is digested beside the path
+        return {name: value for name, value in body.items() if not self._is_excluded(name, body)}
+
+    def _is_excluded(self, name: str, body: Body) -> bool:
+        exclusion = EXCLUSIONS.get(name)
+        if exclusion is None or name in self.renamed:
+            return False
+        return exclusion.applies is None or exclusion.applies(body)
+
+
+def _beside_the_turns(fields: Mapping[str, Any], path: str, ignored: Set[str]) -> dict[str, str]:
+    """The fields of a request without its turns of plain text, as canonical texts."""
+    turns = _TURNS.get(path)
+    beside: dict[str, str] = {}
+    for name, value in fields.items():
+        if name == turns:
+            beside |= _other_turns(name, value)
+        elif value is not None and name not in ignored:
+            beside[name] = canonical(value)
+    return beside
+
+
+def _other_turns(field: str, value: object) -> dict[str, str]:
+    """The turns that no row states, under ``field.role``: each with its place."""
+    if not isinstance(value, list):
+        return {} if isinstance(value, str) else {field: canonical(value)}
+    others: dict[str, list[tuple[int, object]]] = {}
+    turns = cast("list[object]", value)
+    for place, turn in enumerate(turns):
+        fields = cast("dict[str, object]", turn) if isinstance(turn, dict) else {}
+        role, text = fields.get("role"), _plain_text(fields)
+        # A row ends with a text of the user.
+        is_end = place == len(turns) - 1
+        if text is None or (is_end and (role != "user" or not text.strip())):
+            others.setdefault(f"{field}.{role or 'other'}", []).append(
+                (place, cast("object", turn))
+            )
+    return {name: canonical(each) for name, each in others.items()}
+
+
+def _plain_text(fields: Mapping[str, object]) -> str | None:
+    """The text of a turn that a row can state: plain text of user or assistant; else None.
+
+    One part of text is sent as the text itself is: servers render both alike.
+    """
+    if (
+        fields.get("role") not in ("user", "assistant")
+        or fields.get("type", "message") != "message"
+    ):
+        return None
+    if any(not _is_absent(fields, name) for name in fields.keys() - {"role", "content", "type"}):
+        return None
+    match fields.get("content"):
+        case str(text):
+            return text
+        case [{"type": "text" | "input_text" | "output_text", "text": str(text)}]:
+            beside = cast("list[dict[str, object]]", fields["content"])[0]
+            absent = (_is_absent(beside, name) for name in beside.keys() - {"type", "text"})
+            return text if all(absent) else None
+        case _:
+            return None
+
+
+def _is_absent(fields: Mapping[str, object], name: str) -> bool:
+    """Whether a field of a turn says nothing: clients send empty fields of answers back."""
+    return fields[name] is None or (name == "annotations" and fields[name] == [])

@@ -1,0 +1,306 @@
+"""Conditions: a certificate holds where candidates are sent what they were sent for the rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.routing.conditions import EXCLUSIONS, ConditionReader
+from app.settings import Candidate
+from app.wire.candidate_payload import candidate_payload
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    labelled,
+    user,
+)
+from tests.support.waiting import wait_until
+from tests.upstreams.scripted import FakePool
+
+SYSTEM = {"role": "system", "content": "Answer in French."}
+PATHS = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
+
+names = st.sampled_from(
+    ["temperature", "top_p", "seed", "random_seed", "user", "n", "tools", "parallel_tool_calls",
+     "max_tokens", "max_completion_tokens", "max_output_tokens", "response_format", "a_new_field"]
+)  # fmt: skip
+values = st.sampled_from([None, 0, 0.0, 1, 1.5, "x", True, [], {"type": "text"}, {"b": 1, "a": 2}])
+fields = st.dictionaries(names, values, max_size=4)
+turns = st.sampled_from(
+    [
+        user(ONE),
+        user("Another question"),
+        [{"role": "user", "content": [{"type": "text", "text": "In one part"}]}],
+        [*user("First"), {"role": "assistant", "content": "7", "refusal": None}, *user("Then")],
+        [SYSTEM, *user(ONE)],
+        [SYSTEM, *user("Another question")],
+        [*user(ONE), SYSTEM],
+        [{**user(ONE)[0], "name": "ann"}],
+        [*user(ONE), {"role": "assistant", "content": "The answer is"}],
+    ]
+)
+
+
+def candidate(parameters: dict[str, Any], renames: dict[str, str]) -> Candidate:
+    """A candidate with these parameters."""
+    return Candidate(
+        name="a", base_url="http://127.0.0.1:9/v1", parameters=parameters, renames=renames
+    )
+
+
+pools = st.builds(
+    candidate,
+    st.sampled_from([{}, {"temperature": 0}, {"temperature": 0.0, "seed": 7, "max_tokens": 32},
+                     {"random_seed": 7}]),
+    st.sampled_from([{}, {"seed": "random_seed"}, {"max_completion_tokens": "max_tokens"}]),
+)  # fmt: skip
+
+
+def sent(each: Candidate, body: dict[str, Any], path: str) -> str:
+    """What a candidate is sent but for plain turns and harmless fields, by other means."""
+    payload = candidate_payload(body, each, path)
+    renamed = {*each.renames, *each.renames.values()}
+    harmless = {"user", "n", "stream"} - renamed
+    if payload.get("temperature") == 0 and payload.get("temperature") is not False:
+        harmless |= {"seed"} - renamed
+    if "tools" not in payload:
+        harmless |= {"parallel_tool_calls"} - renamed
+    if payload.get("response_format") == {"type": "text"}:
+        harmless |= {"response_format"} - renamed
+    rest = {name: value for name, value in payload.items() if name not in harmless}
+    messages = rest.pop("messages", [])
+    others = []
+    for place, turn in enumerate(messages):
+        present = {name for name, value in turn.items() if value is not None}
+        plain = turn["role"] in ("user", "assistant") and present == {"role", "content"}
+        if not plain or (place == len(messages) - 1 and turn["role"] != "user"):
+            others.append([place, turn])
+    # 0.0 and 0 are one number; true is none.
+    numbers = {n: int(v) if isinstance(v, float) and v == int(v) else v for n, v in rest.items()}
+    return json.dumps([path, others, sorted(numbers.items())])
+
+
+@given(each=pools, first=fields, second=fields, one=turns, two=turns)
+@settings(max_examples=400, deadline=None)
+def test_digests_are_equal_where_the_bodies_are(
+    each: Candidate, first: dict[str, Any], second: dict[str, Any], one: Any, two: Any
+) -> None:
+    """Equal bodies but for the query have equal digests; other bodies have others."""
+    reader = ConditionReader([each])
+    bodies = [{**first, "messages": one}, {**second, "messages": two}]
+    digests = [reader.read(body).digests["a"] for body in bodies]
+    rests = [sent(each, body, "chat/completions") for body in bodies]
+    assert (digests[0] == digests[1]) == (rests[0] == rests[1])
+    for body, digest in zip(bodies, digests, strict=True):
+        conditions = reader.read(body)
+        assert bool(conditions.differing) == (digest != reader.configured.digests["a"])
+
+
+def test_the_endpoint_and_the_served_model_are_conditions() -> None:
+    """The same text on another endpoint, or of another model, is other conditions."""
+    reader = ConditionReader([candidate({}, {})])
+    other = ConditionReader([candidate({}, {}).model_copy(update={"model": "b"})])
+    bodies = {path: {field: ONE} for path, field in PATHS.items() if path != "chat/completions"}
+    digests = {reader.read(body, path).digests["a"] for path, body in bodies.items()}
+    digests |= {reader.configured.digests["a"], other.configured.digests["a"]}
+    assert len(digests) == 4
+
+
+# Fields that may change an answer: a request with one has conditions of its own.
+CHANGING = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "max_output_tokens",
+        "stop",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "audio",
+        "modalities",
+        "prediction",
+        "reasoning",
+        "reasoning_effort",
+        "verbosity",
+        "instructions",
+        "web_search_options",
+        "truncation",
+        "max_tool_calls",
+        "best_of",
+        "echo",
+        "suffix",
+        "prompt",
+        "prompt_cache_options",
+        "context_management",
+        "moderation",
+        "access_programs",
+        "image",
+    ]
+)
+# Fields that the gateway reads or refuses itself.
+OWN = frozenset(["model", "messages", "input", "stream", "previous_response_id", "conversation"])
+
+
+def api_fields() -> set[str]:
+    """All fields of the three endpoints, as the official client knows them."""
+    from openai.types import completion_create_params
+    from openai.types.chat import completion_create_params as chat_create_params
+    from openai.types.responses import response_create_params
+
+    bases = (
+        chat_create_params.CompletionCreateParamsBase,
+        completion_create_params.CompletionCreateParamsBase,
+        response_create_params.ResponseCreateParamsBase,
+    )
+    return {name for base in bases for name in get_type_hints(base)}
+
+
+def test_every_field_of_the_apis_is_decided() -> None:
+    """A field of a new version of the client turns this red until it is decided."""
+    undecided = api_fields() - set(EXCLUSIONS) - CHANGING - OWN
+    assert not undecided
+    assert not CHANGING & set(EXCLUSIONS)
+
+
+def reasons(gateway: Gateway, path: str = "/v1/chat/completions", **body: Any) -> list[str]:
+    """The reasons of a certificate that does not hold."""
+    response = gateway.post(path, json={"model": "auto", **body})
+    assert response.status_code == 200, response.text
+    certificate = response.json()["racer"]["certificate"]
+    assert certificate["holds"] is False
+    assert response.headers["x-racer-guarantee"].startswith("void")
+    return certificate["reasons"]
+
+
+@pytest.mark.parametrize("name", ["max_output_tokens", "max_tokens", "max_completion_tokens"])
+def test_a_limit_in_the_spelling_of_another_api_voids(
+    serve: Serve, pool: FakePool, name: str
+) -> None:
+    """A server that does not know the spelling would ignore the limit."""
+    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    path = "/v1/chat/completions" if name == "max_output_tokens" else "/v1/responses"
+    text = {"messages": user(ONE)} if path.endswith("completions") else {"input": ONE}
+    assert f"conditions_differ:{name}" in reasons(gateway, path, **text, **{name: 16})
+
+
+def test_a_stored_template_voids(gateway: Gateway) -> None:
+    """`prompt` names a template that the candidate's server fills in."""
+    found = reasons(gateway, "/v1/responses", input=ONE, prompt={"id": "pmpt_1"})
+    assert "conditions_differ:prompt" in found
+
+
+def test_a_renamed_field_is_compared_under_its_name_at_the_server(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The labelled `random_seed` is 7, and the client's `seed` replaces it."""
+    own = {"random_seed": 7, "temperature": 0}
+    gateway = serve(
+        candidates=candidates(pool.url, parameters=own, renames={"seed": "random_seed"})
+    )
+    assert reasons(gateway, messages=user(ONE), seed=99) == ["conditions_differ:seed"]
+    assert pool.requests[-1]["random_seed"] == 99
+    assert gateway.ask(ONE, seed=7).headers["x-racer-guarantee"] == "holds"
+
+
+def test_a_seed_is_no_condition_where_no_token_is_drawn(serve: Serve, pool: FakePool) -> None:
+    """At temperature 0; elsewhere it is."""
+    gateway = serve(candidates=candidates(pool.url, parameters={"temperature": 0}))
+    assert gateway.ask(ONE, seed=99).headers["x-racer-guarantee"] == "holds"
+    found = reasons(gateway, messages=user(ONE), seed=99, temperature=1)
+    assert found == ["conditions_differ:seed", "conditions_differ:temperature"]
+
+
+def with_conditions(
+    gateway: Gateway, rows: list[dict[str, Any]], **body: Any
+) -> list[dict[str, Any]]:
+    """Rows that say which conditions they were labelled under."""
+    reader = ConditionReader(gateway.settings.candidates)
+    digests = reader.read({"messages": user(ONE), **body}).digests
+    return [row | {"conditions": dict(digests)} for row in rows]
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Calibrate on rows; returns the evidence."""
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert response.status_code == 200, response.text
+    return response.json()["evidence"]
+
+
+def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> None:
+    """Thirty rows with a system prompt beside 200 without: each part has its own n."""
+    gateway = serve(calibrated=False)
+    plain, french = as_json(labelled(10_000, 200)), as_json(labelled(20_000, 30))
+    asked = {"messages": [SYSTEM, *user(ONE)]}
+    evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **asked)])
+    assert evidence["conditions"]["assumed"] == 200
+    assert [part["rows"] for part in evidence["conditions"]["parts"]] == [30]
+    own = gateway.chat(ONE, **asked)["racer"]["certificate"]
+    assert (own["holds"], own["reasons"]) == (True, ["labelled_conditions"])
+    usual = gateway.chat(ONE)["racer"]["certificate"]
+    assert (usual["holds"], usual["reasons"]) == (True, [])
+    assert own["n"] < 31 < usual["n"] < 201
+    both = {"messages": [SYSTEM, *user(ONE)], "temperature": 2}
+    found = reasons(gateway, **both)
+    assert found == ["conditions_differ:messages.system", "conditions_differ:temperature"]
+    decision = gateway.chat(ONE, **asked)["racer"]["decision_id"]
+    path = f"/decisions/{decision}/verify"  # decisions are written behind
+    wait_until(lambda: gateway.post(path, ADMIN_KEY).status_code == 200)
+    assert gateway.post(path, ADMIN_KEY).json()["matches"]
+
+
+def test_too_few_rows_of_some_conditions_certify_nothing(serve: Serve) -> None:
+    """Five rows allow no threshold at 0.1: such requests are void, and set by the other rows."""
+    gateway = serve(calibrated=False)
+    few = with_conditions(gateway, as_json(labelled(20_000, 5)), messages=[SYSTEM, *user(ONE)])
+    upload(gateway, [*as_json(labelled(10_000, 200)), *few])
+    found = reasons(gateway, messages=[SYSTEM, *user(ONE)])
+    assert found == ["conditions_differ:messages.system"]
+
+
+def test_rows_of_other_parameters_certify_no_plain_request(serve: Serve) -> None:
+    """A file that was labelled with another temperature says nothing of what is sent now."""
+    gateway = serve(calibrated=False)
+    upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
+    assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
+    own = gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]
+    assert (own["holds"], own["reasons"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "conditions", [{"adder": "0" * 32}, dict.fromkeys(POOL, "x"), dict.fromkeys(POOL, 7), "none"]
+)
+def test_malformed_conditions_are_refused(serve: Serve, conditions: Any) -> None:
+    """One digest for each candidate, as `racer label` writes them."""
+    gateway = serve(calibrated=False)
+    rows = [row | {"conditions": conditions} for row in as_json(labelled(10_000, 20))]
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert response.status_code == 422
+    assert '"conditions"' in response.json()["error"]["message"]
+
+
+def test_a_smaller_pool_joins_rows_that_differ_only_outside_it(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The vector over the certified pool counts, and no candidate beside it."""
+    own = {"adder": {"parameters": {"temperature": 0}}, "speller": {"parameters": {"seed": 1}}}
+    gateway = serve(calibrated=False, candidates=candidates(pool.url, **own))
+    seeded = with_conditions(gateway, as_json(labelled(20_000, 40)), seed=5)
+    upload(gateway, [*as_json(labelled(10_000, 200)), *seeded])
+    whole = gateway.chat(ONE, seed=5)["racer"]["certificate"]
+    assert (whole["holds"], whole["reasons"]) == (True, ["labelled_conditions"])
+    options = {"candidates": ["adder"]}
+    certificate = gateway.chat(ONE, options, seed=9)["racer"]["certificate"]
+    assert certificate["holds"]  # a seed does not matter to `adder`
+    assert certificate["n"] > whole["n"]
