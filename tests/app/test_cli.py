@@ -285,6 +285,23 @@ def test_evaluate_measures_an_mlp_too(racer: Command, tmp_path: Path) -> None:
     assert len(result["cells"]) == 2
 
 
+def test_evaluate_trains_anew_in_each_division(racer: Command, tmp_path: Path) -> None:
+    """Two splits of the first training rows and two of others, and a fixed order for each file."""
+    data = [write(tmp_path / f"{name}.jsonl", labelled(start, 60))
+            for name, start in (("one", 0), ("two", 100))]  # fmt: skip
+    arguments = ["evaluate", "--data", data[0], "--data", data[1], "--encoder", "char-ngrams",
+                 "--alpha", 0.2, "--score", "static_by_group", "--json"]  # fmt: skip
+    once = parsed(racer(*arguments, "--splits", 2))
+    twice = parsed(racer(*arguments, "--splits", 4, "--divisions", 2))
+    assert twice["protocol"]["divisions"] == 2
+    for own, all_four in zip(once["cells"], twice["cells"], strict=True):
+        assert own["score"] == "static_by_group"
+        assert len(all_four["splits"]["size"]) == 4
+        assert all_four["splits"]["size"][:2] == own["splits"]["size"]
+    result = racer(*arguments, "--splits", 1, "--divisions", 2)
+    failed(result, 1, "2 divisions of 1 splits")
+
+
 def test_evaluate_keeps_embeddings(racer: Command, tmp_path: Path) -> None:
     """In the file that is named; `off` keeps none; a damaged one is one sentence."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 60))

@@ -42,7 +42,7 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
         ]
         before, after = walk(tmp_path, [each.url.removesuffix("/v1") for each in servers])
     assert "nothing is routed" in before
-    assert "miss|answerable" in before
+    assert "risk target: answerable" in before
     assert "warning" not in after
     assert "failed" not in after
     assert after.splitlines()[-2:] == ["42 from abacus", "holds: True alpha: 0.1"]

@@ -17,7 +17,7 @@ def test_the_page_leads_to_a_certified_answer(servers: Servers, tmp_path: Path) 
     """From `racer init` to the openai client. Red when any command of the page fails."""
     ask_these(rows_of("test", 500).rows, tmp_path)
     before, after = walk(tmp_path, [servers[name].url for name in POOL])
-    assert "miss|answerable" in before
+    assert "risk target: answerable" in before
     assert "failed" not in after
     assert "warning" not in after
     assert after.splitlines()[-2:] == ["42 from abacus", "holds: True alpha: 0.1"]
