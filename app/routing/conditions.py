@@ -34,7 +34,7 @@ _MAX_FIELDS: Final = 16  # of a request whose vector is kept
 _MAX_NAMED: Final = 8  # of fields in a reason
 _OTHER_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
-Body = Mapping[str, str]  # of one candidate; values as canonical texts
+CanonicalFields = Mapping[str, str]  # fields of a body, their values as canonical texts
 
 
 def canonical(value: object) -> str:
@@ -45,7 +45,7 @@ def canonical(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = dump_json(cast("Sequence[Any]", value))
-    return text.decode() if len(text) <= _SHORT else f"#{blake2b(text, digest_size=16).hexdigest()}"
+    return text.decode() if len(text) <= _SHORT else f"#{_digest(text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Exclusion:
     """
 
     reason: str
-    applies: Callable[[Body], bool] | None = None
+    applies: Callable[[CanonicalFields], bool] | None = None
 
 
-def _equals(name: str, value: object) -> Callable[[Body], bool]:
+def _equals(name: str, value: object) -> Callable[[CanonicalFields], bool]:
     text = canonical(value)
     return lambda body: body.get(name) == text
 
@@ -123,11 +123,20 @@ class ConditionReader:
     """
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self._candidates = [_CandidateBody(each) for each in candidates]
+        self._models = {each.name: each.served_as for each in candidates}
+        # Candidates with the same parameters are sent the same body, which is digested once.
+        self._bodies: list[tuple[_Body, list[str]]] = []
+        for each in candidates:
+            body = _Body(each)
+            alike = next((names for other, names in self._bodies if other.is_like(body)), None)
+            if alike is None:
+                self._bodies.append((body, [each.name]))
+            else:
+                alike.append(each.name)
         # Left out before the look-up, so that a user's name makes no conditions of its own.
         self._ignored = {
             name for name, exclusion in EXCLUSIONS.items() if exclusion.applies is None
-        }.difference(*(each.renamed for each in self._candidates))
+        }.difference(*(body.renamed for body, _ in self._bodies))
         self._kept: LRUCache[tuple[str, frozenset[tuple[str, str]]], Conditions]
         self._kept = LRUCache(_MAX_KEPT)
         self.configured = self._read(ROW_PATH, {})
@@ -150,55 +159,57 @@ class ConditionReader:
                 self._kept[key] = conditions
         return conditions
 
-    def _read(self, path: str, beside: Body) -> Conditions:
-        digests: dict[str, str] = {}
-        differing: dict[str, None] = {}
-        for candidate in self._candidates:
-            digests[candidate.name] = candidate.digest(path, beside)
-            differing |= dict.fromkeys(candidate.differing(path, beside))
+    def _read(self, path: str, beside: CanonicalFields) -> Conditions:
+        digests = dict.fromkeys(self._models, "")
+        differing = dict.fromkeys([ENDPOINT] if path != ROW_PATH else [])
+        for body, names in self._bodies:
+            sent = body.conditions(path, beside)
+            shared = _digest(dump_json([path, sorted(sent.items())]))
+            for name in names:
+                digests[name] = _digest(f"{shared} {self._models[name]}".encode())
+            differing |= dict.fromkeys(body.differing(sent, beside))
         shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in differing]
         return Conditions(digests, "".join(digests.values()), tuple(shown[:_MAX_NAMED]))
 
 
-class _CandidateBody:
-    """The bodies of one candidate, with values as canonical texts."""
+class _Body:
+    """The body that candidates with the same parameters are sent, with canonical texts."""
 
     def __init__(self, candidate: Candidate) -> None:
-        self.name = candidate.name
         parameters = {name: canonical(value) for name, value in candidate.parameters.items()}
         self._candidate = candidate.model_copy(update={"parameters": parameters})
         # A renamed field means what the server says, which no table knows.
         self.renamed = frozenset(candidate.renames) | frozenset(candidate.renames.values())
-        self._configured = self._conditions(ROW_PATH, {})
+        self._configured = self.conditions(ROW_PATH, {})
 
-    def digest(self, path: str, beside: Body) -> str:
-        """The digest of the body's conditions."""
-        conditions = sorted(self._conditions(path, beside).items())
-        document = dump_json([path, self._candidate.served_as, conditions])
-        return blake2b(document, digest_size=16).hexdigest()
+    def is_like(self, other: _Body) -> bool:
+        """Whether candidates of both are sent the same."""
+        mine, theirs = self._candidate, other._candidate
+        return (mine.parameters, mine.renames) == (theirs.parameters, theirs.renames)
 
-    def differing(self, path: str, beside: Body) -> list[str]:
-        """The fields, as the client names them, that differ from the configured body."""
-        sent = self._conditions(path, beside)
-        other = {name for name, value in self._configured.items() if sent.get(name) != value}
-        other |= {name for name, value in sent.items() if self._configured.get(name) != value}
-        named = [ENDPOINT] if path != ROW_PATH else []
-        return (
-            named
-            + [name for name in beside if self._candidate.renames.get(name, name) in other]
-            + sorted(other - {self._candidate.renames.get(name, name) for name in beside})
-        )
-
-    def _conditions(self, path: str, beside: Body) -> dict[str, str]:
+    def conditions(self, path: str, beside: CanonicalFields) -> dict[str, str]:
+        """The fields of the body that are conditions; the model is digested beside them."""
         body = candidate_payload(beside, self._candidate, path)
-        del body["model"], body["stream"]  # the served model is digested beside the path
+        del body["model"], body["stream"]
         return {name: value for name, value in body.items() if not self._is_excluded(name, body)}
 
-    def _is_excluded(self, name: str, body: Body) -> bool:
+    def differing(self, sent: CanonicalFields, beside: CanonicalFields) -> list[str]:
+        """The fields, as the client names them, in which ``sent`` is not the configured body."""
+        usual = self._configured
+        others = {name for name in {*sent, *usual} if sent.get(name) != usual.get(name)}
+        names = {self._candidate.renames.get(name, name): name for name in beside}
+        given = [own for name, own in names.items() if name in others]
+        return [*given, *sorted(others.difference(names))]
+
+    def _is_excluded(self, name: str, body: CanonicalFields) -> bool:
         exclusion = EXCLUSIONS.get(name)
         if exclusion is None or name in self.renamed:
             return False
         return exclusion.applies is None or exclusion.applies(body)
+
+
+def _digest(document: bytes) -> str:
+    return blake2b(document, digest_size=16).hexdigest()
 
 
 def _beside_the_turns(fields: Mapping[str, Any], path: str, ignored: Set[str]) -> dict[str, str]:
