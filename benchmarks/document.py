@@ -14,14 +14,17 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
-PAGES = [DOCS / "performance.md", DOCS / "operating.md", RESULTS / "parts.md"]
+PAGES = [DOCS / "performance.md", RESULTS / "parts.md"]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables(folder: Path) -> dict[str, str]:
-    """The Markdown of each result file, by the file's stem."""
-    files = sorted(folder.glob("*.json"))
-    return {file.stem: json.loads(file.read_text(encoding="utf-8"))["markdown"] for file in files}
+    """The Markdown of each result file that has tables, by the file's stem."""
+    results = {
+        file.stem: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted(folder.glob("*.json"))
+    }
+    return {name: result["markdown"] for name, result in results.items() if "markdown" in result}
 
 
 def filled(pages: Sequence[str], tables: Mapping[str, str]) -> list[str]:

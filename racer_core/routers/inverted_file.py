@@ -6,10 +6,10 @@ the required share of held-out rows' true neighbours: the rank of a neighbour's 
 similarity of its centre, is the number of probes that find it.
 
 At 1,000,000 rows of 384 numbers one query takes 1.4 ms instead of 159 ms by exact search, at a
-recall of 99.6 % and a third of the memory (docs/performance.md, Neighbours). FAISS's IVFFlat takes
-0.85 ms at the same recall: half a millisecond beside an encoder's 83 ms. The index needs no further
-package, its artifact holds plain tensors that are validated when they are loaded, and a query has
-the same neighbours in every batch and process.
+recall of 99.6 % and a third of the memory (Neighbours in benchmarks/results/parts.md). FAISS's
+IVFFlat takes 0.85 ms at the same recall: half a millisecond beside an encoder's 83 ms. The index
+needs no further package, its artifact holds plain tensors that are validated when they are loaded,
+and a query has the same neighbours in every batch and process.
 """
 
 from __future__ import annotations
