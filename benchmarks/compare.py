@@ -168,7 +168,9 @@ class Comparison:
     def fail_if_wrong(self) -> None:
         """End with what was wrong, and how often."""
         if self.wrong:
-            raise SystemExit("\n".join(f"{n} x {said}" for said, n in self.wrong.most_common(50)))
+            raise SystemExit(
+                "\n".join(f"{n} x {message}" for message, n in self.wrong.most_common(50))
+            )
 
     def _check(self, way: Way, outcomes: list[Outcome]) -> list[Outcome]:
         """Those that are right; the others are kept in mind."""
@@ -177,9 +179,9 @@ class Comparison:
 
     def _count(self, way: Way, outcomes: Iterable[Outcome]) -> None:
         for each in outcomes:  # a wrong answer's own text is another one every time
-            said = "" if each.kind is Kind.WRONG else each.said
+            message = "" if each.kind is Kind.WRONG else each.said
             faults = self.wrong if each.kind is Kind.WRONG else self._faults(way)
-            faults[f"{way.arm}: {each.kind} {said}"] += 1
+            faults[f"{way.arm}: {each.kind} {message}"] += 1
 
     def _faults(self, way: Way) -> Counter[str]:
         return self.wrong if way.arm in verdict.OURS else self.unanswered

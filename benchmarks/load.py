@@ -91,21 +91,21 @@ class Client:
     async def send(self, ask: Ask, due: float) -> Outcome:
         """One request; never raises but for cancellation."""
         sent = time.perf_counter()
-        kind, said, decision, first_s = Kind.ERROR, "", "", math.nan
+        kind, error, decision, first_s = Kind.ERROR, "", "", math.nan
         try:
             async with asyncio.timeout(ask.stay_s or TIMEOUT_S):
                 answer = await self._exchange(ask)
             decision = answer.headers.get(b"x-racer-decision-id", b"").decode()
             first_s = answer.first - due
-            kind, said = self._judge(ask, answer)
+            kind, error = self._judge(ask, answer)
         except TimeoutError:
-            kind, said = (Kind.ERROR if ask.stay_s is None else Kind.LEFT), "no answer in time"
+            kind, error = (Kind.ERROR if ask.stay_s is None else Kind.LEFT), "no answer in time"
         except (OSError, EOFError, ValueError, LookupError, HttpParserError) as exc:
-            said = f"{type(exc).__name__} while reading"
-        if kind is Kind.ERROR and said in _CANDIDATES and queries.may_fail(ask.query):
+            error = f"{type(exc).__name__} while reading"
+        if kind is Kind.ERROR and error in _CANDIDATES and queries.may_fail(ask.query):
             kind = Kind.INJECTED
         took_s = time.perf_counter() - due
-        return Outcome(kind, due, sent - due, took_s, ask, said, decision, first_s)
+        return Outcome(kind, due, sent - due, took_s, ask, error, decision, first_s)
 
     async def _exchange(self, ask: Ask) -> "Answer":
         connection = await self._connection()
@@ -122,10 +122,10 @@ class Client:
 
     def _request(self, ask: Ask) -> bytes:
         message = {"role": "user", "content": ask.query}
-        asked: dict[str, Any] = {"messages": [message]}
+        request: dict[str, Any] = {"messages": [message]}
         if self._model is not None:
-            asked |= {"model": self._model, "stream": ask.stream}
-        body = json.dumps(asked).encode()
+            request |= {"model": self._model, "stream": ask.stream}
+        body = json.dumps(request).encode()
         return b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
 
     async def _connection(self) -> "_Connection":

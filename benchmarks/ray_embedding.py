@@ -93,8 +93,8 @@ def cluster() -> Generator[str]:
 def markdown(document: dict[str, Any]) -> str:
     """The table."""
     rows, seconds = document["rows"], document["seconds"]
-    told = {"here": "this process", "cluster": f"a cluster of {NODES} nodes on the same cores"}
-    lines = [f"| {told[name]} | {s:,.1f} | {rows / s:,.0f} |" for name, s in seconds.items()]
+    labels = {"here": "this process", "cluster": f"a cluster of {NODES} nodes on the same cores"}
+    lines = [f"| {labels[name]} | {s:,.1f} | {rows / s:,.0f} |" for name, s in seconds.items()]
     same = "bit for bit the same" if document["equal"] else "NOT the same"
     return "\n".join(
         [

@@ -209,8 +209,8 @@ def _wait_for(url: str, process: subprocess.Popen[Any], log: Path) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(0.02)
-    said = log.read_text(encoding="utf-8", errors="replace")
-    raise SystemExit(f"{url} does not answer:\n{said[-2000:]}")
+    output = log.read_text(encoding="utf-8", errors="replace")
+    raise SystemExit(f"{url} does not answer:\n{output[-2000:]}")
 
 
 def _rows(seed: int, count: int) -> LabelledRows:

@@ -190,8 +190,8 @@ def show(result: dict[str, Any]) -> None:
     print("| outcome | requests |\n| --- | --- |")
     for kind, count in result["outcomes"].items():
         print(f"| {kind} | {count:,} |")
-    for said, count in result["errors"].items():
-        print(f"\n{count} x {said}")
+    for message, count in result["errors"].items():
+        print(f"\n{count} x {message}")
     print(f"\nmemory {result['start']['rss_kib'] / 1024:.0f} MiB at the start, ", end="")
     print(f"{result['end']['rss_kib'] / 1024:.0f} at the end")
     if result["slope"] is None:

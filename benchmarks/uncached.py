@@ -61,10 +61,10 @@ def measured(args: argparse.Namespace) -> list[dict[str, dict[str, float]]]:
         racer = Racer(train(*rows, folder / "router", encoder=encoder, kind="knn"), encoder)
         with rig.gateway(configured(folder)) as gateway:
             gateway.admin("/calibrate", labelled(3, 100))
-            asked = batching.texts(7, itertools.repeat(TOKENS))
+            queries = batching.texts(7, itertools.repeat(TOKENS))
             rounds: list[dict[str, dict[str, float]]] = []
             for _ in range(args.rounds):
-                some = list(itertools.islice(asked, args.queries))
+                some = list(itertools.islice(queries, args.queries))
                 whole = asyncio.run(routed(gateway.port, some))
                 rounds.append({WHOLE: whole, ENCODER: scored(racer, some)})
     return rounds

@@ -60,29 +60,29 @@ class Candidates(asyncio.Protocol):
         if self._parser.get_method() == b"GET":
             self._transport.write(_whole(json.dumps(_MODELS).encode()))
             return
-        asked = json.loads(self._body)
-        query = asked["messages"][-1]["content"]
-        fault = queries.fault(asked["model"], query)
+        request = json.loads(self._body)
+        query = request["messages"][-1]["content"]
+        fault = queries.fault(request["model"], query)
         if fault == "hang":
             return
         delay_s = self._latency_s * random.uniform(0.75, 1.25)
         loop = asyncio.get_running_loop()
-        self._pending = loop.call_later(delay_s, self._answer, asked, query, fault)
+        self._pending = loop.call_later(delay_s, self._answer, request, query, fault)
 
-    def _answer(self, asked: dict, query: str, fault: str | None) -> None:
+    def _answer(self, request: dict, query: str, fault: str | None) -> None:
         if fault == "status":
             self._transport.write(_whole(b"{}", status=500))
         elif fault == "garbage":
             self._transport.write(_whole(b"\x00 no json"))
-        elif asked.get("stream"):
-            pieces = _events(asked["model"], queries.answer(query))[: 2 if fault else None]
+        elif request.get("stream"):
+            pieces = _events(request["model"], queries.answer(query))[: 2 if fault else None]
             if self._gap_s and not fault:
                 self._transport.write(_STREAM + pieces[0])
                 self._write_slowly(iter(pieces[1:]))
             else:
                 self._transport.write(_STREAM + b"".join(pieces))
         else:
-            data = _whole(json.dumps(_completion(asked["model"], queries.answer(query))).encode())
+            data = _whole(json.dumps(_completion(request["model"], queries.answer(query))).encode())
             self._transport.write(data[: -20 if fault else None])
         if fault == "cut":
             self._transport.close()
@@ -106,7 +106,7 @@ def _completion(model: str, text: str) -> dict:
 
 def _events(model: str, text: str) -> list[bytes]:
     deltas = [{"role": "assistant", "content": ""}, *({"content": letter} for letter in text), {}]
-    said = [
+    events = [
         _document(
             model,
             "chat.completion.chunk",
@@ -114,8 +114,8 @@ def _events(model: str, text: str) -> list[bytes]:
         )
         for delta in deltas
     ]
-    said.append(_document(model, "chat.completion.chunk", []) | {"usage": _USAGE})
-    lines = [*(f"data: {json.dumps(each)}\n\n".encode() for each in said), b"data: [DONE]\n\n"]
+    events.append(_document(model, "chat.completion.chunk", []) | {"usage": _USAGE})
+    lines = [*(f"data: {json.dumps(each)}\n\n".encode() for each in events), b"data: [DONE]\n\n"]
     return [*(b"%x\r\n%b\r\n" % (len(line), line) for line in lines), b"0\r\n\r\n"]
 
 

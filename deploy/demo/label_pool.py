@@ -68,10 +68,10 @@ def run_candidate(folder: Path, queries: Sequence[Query], progress: Progress) ->
     for rows in equal_lengths(prompts):
         tokens = torch.tensor([prompts[row] for row in rows])
         mask = torch.ones_like(tokens)
-        said = model.generate(
+        outputs = model.generate(
             tokens, attention_mask=mask, do_sample=False, max_new_tokens=MAX_TOKENS
         )
-        texts = tokenizer.batch_decode(said[:, tokens.shape[1] :], skip_special_tokens=True)
+        texts = tokenizer.batch_decode(outputs[:, tokens.shape[1] :], skip_special_tokens=True)
         for row, text in zip(rows, texts, strict=True):
             answers[row] = text.strip() or None
         progress.update(task, advance=len(rows))
@@ -81,7 +81,7 @@ def run_candidate(folder: Path, queries: Sequence[Query], progress: Progress) ->
 def correctness(queries: Sequence[Query], answers: Answers) -> NDArray[np.bool_]:
     """Return who is right on what, shape (queries, candidates)."""
     columns = [
-        [is_right(said, query.reference) for said, query in zip(column, queries, strict=True)]
+        [is_right(answer, query.reference) for answer, query in zip(column, queries, strict=True)]
         for column in answers.values()
     ]
     return np.array(columns).T
@@ -95,7 +95,7 @@ def write_rows(path: Path, queries: Sequence[Query], answers: Answers) -> None:
             row = {
                 "query": query.query,
                 "correct": dict(zip(answers, right[number].tolist(), strict=True)),
-                "answers": {name: said[number] for name, said in answers.items()},
+                "answers": {name: texts[number] for name, texts in answers.items()},
                 "reference": query.reference,
                 "task": query.skill,
                 "language": query.language,
@@ -137,9 +137,9 @@ def ask_pool(
     queries = [query for rows in splits.values() for query in rows]
     answers: dict[str, Answers] = {split: {} for split in splits}
     for name in POOL:
-        said = iter(run_candidate(pool / name, queries, progress))
+        answered = iter(run_candidate(pool / name, queries, progress))
         for split, rows in splits.items():
-            answers[split][name] = [next(said) for _ in rows]
+            answers[split][name] = [next(answered) for _ in rows]
     return answers
 
 

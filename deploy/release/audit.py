@@ -11,19 +11,19 @@ from typing import Any
 
 def verdict(report: dict[str, Any]) -> tuple[int, str]:
     """Exit code, and one sentence or more."""
-    asked = [each for each in report["dependencies"] if "skip_reason" not in each]
+    audited = [each for each in report["dependencies"] if "skip_reason" not in each]
     total = len(report["dependencies"])
-    if not asked:
+    if not audited:
         return 0, f"pip-audit: SKIPPED, its service answered for none of {total} packages"
     found = [
         f"{each['name']} {each['version']}: {hole['id']}, "
         f"fixed in {', '.join(hole['fix_versions']) or 'no version'}"
-        for each in asked
+        for each in audited
         for hole in each["vulns"]
     ]
-    summary = f"pip-audit: {len(found)} known vulnerabilities in {len(asked)} of {total} packages"
-    if len(asked) < total:
-        summary += f"; {total - len(asked)} could not be asked about"
+    summary = f"pip-audit: {len(found)} known vulnerabilities in {len(audited)} of {total} packages"
+    if len(audited) < total:
+        summary += f"; {total - len(audited)} could not be asked about"
     return int(bool(found)), "\n".join([*found, summary])
 
 
@@ -33,8 +33,8 @@ def main() -> None:
     if not text.strip():
         print("pip-audit: SKIPPED, its service cannot be reached")  # noqa: T201
         return
-    code, said = verdict(json.loads(text))
-    print(said)  # noqa: T201
+    code, message = verdict(json.loads(text))
+    print(message)  # noqa: T201
     sys.exit(code)
 
 

@@ -66,12 +66,12 @@ def round_of(url: str, number: int) -> list[list[str]]:
         write(url, f"cal-{number}", pipe)
         os._exit(1)
     os.close(pipe)
-    with os.fdopen(read, "rb") as said:
-        first = said.readline()
+    with os.fdopen(read, "rb") as output:
+        first = output.readline()
         time.sleep(random.random() * 0.25)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        lines = (first + said.read()).decode().split("\n")[:-1]
+        lines = (first + output.read()).decode().split("\n")[:-1]
     return [line.split() for line in lines]
 
 

@@ -104,9 +104,9 @@ def test_every_example_answers_as_the_document_says(serve: Serve, tmp_path: Path
             timeout=60,
             check=True,
         )
-        told = [line.split(" ", 1) for line in done.stderr.splitlines()]
-        assert [int(status) for status, _ in told] == example.statuses, example.commands
-        assert all(kind.startswith(example.kind) for _, kind in told), example.commands
+        lines = [line.split(" ", 1) for line in done.stderr.splitlines()]
+        assert [int(status) for status, _ in lines] == example.statuses, example.commands
+        assert all(kind.startswith(example.kind) for _, kind in lines), example.commands
         if example.shown is not None:
             absent = missing(example.shown, json.loads(done.stdout))
             assert absent == [], f"{example.commands}{done.stdout}"

@@ -53,8 +53,8 @@ def rows(store: Store) -> dict[str, set[tuple[Any, ...]]]:
 def watch(store: Store, name: str, raised: str = '["risk"]') -> None:
     """Keep alarms of a calibration."""
     with store.transaction() as session:
-        said = {"since": now(), "state": '{"ü": [1e300]}', "raised": raised}
-        session.merge(WatchRow(calibration_id=name, **said))
+        row = {"since": now(), "state": '{"ü": [1e300]}', "raised": raised}
+        session.merge(WatchRow(calibration_id=name, **row))
 
 
 def fill(store: Store) -> None:
@@ -122,15 +122,15 @@ def test_every_byte_comes_back_in_any_kind_of_store(
 def test_the_manifest_says_what_is_there(saved: Path) -> None:
     """Counts, and the digest of every member as it stands in the file."""
     with ZipFile(saved) as opened:
-        said = json.loads(opened.read("manifest.json"))
+        manifest = json.loads(opened.read("manifest.json"))
         sums = [
             hashlib.sha256(opened.read(f"calibrations/{each['id']}")).hexdigest()
-            for each in said["calibrations"]
+            for each in manifest["calibrations"]
         ]
         assert len(opened.namelist()) == 1 + len(sums)
-    assert said["format"] == 1
-    assert said["counts"] == {"calibrations": 4, "active": 2, "watches": 2, "keys": 0}
-    assert [each["sha256"] for each in said["calibrations"]] == sums
+    assert manifest["format"] == 1
+    assert manifest["counts"] == {"calibrations": 4, "active": 2, "watches": 2, "keys": 0}
+    assert [each["sha256"] for each in manifest["calibrations"]] == sums
 
 
 def test_a_second_time_changes_nothing(another: Store, saved: Path) -> None:
@@ -207,9 +207,9 @@ def head_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
         line, _, arrays = members["calibrations/cal-4"].partition(b"\n")
         data = json.dumps(json.loads(line) | changes).encode() + b"\n" + arrays
         members["calibrations/cal-4"] = data
-        said = json.loads(members["manifest.json"])
-        said["calibrations"][-1]["sha256"] = hashlib.sha256(data).hexdigest()
-        members["manifest.json"] = json.dumps(said).encode()
+        manifest = json.loads(members["manifest.json"])
+        manifest["calibrations"][-1]["sha256"] = hashlib.sha256(data).hexdigest()
+        members["manifest.json"] = json.dumps(manifest).encode()
 
     return change
 
@@ -218,8 +218,8 @@ def manifest_changed(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     """Another manifest."""
 
     def change(members: dict[str, bytes]) -> None:
-        said = json.loads(members["manifest.json"]) | changes
-        members["manifest.json"] = json.dumps(said).encode()
+        manifest = json.loads(members["manifest.json"]) | changes
+        members["manifest.json"] = json.dumps(manifest).encode()
 
     return change
 
@@ -259,12 +259,12 @@ def test_a_damaged_backup_is_refused_before_anything_is_written(
     saved: Path, tmp_path: Path, damage: str
 ) -> None:
     """Also the last of its calibrations: the store, which somebody has locked, is not asked."""
-    change, told = DAMAGES[damage]
+    change, message = DAMAGES[damage]
     rewritten(saved, change)
     path = tmp_path / "locked.db"
     with Store(f"sqlite:///{path}") as locked, closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             restored(locked, saved)
         connection.rollback()
         assert rows(locked) == {table.__tablename__: set() for table in TABLES}
@@ -284,13 +284,13 @@ def test_any_byte_that_is_changed_is_noticed_or_changes_nothing(saved: Path) -> 
     """Two hundred of them, anywhere in the file: what is read is what was written."""
     data = saved.read_bytes()
     with Backup(saved) as opened:
-        wanted = [kept.row.digest for kept in opened.calibrations()]
+        wanted = [stored.row.digest for stored in opened.calibrations()]
     refused = 0
     for place in np.random.default_rng(0).integers(0, len(data), 200):
         saved.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
         try:
             with Backup(saved) as opened:
-                assert [kept.row.digest for kept in opened.calibrations()] == wanted
+                assert [stored.row.digest for stored in opened.calibrations()] == wanted
         except InputError:
             refused += 1
     assert refused > 100
@@ -304,10 +304,10 @@ def test_a_calibration_that_is_damaged_in_the_store_is_left_out_and_told(
     bad, good = gateway.calibrate(60)["id"], gateway.calibrate(60)["id"]
     with closing(sqlite3.connect(tmp_path / "racer.db")) as connection, connection:
         connection.execute("UPDATE calibrations SET document = '{}' WHERE id = ?", (bad,))
-    code, told, error = racer("backup", file, "--config", tmp_path / "racer.yaml", "--json")
+    code, output, error = racer("backup", file, "--config", tmp_path / "racer.yaml", "--json")
     assert code == 1
     assert bad in error
-    assert json.loads(told)["calibrations"] == 2
+    assert json.loads(output)["calibrations"] == 2
     with Backup(file) as opened:
         assert [each.row.id for each in opened.calibrations() if each.active] == [good]
 
@@ -332,10 +332,10 @@ def test_what_fails_in_the_middle_leaves_the_one_before(
     before, beside = saved.read_bytes(), set(saved.parent.iterdir())
     add = backup_file.Writer.add
 
-    def fail(self: backup_file.Writer, kept: backup_file.StoredCalibration) -> None:
-        if kept.row.id == "cal-3":
+    def fail(self: backup_file.Writer, stored: backup_file.StoredCalibration) -> None:
+        if stored.row.id == "cal-3":
             raise StoreError("the power failed")
-        add(self, kept)
+        add(self, stored)
 
     monkeypatch.setattr(backup_file.Writer, "add", fail)
     with pytest.raises(StoreError, match="power"):
@@ -422,15 +422,15 @@ def test_a_gateway_on_what_was_restored_decides_as_the_one_that_was_saved(
 ) -> None:
     """Saved while it runs, restored elsewhere: the same set by the same calibration."""
     gateway = serve(folder=tmp_path / "one")
-    code, told, error = racer("backup", file, "--config", tmp_path / "one/racer.yaml", "--json")
+    code, output, error = racer("backup", file, "--config", tmp_path / "one/racer.yaml", "--json")
     assert code == 0, error
-    assert json.loads(told)["calibrations"] == json.loads(told)["active"] == 1
+    assert json.loads(output)["calibrations"] == json.loads(output)["active"] == 1
     second = tmp_path / "two"
     configure(second, Path(str(gateway.settings.artifact)), "http://127.0.0.1:1/v1")
-    code, told, error = racer("restore", file, "--config", second / "racer.yaml", "--json")
+    code, output, error = racer("restore", file, "--config", second / "racer.yaml", "--json")
     assert code == 0, error
-    said = json.loads(told)
-    assert (said["added"], len(said["activated"]), said["keys lacking"]) == (1, 1, [])
+    result = json.loads(output)
+    assert (result["added"], len(result["activated"]), result["keys lacking"]) == (1, 1, [])
     other = serve(calibrated=False, folder=second)
     assert other.ready() == gateway.ready()
     assert other.decided(TWO) == gateway.decided(TWO)
@@ -482,10 +482,10 @@ def test_a_store_that_is_not_there_has_no_backup(
     store = tmp_path / "misspelt.db"
     changes: dict[str, Any] = {"store": f"sqlite:///{store}"}
     config = configure(tmp_path / "config", artifact, "http://127.0.0.1:1/v1", **changes)
-    told = (
+    message = (
         f"racer: store sqlite:///{store} does not exist: check `store` in {config}, or "
         "$RACER_STORE_URL\n"
     )
-    assert racer("backup", file, "--config", config) == (2, "", told)
+    assert racer("backup", file, "--config", config) == (2, "", message)
     assert not store.exists()
     assert not file.exists()

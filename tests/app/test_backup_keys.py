@@ -80,9 +80,9 @@ def test_keys_are_reported_and_the_configuration_is_left_alone(
 ) -> None:
     """Those that it lacks, by name: one that is not there, and one with another hash."""
     with_keys(config, [key("shop", 1), LIMITED, key("team", 9)], file)
-    code, told, error = racer("restore", file, "--config", config, "--json")
+    code, output, error = racer("restore", file, "--config", config, "--json")
     assert code == 0, error
-    assert json.loads(told)["keys lacking"] == ["web", "team"]
+    assert json.loads(output)["keys lacking"] == ["web", "team"]
     assert config.read_text(encoding="utf-8") == FILE
 
 
@@ -91,9 +91,9 @@ def test_keys_are_added_and_every_other_line_stays(
 ) -> None:
     """To the last character: comments stay above what they are about."""
     with_keys(config, [key("shop", 1), LIMITED, key("mobile", 4)], file)
-    code, told, error = racer("restore", file, "--config", config, "--keys", "--json")
+    code, output, error = racer("restore", file, "--config", config, "--keys", "--json")
     assert code == 0, error
-    assert json.loads(told)["keys added"] == ["web", "mobile"]
+    assert json.loads(output)["keys added"] == ["web", "mobile"]
     lines = config.read_text(encoding="utf-8").splitlines()
     place = lines.index("  keys:   # one a team")
     added = lines[place + 1 : place + 3]
@@ -128,7 +128,7 @@ def test_keys_find_a_place_in_any_configuration(
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "message"),
     [
         ([key("web", 3), key("team", 9)], "'team' has another hash"),
         ([key("other", 2)], "two keys have the same hash"),
@@ -137,13 +137,13 @@ def test_keys_find_a_place_in_any_configuration(
     ids=["another hash", "another name", "unknown candidate"],
 )
 def test_keys_that_do_not_fit_are_refused_and_nothing_is_changed(
-    config: Path, file: Path, racer: Command, keys: list[dict[str, Any]], told: str
+    config: Path, file: Path, racer: Command, keys: list[dict[str, Any]], message: str
 ) -> None:
     """Neither the configuration nor the store."""
     with_keys(config, keys, file)
     code, _, error = racer("restore", file, "--config", config, "--keys")
     assert code in (1, 2)
-    assert told in error
+    assert message in error
     assert config.read_text(encoding="utf-8") == FILE
     assert not (config.parent / "racer.db").exists()
 

@@ -96,7 +96,7 @@ def jsonl(rows: list[Any]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def told(result: dict[str, Any]) -> dict[str, Any]:
+def evidence_without_source(result: dict[str, Any]) -> dict[str, Any]:
     """The evidence, without the digest of what was uploaded."""
     return {name: value for name, value in result["evidence"].items() if name != "source"}
 
@@ -141,10 +141,10 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_evidence(unsure: Gateway, name: str) -> None:
     """The rows count, not how they were written."""
-    expected = told(unsure.calibrate(rows=ROWS, dry_run=True))
+    expected = evidence_without_source(unsure.calibrate(rows=ROWS, dry_run=True))
     response = upload(unsure, FORMATS[name], name, dry_run=True)
     assert response.status_code == 200, response.text
-    assert told(response.json()) == expected
+    assert evidence_without_source(response.json()) == expected
 
 
 BODIES = {
@@ -158,12 +158,12 @@ BODIES = {
 @pytest.mark.parametrize("kind", BODIES)
 def test_a_body_of_any_format_gives_the_same_evidence(unsure: Gateway, kind: str) -> None:
     """Without a form, under the format's own content type."""
-    expected = told(unsure.calibrate(rows=ROWS, dry_run=True))
+    expected = evidence_without_source(unsure.calibrate(rows=ROWS, dry_run=True))
     response = unsure.post(
         "/calibrate?dry_run=true", ADMIN_KEY, content=BODIES[kind], headers={"content-type": kind}
     )
     assert response.status_code == 200, response.text
-    assert told(response.json()) == expected
+    assert evidence_without_source(response.json()) == expected
 
 
 def test_rows_of_scores_alone_can_calibrate(unsure: Gateway) -> None:
@@ -231,7 +231,11 @@ def test_options_are_read_wherever_they_stand(unsure: Gateway) -> None:
         query = client.post("/calibrate", files={"file": ("rows.jsonl", data)}, params=options)
         body = {"rows": as_json(ROWS), **options, "alpha": 0.2, "dry_run": True}
         document = client.post("/v1/calibrate", json=body)
-    assert told(form.json()) == told(query.json()) == told(document.json())
+    assert (
+        evidence_without_source(form.json())
+        == evidence_without_source(query.json())
+        == evidence_without_source(document.json())
+    )
     evidence = form.json()["evidence"]
     assert (evidence["alpha"], evidence["score"]) == (0.2, "prob")
     assert (evidence["risk_target"], evidence["n"]) == ("paper", 120)
@@ -290,7 +294,7 @@ def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) 
     rows_missed = math.floor(0.1 * (core.n + 1))
     law = rows_missed, core.n + 1 - rows_missed
     result = unsure.calibrate(rows=ROWS, activate=False)
-    evidence = told(result)
+    evidence = evidence_without_source(result)
     conditions = evidence.pop("conditions")
     assert (conditions["assumed"], conditions["parts"]) == (120, [])
     assert evidence.pop("shift")["active_id"] == unsure.ready()["calibration"]
@@ -455,8 +459,8 @@ def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
         )
     assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
     (winner,) = (answer.json() for answer in answers if answer.status_code == 200)
-    kept = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
-    assert {each["id"]: each["active"] for each in kept} == {active: False, winner["id"]: True}
+    stored = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert {each["id"]: each["active"] for each in stored} == {active: False, winner["id"]: True}
 
 
 def test_memory_and_store_agree_whatever_the_order(
@@ -480,8 +484,8 @@ def test_memory_and_store_agree_whatever_the_order(
         assert committed.wait(5)
         assert gateway.post(f"/calibrations/{second}/activate", ADMIN_KEY).status_code == 200
         assert slow.result().status_code == 200
-    kept = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
-    assert [each["id"] for each in kept if each["active"]] == [gateway.ready()["calibration"]]
+    stored = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert [each["id"] for each in stored if each["active"]] == [gateway.ready()["calibration"]]
 
 
 # What is refused ------------------------------------------------------------------------------

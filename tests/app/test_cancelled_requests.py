@@ -59,7 +59,7 @@ def limited(
         yield gateway
 
 
-def kept(gateway: Gateway, key: str) -> Kept:
+def stored_decisions(gateway: Gateway, key: str) -> Kept:
     """What is remembered of a key's decisions, once something is."""
     path = gateway.settings.store.removeprefix("sqlite:///")
 
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_pays_and_is_remembered(
         pool.say(name, "7", delay_s=30)
     assert not spent(limited, key)
     assert left(pool, opened(limited, path, {"model": "auto", **body}, key), names)
-    [note] = kept(limited, key)
+    [note] = stored_decisions(limited, key)
     assert (note["outcome"], note["selected"]) == ("cancelled", names)
     assert (note["served_by"], note["answered"], note["holds"]) == (None, [], True)
     assert until(lambda: spent(limited, key))
@@ -121,7 +121,7 @@ def test_answers_that_were_there_are_charged_too(limited: Gateway, pool: FakePoo
     connection = opened(limited, CHAT, body, KEYS[4])
     assert until(lambda: answers_of_speller(limited) == before + 1, 10)
     assert left(pool, connection, ["adder"])
-    [note] = kept(limited, KEYS[4])
+    [note] = stored_decisions(limited, KEYS[4])
     assert (note["outcome"], note["answered"]) == ("cancelled", ["speller"])
 
 
@@ -145,7 +145,7 @@ def test_a_stream_that_its_client_leaves_is_charged(
     assert left(pool, connection, ["adder"])
     assert until(lambda: spent(limited, key))
     if body["model"] == "auto":
-        assert [note["outcome"] for note in kept(limited, key)] == ["cancelled"]
+        assert [note["outcome"] for note in stored_decisions(limited, key)] == ["cancelled"]
 
 
 @pytest.mark.parametrize(("number", "model"), [(8, "auto"), (9, "adder")])
@@ -163,11 +163,11 @@ def test_the_surviving_pool_is_asked_for_once(
     gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whom it adds is handed on to whoever calls them."""
-    asked: list[object] = []
+    called: list[object] = []
     without = RoutingService.without
 
     async def counting(*given: Any) -> tuple[str, ...]:
-        asked.append(given)
+        called.append(given)
         return await without(*given)
 
     monkeypatch.setattr(RoutingService, "without", counting)
@@ -175,7 +175,7 @@ def test_the_surviving_pool_is_asked_for_once(
     before = _decisions(gateway)
     assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")
     assert pool.models_called() == ["adder", "speller"]
-    assert len(asked) == 1
+    assert len(called) == 1
     assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
 
 
@@ -212,7 +212,7 @@ def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
         store.execute("BEGIN EXCLUSIVE")
         connection = opened(gateway, CHAT, {"model": "auto", "messages": user(TWO)})
         assert left(pool, connection, ["adder", "speller"])
-    assert [note["outcome"] for note in kept(gateway, "data")] == ["cancelled"]
+    assert [note["outcome"] for note in stored_decisions(gateway, "data")] == ["cancelled"]
 
 
 SILENT: list[dict[str, Any]] = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
@@ -294,9 +294,9 @@ def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
     api_format: ApiFormat,
 ) -> None:
     """A token an event; four letters a token where events are long; the candidate's count wins."""
-    told: list[int] = []
+    counts: list[int] = []
     meter = TokenMeter(api_format, {"prompt": "a" * 40})
-    with meter.charging(told.append):
+    with meter.charging(counts.append):
         for text in ("", "a", "b", "c"):
             meter.count(_piece(api_format, text))
         assert meter.tokens == 10 + 3
@@ -304,4 +304,4 @@ def test_a_stream_counts_events_or_letters_until_its_candidate_counts(
         assert meter.tokens == 10 + 100
         usage: dict[str, Any] = {"usage": {"total_tokens": 77}}
         meter.count({"type": "response.completed", "response": usage, "choices": [], **usage})
-    assert told == [77]
+    assert counts == [77]

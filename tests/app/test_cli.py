@@ -48,21 +48,21 @@ def write(path: Path, rows: LabelledRows, *, answers: bool = False) -> Path:
 
 def parsed(result: tuple[int, str, str]) -> Any:
     """The JSON of a command that succeeded, and nothing else on stdout."""
-    code, out, said = result
-    assert code == 0, said
+    code, out, stderr = result
+    assert code == 0, stderr
     return json.loads(out)
 
 
 def failed(result: tuple[int, str, str], code: int, *words: str) -> str:
     """One line on stderr, nothing on stdout, and the right exit code."""
     assert result[:2] == (code, ""), result
-    said = result[2]
-    assert said.startswith("racer: ")
-    assert said.count("\n") == 1
-    assert "Traceback" not in said
+    stderr = result[2]
+    assert stderr.startswith("racer: ")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
     for word in words:
-        assert word in said
-    return said
+        assert word in stderr
+    return stderr
 
 
 # Offline --------------------------------------------------------------------------------------
@@ -112,11 +112,11 @@ def test_train_opens_the_encoder_that_it_was_told(
 
     monkeypatch.setattr(EncoderChoice, "open", stop)
     data = write(tmp_path / "train.jsonl", labelled(0, 40))
-    told = ["--backend", "cuda", "--dtype", "float32", "--forward", forward] if forward else []
-    command = ["train", "--data", data, "--validation", data, "--out", tmp_path / "a", *told]
-    code, _, said = racer(*command)
+    options = ["--backend", "cuda", "--dtype", "float32", "--forward", forward] if forward else []
+    command = ["train", "--data", data, "--validation", data, "--out", tmp_path / "a", *options]
+    code, _, stderr = racer(*command)
     assert code == 2
-    assert "enough was seen" in said
+    assert "enough was seen" in stderr
     (choice,) = opened
     found = (choice.backend, choice.dtype, choice.forward)
     assert found == (("cuda", "float32", forward) if forward else (None, None, None))
@@ -390,8 +390,8 @@ def test_route_shows_the_decision(racer: Command, gateway: Gateway, pool: FakePo
     at = ["--url", gateway.url, "--key", DATA_KEY]
     decision = parsed(racer("route", TWO, *at, "--json"))
     assert decided(decision) == gateway.decided(TWO)
-    code, out, said = racer("route", TWO, *at)
-    assert (code, said) == (0, "")
+    code, out, stderr = racer("route", TWO, *at)
+    assert (code, stderr) == (0, "")
     assert "adder, speller" in out
     assert "holds" in out
     assert "none (p_null)" in racer("route", UNANSWERABLE, *at)[1]
@@ -504,19 +504,19 @@ def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: F
 )
 def test_wrong_usage_exits_with_2(racer: Command, arguments: list[str]) -> None:
     """One sentence on stderr, with where to read on."""
-    code, out, said = racer(*arguments)
+    code, out, stderr = racer(*arguments)
     assert (code, out) == (2, "")
-    assert said.startswith("racer: ")
+    assert stderr.startswith("racer: ")
     known = "" if arguments == ["nothing"] else f" {arguments[0]}"
-    assert said.endswith(f": see `racer{known} --help`\n")
-    assert said.count("\n") == 1
+    assert stderr.endswith(f": see `racer{known} --help`\n")
+    assert stderr.count("\n") == 1
 
 
 def test_no_word_at_all_is_answered_with_the_help(racer: Command) -> None:
     """Red when it is squeezed into a sentence."""
-    code, out, said = racer()
+    code, out, stderr = racer()
     assert (code, out) == (2, "")
-    assert "\n  serve " in said
+    assert "\n  serve " in stderr
 
 
 def test_help_and_version(racer: Command) -> None:
@@ -536,9 +536,9 @@ def test_an_interrupt_is_130(racer: Command, monkeypatch: pytest.MonkeyPatch) ->
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GatewayClient, "route", interrupted)
-    code, _, said = racer("route", ONE)
+    code, _, stderr = racer("route", ONE)
     assert code == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
 
 
 def test_the_installed_command_runs() -> None:

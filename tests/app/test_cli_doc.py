@@ -29,16 +29,16 @@ def test_every_command_is_named_and_no_other() -> None:
     headings = re.findall(r"^## `racer ([^`]+)`$", DOCUMENT, re.MULTILINE)
     names = [re.sub(r" (?:[A-Z_]+|[\[{]).*", "", heading) for heading in headings]
     assert sorted(names) == sorted(COMMANDS)
-    told = re.search(r"on every command but three: ([^.]*)\.", DOCUMENT)
-    assert told is not None
-    assert set(re.findall(r"`(\w+)`", told[1])) == set(WITHOUT_JSON)
+    found = re.search(r"on every command but three: ([^.]*)\.", DOCUMENT)
+    assert found is not None
+    assert set(re.findall(r"`(\w+)`", found[1])) == set(WITHOUT_JSON)
 
 
 def test_every_exit_code_is_told() -> None:
     """Red when one is added or means something else."""
-    told = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
+    found = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
     known = {main.EXIT_REFUSED, main.EXIT_CONFIGURATION, main.EXIT_UNREACHABLE}
-    assert told == known | {0, 130, EXIT_UNHEALTHY, EXIT_DIFFERS}
+    assert found == known | {0, 130, EXIT_UNHEALTHY, EXIT_DIFFERS}
 
 
 def test_every_check_of_the_doctor_is_in_its_table() -> None:

@@ -94,8 +94,8 @@ def test_openai_streams_one_and_several(gateway: Gateway, pool: FakePool) -> Non
             model="auto", messages=user(query), stream=True, stream_options={"include_usage": True}
         )
         chunks = list(stream)
-        said = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-        assert "".join(said) == "seven"
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(texts) == "seven"
         assert chunks[-1].usage.total_tokens >= 15  # type: ignore[union-attr]
         assert chunks[-1].racer["served_by"] == "adder"  # type: ignore[attr-defined]
 
@@ -145,8 +145,10 @@ def test_openai_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
                 *(create(model="auto", messages=user(ONE)) for _ in range(8))
             )
             stream = await create(model="auto", messages=user(TWO), stream=True)
-            said = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
-            return [each.choices[0].message.content for each in answers], "".join(said)
+            texts = [
+                chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices
+            ]
+            return [each.choices[0].message.content for each in answers], "".join(texts)
 
     for name in POOL:
         pool.say(name, "seven")
@@ -239,8 +241,8 @@ def test_langchain_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
 
     async def ask() -> tuple[str, str]:
         model = langchain(gateway)
-        said = [chunk.text async for chunk in model.astream(ONE)]
-        return (await model.ainvoke(ONE)).text, "".join(said)
+        texts = [chunk.text async for chunk in model.astream(ONE)]
+        return (await model.ainvoke(ONE)).text, "".join(texts)
 
     assert asyncio.run(ask()) == ("seven", "seven")
 
@@ -311,8 +313,8 @@ def test_litellm_asks_from_a_loop(litellm: Any, gateway: Gateway, pool: FakePool
             max_retries=0,
             stream=True,
         )
-        said = [chunk.choices[0].delta.content or "" async for chunk in stream]
-        return "".join(said)
+        texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        return "".join(texts)
 
     assert asyncio.run(ask()) == "seven"
 

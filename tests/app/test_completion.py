@@ -70,13 +70,13 @@ def test_bash_completes(
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_shell_has_a_script(racer: Command, shell: str) -> None:
     """Each calls the command back under the name of its own shell."""
-    code, out, said = racer("completion", shell)
-    assert (code, said) == (0, "")
+    code, out, stderr = racer("completion", shell)
+    assert (code, stderr) == (0, "")
     assert f"_RACER_COMPLETE={shell}_complete" in out
 
 
 def test_another_shell_is_refused(racer: Command) -> None:
     """With the names of those that are known."""
-    code, out, said = racer("completion", "tcsh")
+    code, out, stderr = racer("completion", "tcsh")
     assert (code, out) == (2, "")
-    assert all(each in said for each in ("bash", "zsh", "fish"))
+    assert all(each in stderr for each in ("bash", "zsh", "fish"))

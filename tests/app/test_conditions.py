@@ -242,11 +242,11 @@ def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> Non
     """Thirty rows with a system prompt beside 200 without: each part has its own n."""
     gateway = serve(calibrated=False)
     plain, french = as_json(labelled(10_000, 200)), as_json(labelled(20_000, 30))
-    asked = {"messages": [SYSTEM, *user(ONE)]}
-    evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **asked)])
+    fields = {"messages": [SYSTEM, *user(ONE)]}
+    evidence = upload(gateway, [*plain, *with_conditions(gateway, french, **fields)])
     assert evidence["conditions"]["assumed"] == 200
     assert [part["rows"] for part in evidence["conditions"]["parts"]] == [30]
-    own = gateway.chat(ONE, **asked)["racer"]["certificate"]
+    own = gateway.chat(ONE, **fields)["racer"]["certificate"]
     assert (own["holds"], own["reasons"]) == (True, ["labelled_conditions"])
     usual = gateway.chat(ONE)["racer"]["certificate"]
     assert (usual["holds"], usual["reasons"]) == (True, [])
@@ -254,7 +254,7 @@ def test_rows_decide_requests_of_their_own_conditions_alone(serve: Serve) -> Non
     both = {"messages": [SYSTEM, *user(ONE)], "temperature": 2}
     found = reasons(gateway, **both)
     assert found == ["conditions_differ:messages.system", "conditions_differ:temperature"]
-    decision = gateway.chat(ONE, **asked)["racer"]["decision_id"]
+    decision = gateway.chat(ONE, **fields)["racer"]["decision_id"]
     path = f"/decisions/{decision}/verify"  # decisions are written behind
     wait_until(lambda: gateway.post(path, ADMIN_KEY).status_code == 200)
     assert gateway.post(path, ADMIN_KEY).json()["matches"]

@@ -54,13 +54,13 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.body", "body": b"x" * 2**16, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         return
-    told = {
+    document = {
         "path": scope["path"],
         "client": scope["client"][0],
         "headers": [[name.decode(), value.decode("latin-1")] for name, value in scope["headers"]],
         "size": size,
     }
-    body = json.dumps(told).encode()
+    body = json.dumps(document).encode()
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
@@ -72,13 +72,13 @@ class Bare:
     def __init__(self, **limits: Any) -> None:
         short = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S}
         wanted = short | {"connections_per_address": None} | limits
-        self.told = Metrics()
+        self.metrics = Metrics()
         configured = Limits(**wanted)
         config = ConnectionConfig(
             application,
             limits=configured,
             unauthenticated=UnauthenticatedConnections(configured.connections_per_address),
-            refused=RefusedConnections(self.told.connection_refusals, every_s=SUMMARY_S),
+            refused=RefusedConnections(self.metrics.connection_refusals, every_s=SUMMARY_S),
             upload_paths=ROUTES.upload_paths,
             body_grace_s=GRACE_S,
             no_slot_header_s=NO_SLOT_S,
@@ -110,7 +110,7 @@ class Bare:
 
     def refusals_by_status(self) -> dict[int, int]:
         """How many refusals the metric counts, by status."""
-        [family] = self.told.connection_refusals.collect()
+        [family] = self.metrics.connection_refusals.collect()
         return {
             int(sample.labels["status"]): int(sample.value)
             for sample in family.samples
@@ -235,8 +235,8 @@ def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
         for start_at in range(0, len(body), 2**11):
             fast.sendall(body[start_at : start_at + 2**11])
             time.sleep(0.8)  # 2.5 KiB a second
-        status, told = one(fast)
-        assert (status, told["size"]) == (200, len(body))
+        status, response = one(fast)
+        assert (status, response["size"]) == (200, len(body))
         assert status_and_code(rest(slow)) == (408, "request_timeout")
         dripper.join()
     assert GRACE_S < time.monotonic() - begun < 10 * GRACE_S
@@ -258,8 +258,8 @@ def test_a_slow_handler_is_not_the_clients_fault(bare: Bare) -> None:
     body = b"x" * 2**20
     with bare.connect() as connection:
         connection.sendall(request(f"content-length: {len(body)}", path="/late", body=body))
-        status, told = one(connection)
-    assert (status, told["size"]) == (200, len(body))
+        status, response = one(connection)
+    assert (status, response["size"]) == (200, len(body))
 
 
 def test_slow_connections_do_not_slow_others_down(start: Callable[..., Bare]) -> None:
@@ -337,9 +337,9 @@ def test_a_trailer_adds_no_header(bare: Bare) -> None:
     body = b"5\r\nhello\r\n0\r\nauthorization: Bearer late\r\n\r\n"
     with bare.connect() as connection:
         connection.sendall(request("transfer-encoding: chunked", body=body))
-        status, told = one(connection)
-    assert (status, told["size"]) == (200, 5)
-    assert "authorization" not in dict(told["headers"])
+        status, response = one(connection)
+    assert (status, response["size"]) == (200, 5)
+    assert "authorization" not in dict(response["headers"])
 
 
 LARGE_HEADS = {
@@ -366,8 +366,8 @@ def test_a_head_just_below_the_limits_is_read(bare: Bare) -> None:
     for headers in ([f"x-{n}: a" for n in range(99)], ["x-a: " + "a" * 30_000]):
         with bare.connect() as connection:
             connection.sendall(request(*headers, method="GET"))
-            status, told = one(connection)
-        assert (status, len(told["headers"])) == (200, len(headers) + 1)
+            status, response = one(connection)
+        assert (status, len(response["headers"])) == (200, len(headers) + 1)
 
 
 @pytest.mark.parametrize("end", [b" HTTP/1.1\r\nhost: x\r\n\r\n", b""])
@@ -381,8 +381,8 @@ def test_a_body_in_many_pieces_is_not_a_large_head(bare: Bare) -> None:
     with bare.connect() as connection:
         for size in (100_000, 0, 200_000):
             connection.sendall(request(f"content-length: {size}", body=b"x" * size))
-            status, told = one(connection)
-            assert (status, told["size"]) == (200, size)
+            status, response = one(connection)
+            assert (status, response["size"]) == (200, size)
 
 
 def test_a_connection_without_requests_is_closed(start: Callable[..., Bare]) -> None:
@@ -488,9 +488,9 @@ def test_refusals_are_counted_and_summed_up(
         assert server.refusals_by_status() == {
             status: count for status, (_, count) in sent.items()
         } | {503: 1}
-        wait_until(lambda: told(caplog) == server.refusals_by_status())
+        wait_until(lambda: refusals_logged(caplog) == server.refusals_by_status())
         server.say(b"RUBBISH\r\n\r\n")
-        wait_until(lambda: told(caplog) == server.refusals_by_status())
+        wait_until(lambda: refusals_logged(caplog) == server.refusals_by_status())
         lines = list(caplog.records)
         server.say(request("connection: close", method="GET"))
         time.sleep(2 * SUMMARY_S)
@@ -501,7 +501,7 @@ def test_refusals_are_counted_and_summed_up(
     assert {record.getMessage() for record in lines} == {"connections were refused"}
 
 
-def told(caplog: pytest.LogCaptureFixture) -> dict[int, int]:
+def refusals_logged(caplog: pytest.LogCaptureFixture) -> dict[int, int]:
     """What the lines say together."""
     lines = [Counter(record.__dict__["fields"]["refused"]) for record in caplog.records]
     return dict(sum(lines, Counter[int]()))

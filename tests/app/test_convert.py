@@ -42,8 +42,8 @@ def test_folders_become_one_file(racer: Command, tmp_path: Path) -> None:
     run(tmp_path / "runs", "a", 3)
     run(tmp_path / "runs", "b", 2)
     out = tmp_path / "rows.jsonl"
-    code, _, said = racer("convert", tmp_path / "runs", "--out", out)
-    assert (code, "a lacks" in said, "b lacks 1 of 3 documents" in said) == (1, False, True)
+    code, _, stderr = racer("convert", tmp_path / "runs", "--out", out)
+    assert (code, "a lacks" in stderr, "b lacks 1 of 3 documents" in stderr) == (1, False, True)
     assert not out.exists()
     code, printed, _ = racer(
         "convert", tmp_path / "runs" / "b", tmp_path / "runs" / "a", "--out", out, "--json",
@@ -69,8 +69,8 @@ def test_a_table_with_its_threshold_or_without_a_task(racer: Command, tmp_path: 
     """Fractions are refused until somebody says what they mean."""
     table = tmp_path / "bench.csv"
     table.write_text(TABLE)
-    code, _, said = racer("convert", table, "--out", tmp_path / "a.jsonl")
-    assert (code, "line 3: the score 0.5" in said) == (1, True)
+    code, _, stderr = racer("convert", table, "--out", tmp_path / "a.jsonl")
+    assert (code, "line 3: the score 0.5" in stderr) == (1, True)
     for number, options in enumerate((["--threshold", 0.5], ["--task", "x"])):
         out = tmp_path / f"{number}.jsonl"
         assert racer("convert", table, "--out", out, *options)[0] == 0
@@ -97,8 +97,8 @@ def test_an_existing_file_is_left_alone(racer: Command, tmp_path: Path) -> None:
     table, out = tmp_path / "bench.csv", tmp_path / "rows.jsonl"
     table.write_text(TABLE)
     out.write_text("mine")
-    code, _, said = racer("convert", table, "--out", out, "--threshold", 0.5)
-    assert (code, "is there already" in said, out.read_text()) == (1, True, "mine")
+    code, _, stderr = racer("convert", table, "--out", out, "--threshold", 0.5)
+    assert (code, "is there already" in stderr, out.read_text()) == (1, True, "mine")
     assert racer("convert", table, "--out", tmp_path / "no" / "x", "--threshold", 0.5)[0] == 1
 
 
@@ -119,7 +119,7 @@ def test_an_option_of_another_format_is_refused(
     run(tmp_path / "runs", "a", 1)
     (tmp_path / "bench.csv").write_text(TABLE)
     monkeypatch.chdir(tmp_path)
-    code, _, said = racer("convert", *options, "--out", "rows.jsonl")
+    code, _, stderr = racer("convert", *options, "--out", "rows.jsonl")
     assert code == 1
-    assert words in said
+    assert words in stderr
     assert not (tmp_path / "rows.jsonl").exists()

@@ -44,9 +44,9 @@ App = Callable[..., Awaitable[None]]
 class Instant:
     """A candidate's answer that is there at once: whole, or a letter at a time."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        letters = SHORT if "short" in asked["messages"][0]["content"] else LONG
-        self.is_stream = bool(asked.get("stream"))
+    def __init__(self, body: dict[str, Any]) -> None:
+        letters = SHORT if "short" in body["messages"][0]["content"] else LONG
+        self.is_stream = bool(body.get("stream"))
         self.is_complete = False
         self._letters = iter([*[LETTER] * letters, FINISH, b"data: [DONE]"])
 

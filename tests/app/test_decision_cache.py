@@ -46,17 +46,17 @@ def scored(gateway: Gateway) -> int:
 def pair(serve: Serve, tmp_path: Path, noisy_artifact: Path) -> Iterator[tuple[Gateway, Gateway]]:
     """A gateway, and one with the same calibration that remembers nothing."""
     folder = tmp_path / "both"
-    kept = serve(folder=folder, artifact=noisy_artifact, calibrated=False)
-    kept.calibrate(rows=noisy(10_000, 400))
+    remembering = serve(folder=folder, artifact=noisy_artifact, calibrated=False)
+    remembering.calibrate(rows=noisy(10_000, 400))
     forgetful = serve(
         folder=folder, artifact=noisy_artifact, calibrated=False, limits={"decisions_kept": 0}
     )
-    return kept, forgetful
+    return remembering, forgetful
 
 
 def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, Gateway]) -> None:
     """Random requests of few kinds, so that most come again: certificate, scores and set alike."""
-    kept, forgetful = pair
+    remembering, forgetful = pair
     rng = random.Random(5)
     queries = (ONE, TWO, UNANSWERABLE, "What is 5 plus 6?", ONE + " ")
     for _ in range(120):
@@ -65,10 +65,10 @@ def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, 
             "score": rng.choice((None, None, "prob")),
             "candidates": rng.choice((None, None, ["adder", "poet"], ["poet"])),
         }
-        said = {name: value for name, value in options.items() if value is not None}
+        fields = {name: value for name, value in options.items() if value is not None}
         query = rng.choice(queries)
-        assert kept.decided(query, **said) == forgetful.decided(query, **said)
-    assert scored(kept) < 100 < scored(forgetful)
+        assert remembering.decided(query, **fields) == forgetful.decided(query, **fields)
+    assert scored(remembering) < 100 < scored(forgetful)
 
 
 def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Serve) -> None:
@@ -115,10 +115,10 @@ def test_whatever_may_decide_otherwise_is_another_entry(other: CacheKey) -> None
 
 
 @given(st.lists(st.integers(0, 8), max_size=60), st.integers(0, 5))
-def test_those_least_lately_asked_for_go(asked: list[int], most: int) -> None:
+def test_those_least_lately_asked_for_go(lookups: list[int], most: int) -> None:
     """As a plain list of the last ones says."""
     known, last = DecisionCache[int](most), list[int]()
-    for number in asked:
+    for number in lookups:
         found = known.find("a", of(str(number)))
         assert found == (number if number in last else None)
         known.keep("a", of(str(number)), number)

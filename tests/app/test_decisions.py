@@ -82,27 +82,27 @@ def test_a_decision_is_remembered_as_it_was_certified(gateway: Gateway, pool: Fa
     pool.say("adder", "12")
     pool.say("speller", "12")
     answer = gateway.chat(TWO)
-    told, certificate = answer["racer"], answer["racer"]["certificate"]
-    kept = seen(gateway, told["decision_id"])
-    assert kept["decision_id"] == answer["id"]
-    assert set(kept["selected"]) == set(told["selected"]) == {"adder", "speller"}
-    assert kept["calibration_id"] == certificate["calibration_id"]
-    assert (kept["alpha"], kept["lambda_hat"]) == (0.1, certificate["lambda_hat"])
-    assert dict(zip(POOL, kept["scores"], strict=True)) == told["pool_scores"]
-    assert (kept["holds"], kept["reasons"]) == (certificate["holds"], certificate["reasons"])
-    assert kept["served_by"] == answer["model"]
-    assert kept["key"] == "data"
-    assert kept["feedback"]["unknown"] == list(POOL)
+    racer, certificate = answer["racer"], answer["racer"]["certificate"]
+    stored = seen(gateway, racer["decision_id"])
+    assert stored["decision_id"] == answer["id"]
+    assert set(stored["selected"]) == set(racer["selected"]) == {"adder", "speller"}
+    assert stored["calibration_id"] == certificate["calibration_id"]
+    assert (stored["alpha"], stored["lambda_hat"]) == (0.1, certificate["lambda_hat"])
+    assert dict(zip(POOL, stored["scores"], strict=True)) == racer["pool_scores"]
+    assert (stored["holds"], stored["reasons"]) == (certificate["holds"], certificate["reasons"])
+    assert stored["served_by"] == answer["model"]
+    assert stored["key"] == "data"
+    assert stored["feedback"]["unknown"] == list(POOL)
 
 
 @pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
 def test_a_decision_without_a_call_is_remembered(gateway: Gateway, query: str) -> None:
     """POST /route alone, and an abstention."""
-    told = gateway.route(query)
-    kept = seen(gateway, told["decision_id"])
-    assert kept["selected"] == told["selected"]
-    assert kept["served_by"] is None
-    assert kept["answered"] == []
+    decision = gateway.route(query)
+    stored = seen(gateway, decision["decision_id"])
+    assert stored["selected"] == decision["selected"]
+    assert stored["served_by"] is None
+    assert stored["answered"] == []
 
 
 def test_neither_prompts_nor_answers_reach_the_disk(
@@ -173,10 +173,10 @@ def test_a_note_comes_back_as_it_was(
     decision_store: DecisionStore, changes: dict[str, Any]
 ) -> None:
     """Every field, with an infinite threshold and with what is not there."""
-    kept = note(**changes)
-    decision_store.add([kept], [True])
-    known = decision_store.get(kept.decision_id)
-    assert known.decision == kept
+    stored = note(**changes)
+    decision_store.add([stored], [True])
+    known = decision_store.get(stored.decision_id)
+    assert known.decision == stored
     assert not known.judged
     assert known.loss is None
     assert known.verdicts == {}
@@ -512,9 +512,9 @@ def test_settings_that_could_never_be_judged_stop_the_start(
     """A shadow sample without kept decisions: exit code 2, and the field is named."""
     watching = {"decisions": False, "shadow_rate": 0.1}
     path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
-    code, _, said = racer("validate", "--config", path)
+    code, _, stderr = racer("validate", "--config", path)
     assert code == 2
-    assert "shadow_rate needs `decisions: true`" in said
+    assert "shadow_rate needs `decisions: true`" in stderr
 
 
 def test_a_sample_that_may_not_call_everyone_stops_the_start(
@@ -529,6 +529,6 @@ def test_a_sample_that_may_not_call_everyone_stops_the_start(
             watching={"shadow_rate": rate},
             limits={"fan_out": most},
         )
-        found, _, said = racer("validate", "--config", path)
-        assert found == code, said
-        assert ("watching.shadow_rate" in said and "limits.fan_out" in said) == (code == 2)
+        found, _, stderr = racer("validate", "--config", path)
+        assert found == code, stderr
+        assert ("watching.shadow_rate" in stderr and "limits.fan_out" in stderr) == (code == 2)

@@ -81,12 +81,12 @@ def config(tmp_path: Path, artifact: Path, servers: dict[str, FakeServer]) -> Pa
 
 def examined(racer: Command, config: Path) -> tuple[int, dict[str, dict[str, str]]]:
     """Exit code and findings by check; nothing but JSON on stdout, and nothing on stderr."""
-    code, out, said = racer("doctor", "--config", config, "--json")
-    assert said == ""
-    told = json.loads(out)
-    assert told["healthy"] is (code == 0)
-    found = {each["check"]: each for each in told["findings"]}
-    assert len(found) == len(told["findings"])
+    code, out, stderr = racer("doctor", "--config", config, "--json")
+    assert stderr == ""
+    output = json.loads(out)
+    assert output["healthy"] is (code == 0)
+    found = {each["check"]: each for each in output["findings"]}
+    assert len(found) == len(output["findings"])
     return code, found
 
 
@@ -502,10 +502,10 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
     now = datetime(2026, 5, 1, tzinfo=UTC)
 
     def made(n: int, *, age: timedelta = timedelta(days=40), **evidence: Any) -> StoreInspection:
-        told = {"n": n, "delta": None, **evidence}
+        reported = {"n": n, "delta": None, **evidence}
         created = (now - age).isoformat(timespec="microseconds")
         active = Summary(
-            id="c1", created_at=created, active=True, artifact="a", options={}, evidence=told
+            id="c1", created_at=created, active=True, artifact="a", options={}, evidence=reported
         )
         return StoreInspection(version=schema.HEAD, active=active)
 

@@ -110,7 +110,7 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
     with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
             pool.say(name, "42", delay_s=6)  # past the delay, when nobody is let in any more
-        asked = RunningRequest(client, pool)
+        running_request = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
         while client.get("/readyz").status_code == 200:
@@ -120,8 +120,8 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
         assert client.get("/healthz").status_code == 200
         assert client.post("/route", json={"query": ONE}).status_code == 200
         assert client.get("/v1/models").status_code == 200
-        assert asked.ended().status == 200, asked.error
-        assert json.loads(asked.text)["choices"][0]["message"]["content"] == "42"
+        assert running_request.ended().status == 200, running_request.error
+        assert json.loads(running_request.text)["choices"][0]["message"]["content"] == "42"
         with pytest.raises(httpx2.TransportError):
             httpx2.get(f"{client.base_url}/healthz", verify=False, trust_env=False)
         _, errors = running.communicate(timeout=30)
@@ -200,7 +200,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: Fak
     with process(tmp_path, artifact, pool, drain_delay_s=60, drain_s=60) as (client, running):
         for name in POOL:
             pool.say(name, "42", delay_s=60)
-        asked = RunningRequest(client, pool)
+        running_request = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         assert running.poll() is None
@@ -208,4 +208,4 @@ def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: Fak
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=30)
         assert time.monotonic() - begun < 10
-        assert asked.ended().status in (0, 503)
+        assert running_request.ended().status in (0, 503)

@@ -88,9 +88,9 @@ async def until_alarm(
     raise AssertionError(f"no alarm after {at_most} queries: {await monitor.drift_report()}")
 
 
-def capital(told: dict[str, Any], stream: str) -> float:
+def capital(report: dict[str, Any], stream: str) -> float:
     """What a stream has earned."""
-    return told["alarms"]["streams"][stream]["capital"]
+    return report["alarms"]["streams"][stream]["capital"]
 
 
 # Queries, without labels ----------------------------------------------------------------------
@@ -338,14 +338,14 @@ def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) 
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         losses = await judge(monitor, world, rng, 150)
-        told = await monitor.drift_report()
-        shadow = told["shadow"]
+        report = await monitor.drift_report()
+        shadow = report["shadow"]
         assert shadow["sampled"] == shadow["judged"] == 150
         assert shadow["counted"] == len(losses)
         assert shadow["risk"] == pytest.approx(np.mean(losses))
         assert shadow["lower"] < 0.1 < shadow["upper"]
-        assert told["alarms"]["streams"]["risk"]["rounds"] == len(losses)
-        assert told["alarms"]["streams"]["risk"]["rho"] == told["risk_q95"]
+        assert report["alarms"]["streams"]["risk"]["rounds"] == len(losses)
+        assert report["alarms"]["streams"]["risk"]["rho"] == report["risk_q95"]
         assert stale_now(monitor, world) == ()
 
     monitored(
@@ -433,9 +433,9 @@ def test_a_judged_decision_counts_once(store: Store) -> None:
                 note.decision_id, verdicts_on_all([True, False, False]), ADMIN
             )
             await monitor.feedback.accept([note.decision_id])
-        told = await monitor.drift_report()
-        assert told["alarms"]["streams"]["risk"]["rounds"] == 1
-        assert told["shadow"]["counted"] == 1
+        report = await monitor.drift_report()
+        assert report["alarms"]["streams"]["risk"]["rounds"] == 1
+        assert report["shadow"]["counted"] == 1
 
     monitored(store, story, shadow_rate=0.5)
 
@@ -476,11 +476,11 @@ def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
             monitor.record(note)
             right = [note is usual, note is usual, note is not usual]
             await monitor.feedback.add(note.decision_id, verdicts_on_all(right), ADMIN)
-        told = await monitor.drift_report()
+        report = await monitor.drift_report()
         assert stale_now(monitor, world) == ()
-        assert (told["shadow"]["judged"], told["shadow"]["counted"]) == (61, 1)
-        assert told["feedback"]["identified"] == 1
-        assert told["alarms"]["streams"]["largest_score"]["rounds"] == 61
+        assert (report["shadow"]["judged"], report["shadow"]["counted"]) == (61, 1)
+        assert report["feedback"]["identified"] == 1
+        assert report["alarms"]["streams"]["largest_score"]["rounds"] == 61
         rows = [json.loads(line) for line in (await monitor.shadow_rows()).splitlines()]
         assert [row["decision_id"] for row in rows] == [usual.decision_id]
 
@@ -555,11 +555,11 @@ def test_feedback_alone_gives_a_range(store: Store) -> None:
         await feed(monitor, made)
         for note, correct in zip(made, verdicts, strict=False):
             await monitor.feedback.add(note.decision_id, correct, ADMIN)
-        told = await monitor.drift_report()
+        report = await monitor.drift_report()
         # Least: the wrong one counts for nothing, the six are hits: 1 of 9.
         # Most: the wrong one and the six are misses: 8 of 10.
-        assert told["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
-        assert told["decisions"]["of_these_with_feedback"] == 4
+        assert report["feedback"] == {"lower": 1 / 9, "upper": 8 / 10, "identified": 3}
+        assert report["decisions"]["of_these_with_feedback"] == 4
 
     monitored(store, story)
 
@@ -583,11 +583,11 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
         await feed(monitor, made)
         for note in made:
             await monitor.feedback.add(note.decision_id, {"adder": True}, ADMIN)
-        told = await monitor.drift_report()
-        assert told["decisions"]["kept"] == 7
-        assert told["decisions"]["at_own_alpha_and_pool"] == 1
-        assert told["decisions"]["of_these_with_feedback"] == 1
-        assert told["feedback"]["identified"] == 1
+        report = await monitor.drift_report()
+        assert report["decisions"]["kept"] == 7
+        assert report["decisions"]["at_own_alpha_and_pool"] == 1
+        assert report["decisions"]["of_these_with_feedback"] == 1
+        assert report["feedback"]["identified"] == 1
 
     monitored(store, story)
 
@@ -598,11 +598,11 @@ def test_the_range_is_about_the_calibrations_own_alpha_and_pool(store: Store) ->
 def test_a_restart_loses_no_evidence(store: Store) -> None:
     """Capital, rounds and an alarm go on; the certificates are void from the first request."""
     rng = np.random.default_rng(15)
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     async def before(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(monitor, decision_records(world.record, draw_scores(rng, 200, harder=0.5)))
-        told.append(await monitor.drift_report())
+        reports.append(await monitor.drift_report())
         assert stale_now(monitor, world)
 
     world = monitored(store, before)
@@ -610,9 +610,9 @@ def test_a_restart_loses_no_evidence(store: Store) -> None:
     async def after() -> None:
         async with await world.monitor() as monitor:
             assert stale_now(monitor, world) == tuple(
-                f"stale:{n}" for n in told[0]["alarms"]["raised"]
+                f"stale:{n}" for n in reports[0]["alarms"]["raised"]
             )
-            assert (await monitor.drift_report())["alarms"] == told[0]["alarms"]
+            assert (await monitor.drift_report())["alarms"] == reports[0]["alarms"]
 
     asyncio.run(after())
 
@@ -637,10 +637,10 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         await world.active.swap(fresh)
         assert stale_now(monitor, world) == ()
         await feed(monitor, decision_records(fresh, draw_scores(rng, 10)))
-        told = await monitor.drift_report()
-        assert told["calibration_id"] == fresh.id
-        assert told["alarms"]["streams"]["mean_score"]["rounds"] == 10
-        assert told["decisions"]["kept"] == 10
+        report = await monitor.drift_report()
+        assert report["calibration_id"] == fresh.id
+        assert report["alarms"]["streams"]["mean_score"]["rounds"] == 10
+        assert report["decisions"]["kept"] == 10
         await world.active.swap(world.record)
         assert stale_now(monitor, world) == raised
 
@@ -704,9 +704,9 @@ def test_a_reset_begins_again(store: Store) -> None:
             since = (await monitor.drift_report())["alarms"]["since"]
             await monitor.reset_drift()
             assert stale_now(monitor, world) == ()
-            told = (await monitor.drift_report())["alarms"]
-            assert told["since"] > since
-            assert told["streams"]["mean_score"]["rounds"] == 0
+            alarms = (await monitor.drift_report())["alarms"]
+            assert alarms["since"] > since
+            assert alarms["streams"]["mean_score"]["rounds"] == 0
 
     async def after() -> None:
         async with await world.monitor() as monitor:
@@ -770,8 +770,8 @@ def test_an_alarm_is_one_log_line_and_a_metric(
                     monitor, decision_records(world.record, draw_scores(rng, 100, harder=0.5))
                 )
         raised = (await monitor.drift_report())["alarms"]["raised"]
-        said = [line for line in caplog.messages if "drift alarm" in line]
-        assert sorted(said) == sorted(
+        lines = [line for line in caplog.messages if "drift alarm" in line]
+        assert sorted(lines) == sorted(
             f"drift alarm: {name}, calibration {world.record.id}" for name in raised
         )
         text = world.metrics.render().decode()
@@ -818,14 +818,14 @@ def test_evidence_is_how_far_a_bet_came_and_one_where_it_alarms(store: Store) ->
 def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     """Read from the store, so it is there after a restart; unknown before anything was judged."""
     rng = np.random.default_rng(24)
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         unknown = series(world, "racer_realised_risk", "bound")
         assert (unknown["lower"], unknown["upper"]) == (0.0, 1.0)
         assert math.isnan(unknown["mean"])
         await judge(monitor, world, rng, 60)
-        told.update(await monitor.drift_report())
+        report.update(await monitor.drift_report())
 
     world = monitored(store, story, shadow_rate=0.5, false_alarm=RARE)
 
@@ -836,14 +836,14 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
                     await asyncio.sleep(0.01)
 
     asyncio.run(later())
-    shadow = told["shadow"]
+    shadow = report["shadow"]
     assert series(world, "racer_realised_risk", "bound") == {
         "lower": shadow["lower"],
         "mean": shadow["risk"],
         "upper": shadow["upper"],
     }
     text = world.metrics.render().decode()
-    assert f"racer_risk_bound {told['risk_q95']}\n" in text
+    assert f"racer_risk_bound {report['risk_q95']}\n" in text
 
 
 def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:

@@ -52,23 +52,23 @@ def test_risk_is_what_alpha_bounds_under_the_target(
 
 def test_alpha_is_the_setting_s_own(racer: Command, rows: Path) -> None:
     """The result stands on stdout all the same; stderr has one sentence that names the figures."""
-    code, out, said = measured(
+    code, out, stderr = measured(
         racer, rows, "answerable", "--assert", "alpha>=0.2", "--assert", "size<=alpha"
     )
     assert code == 1
     size = json.loads(out)["cells"][0]["mean"]["size"]
-    sentence = said.splitlines()[-1]
+    sentence = stderr.splitlines()[-1]
     assert sentence.startswith("racer: not so: size<=alpha is false in 1 of 1 settings")
     assert f"size {size:.4g}, alpha 0.2, score cover" in sentence
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
 
 
 def test_one_setting_of_several_is_enough_to_refute(racer: Command, rows: Path) -> None:
     """Two alphas, of which one is above 0.25."""
-    told = ("--alpha", "0.3", "--assert", "alpha<0.25")
-    code, _, said = measured(racer, rows, "answerable", *told)
+    options = ("--alpha", "0.3", "--assert", "alpha<0.25")
+    code, _, stderr = measured(racer, rows, "answerable", *options)
     assert code == 1
-    assert "false in 1 of 2 settings, the first with alpha 0.3" in said
+    assert "false in 1 of 2 settings, the first with alpha 0.3" in stderr
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_what_is_no_comparison_is_refused_before_anything_is_read(
     racer: Command, tmp_path: Path, comparison: str
 ) -> None:
     """One sentence, and not that the file of rows is missing; 1 would say that it is not so."""
-    code, out, said = racer(
+    code, out, stderr = racer(
         "evaluate", "--data", tmp_path / "none", "--encoder", "char-ngrams", "--assert", comparison
     )
     assert (code, out) == (2, "")
-    assert said.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
-    assert said.count("\n") == 1
+    assert stderr.startswith(f"racer: Invalid value for '--assert': {comparison!r}: ")
+    assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("target", ["paper", "answerable"])
@@ -115,15 +115,15 @@ def test_asserted_is_the_column_that_the_table_calls_risk(
 
 def test_what_was_asserted_is_printed(racer: Command, rows: Path) -> None:
     """The values of the closest setting and the rule; stdout stays pure JSON."""
-    code, out, said = measured(racer, rows, "answerable", "--assert", "size<=3")
+    code, out, stderr = measured(racer, rows, "answerable", "--assert", "size<=3")
     assert code == 0
     size = json.loads(out)["cells"][0]["mean"]["size"]
-    assert said.splitlines()[-1] == (
+    assert stderr.splitlines()[-1] == (
         f"racer: asserted: size<=3 in 1 settings, the closest with size {size:.4g}, score cover, "
         "target answerable, rows rows"
     )
-    *_, said = measured(racer, rows, "answerable", "--assert", "alpha >= risk")
-    assert "a chance of 1% over all settings" in said
+    *_, stderr = measured(racer, rows, "answerable", "--assert", "alpha >= risk")
+    assert "a chance of 1% over all settings" in stderr
 
 
 def test_paper_risk_is_the_paper_s_under_either_target(racer: Command, rows: Path) -> None:

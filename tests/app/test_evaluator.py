@@ -101,9 +101,9 @@ def test_an_answer_cannot_write_the_prompts_lines(answer: str, question: str, ro
     assert lines[0].startswith("Question: ")
     assert lines[1].startswith("Proposed Answer: ")
     assert text.endswith(END)
-    said = lines[1].removeprefix("Proposed Answer: ").lower()
+    proposed_answer = lines[1].removeprefix("Proposed Answer: ").lower()
     for own in ("proposed confidence", "proposed answer", "rate my confidence"):
-        assert own not in said
+        assert own not in proposed_answer
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_a_request_may_name_the_group_whose_evaluator_is_asked(
     own = {"math": {"base_url": pool.url, "model": "abacist"}}
     gateway = serve(aggregation=judged(pool.url, evaluators=own))
     disagree(pool)
-    for group, asked in (("math", "abacist"), ("poetry", "judge"), (None, "judge")):
+    for group, evaluator in (("math", "abacist"), ("poetry", "judge"), (None, "judge")):
         pool.rated.clear()
         gateway.chat(TWO, racer=EVERYONE | ({"group": group} if group else {}))
-        assert {body["model"] for body in pool.rated} == {asked}
+        assert {body["model"] for body in pool.rated} == {evaluator}
 
 
 @pytest.mark.parametrize(
@@ -484,10 +484,10 @@ def evaluated(tmp_path: Path, artifact: Path, pool: FakePool) -> Evaluated:
 
 
 @pytest.mark.parametrize(
-    ("group", "asked"), [("math", "abacist"), ("law", "judge"), (None, "judge"), ("", "judge")]
+    ("group", "evaluator"), [("math", "abacist"), ("law", "judge"), (None, "judge"), ("", "judge")]
 )
 def test_a_group_may_have_its_own_evaluator(
-    evaluated: Evaluated, pool: FakePool, group: str | None, asked: str
+    evaluated: Evaluated, pool: FakePool, group: str | None, evaluator: str
 ) -> None:
     """Others take the common one."""
     own = {"math": {"base_url": pool.url, "model": "abacist"}}
@@ -496,8 +496,10 @@ def test_a_group_may_have_its_own_evaluator(
     ratings: Ratings = evaluated(
         judged(pool.url, evaluators=own), lambda each: each.rate("?", {"a": "7", "b": "8"}, group)
     )
-    assert {body["model"] for body in pool.rated} == {asked}
-    assert ratings.weights == pytest.approx({"a": 0.75 if asked == "abacist" else 0.25, "b": 0.5})
+    assert {body["model"] for body in pool.rated} == {evaluator}
+    assert ratings.weights == pytest.approx(
+        {"a": 0.75 if evaluator == "abacist" else 0.25, "b": 0.5}
+    )
 
 
 def test_a_good_evaluator_is_asked_at_start(evaluated: Evaluated, pool: FakePool) -> None:
@@ -535,11 +537,11 @@ def test_an_evaluator_that_cannot_do_it_stops_the_start(
     pool.rate("judge", {}, **behaviour)
     with pytest.raises(error) as caught:
         evaluated(judged(pool.url, weight), lambda each: each.check())
-    said = str(caught.value)
-    assert said.startswith("the evaluator")
+    message = str(caught.value)
+    assert message.startswith("the evaluator")
     for word in words:
-        assert word in said
-    assert UPSTREAM_WORDS not in said
+        assert word in message
+    assert UPSTREAM_WORDS not in message
 
 
 def test_verbal_needs_no_logprobs(evaluated: Evaluated, pool: FakePool) -> None:
@@ -591,10 +593,10 @@ def test_the_gateway_does_not_start_without_its_evaluator(
 ) -> None:
     """``racer serve`` exits with 3."""
     path = configure(tmp_path, artifact, nobody, aggregation=judged(nobody))
-    code, out, said = racer("serve", "--config", path)
+    code, out, stderr = racer("serve", "--config", path)
     assert (code, out) == (3, "")
-    assert said.startswith("racer: the evaluator cannot be reached")
-    assert said.count("\n") == 1
+    assert stderr.startswith("racer: the evaluator cannot be reached")
+    assert stderr.count("\n") == 1
 
 
 def test_the_gateway_does_not_start_without_logprobs(
@@ -603,10 +605,10 @@ def test_the_gateway_does_not_start_without_logprobs(
     """P(True) cannot be read from a server that sends none: exit code 2."""
     pool.rate("judge", {}, logprobs=False)
     path = configure(tmp_path, artifact, pool.url, aggregation=judged(pool.url))
-    code, out, said = racer("serve", "--config", path)
+    code, out, stderr = racer("serve", "--config", path)
     assert (code, out) == (2, "")
-    assert said.startswith("racer: the evaluator answered without logprobs")
-    assert said.count("\n") == 1
+    assert stderr.startswith("racer: the evaluator answered without logprobs")
+    assert stderr.count("\n") == 1
 
 
 URL = "http://127.0.0.1:1/v1"
@@ -653,12 +655,12 @@ def test_a_wrong_aggregation_is_one_sentence(
 ) -> None:
     """Found by ``racer validate``, without asking anybody."""
     rule, words = WRONG[case]
-    code, out, said = racer(
+    code, out, stderr = racer(
         "validate", "--config", configure(tmp_path, artifact, URL, aggregation=rule)
     )
     assert (code, out) == (2, "")
-    assert words in said
-    assert said.count("\n") == 1
+    assert words in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_leaving_cancels_the_ratings(gateway: Gateway, pool: FakePool) -> None:

@@ -82,9 +82,9 @@ def test_a_template_never_says_what_the_event_does_not(
 ) -> None:
     """Fields around the text that look like it, with its key spelled in escapes or not."""
 
-    def event(said: dict[str, str]) -> str:
-        other: Any = {said["name"]: said["value"]}
-        fields = chat(said["text"])
+    def event(delta: dict[str, str]) -> str:
+        other: Any = {delta["name"]: delta["value"]}
+        fields = chat(delta["text"])
         if deeper:
             fields["choices"][0] = {"other": other, **fields["choices"][0]}
         else:

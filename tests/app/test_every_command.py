@@ -79,8 +79,8 @@ def test_every_command_and_option_has_a_sentence(racer: Command, name: str) -> N
     assert [
         each.opts for each in command.params if isinstance(each, click.Option) and not each.help
     ] == []
-    code, out, said = racer(*name.split(), "-h")
-    assert (code, said) == (0, "")
+    code, out, stderr = racer(*name.split(), "-h")
+    assert (code, stderr) == (0, "")
     assert all(opt in out for each in command.params for opt in each.opts[:1] if opt[0] == "-")
 
 
@@ -135,22 +135,22 @@ def test_what_cannot_be_read_is_one_sentence(
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         extra = ["--port", str(taken.getsockname()[1])] if name == "demo" else []
-        code, out, said = racer(*name.split(), *arguments(COMMANDS[name], path, path), *extra)
+        code, out, stderr = racer(*name.split(), *arguments(COMMANDS[name], path, path), *extra)
     if name == "doctor":  # its sentences stand in a table
-        assert (code, said) == (1, "")
+        assert (code, stderr) == (1, "")
         assert "failed" in out
         return
-    is_refused(code, out, said)
+    is_refused(code, out, stderr)
 
 
-def is_refused(code: int, out: str, said: str) -> None:
+def is_refused(code: int, out: str, stderr: str) -> None:
     """One sentence, and nothing that looks like a result."""
     assert code in (1, 2, 3), out
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     assert out == ""
-    sentences = [line for line in said.splitlines() if line.startswith("racer: ")]
+    sentences = [line for line in stderr.splitlines() if line.startswith("racer: ")]
     assert len(sentences) == 1
-    assert said.splitlines()[-1] == sentences[0]
+    assert stderr.splitlines()[-1] == sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_what_cannot_be_read_behind_a_good_configuration_is_one_sentence(
         f"{{schema_version: 1, candidates: [{{name: a, base_url: '{UNREACHABLE}/v1'}}]}}\n"
     )
     path = broken(kind, tmp_path)
-    code, out, said = racer(*name.split(), *arguments(COMMANDS[name], path, config))
-    is_refused(code, out, said)
-    assert str(config) not in said
+    code, out, stderr = racer(*name.split(), *arguments(COMMANDS[name], path, config))
+    is_refused(code, out, stderr)
+    assert str(config) not in stderr
 
 
 def test_json_is_all_of_stdout(racer: Command, tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_json_is_all_of_stdout(racer: Command, tmp_path: Path) -> None:
     rows.write_text('{"query": "one?", "correct": {"a": true}}\n')
     converted = racer("convert", rows, "--out", tmp_path / "out.jsonl", "--json")
     assert json.loads(converted[1])["out"] == str(tmp_path / "out.jsonl")
-    code, out, said = racer("evaluate", "--data", rows, "--encoder", "char-ngrams", "--json")
+    code, out, stderr = racer("evaluate", "--data", rows, "--encoder", "char-ngrams", "--json")
     assert (code, out) == (1, "")
-    assert said.startswith("racer: ")
+    assert stderr.startswith("racer: ")

@@ -131,13 +131,13 @@ def answering(
     rng = np.random.default_rng(7)
     answers: list[dict[str, str | None]] = []
     for labels in calibration.labels:
-        said = {
+        texts = {
             name: "Right." if right else f"wrong {rng.integers(spread)}"
             for name, right in zip(calibration.pool, labels, strict=True)
         }
-        answers.append({n: None if rng.random() < silent else text for n, text in said.items()})
+        answers.append({n: None if rng.random() < silent else text for n, text in texts.items()})
     shape = calibration.scores.shape
-    told = [[each.get(name) for name in calibration.pool] for each in answers]
+    columns = [[each.get(name) for name in calibration.pool] for each in answers]
     rows = RowColumns(
         pool=calibration.pool,
         queries=Texts(b"", np.zeros(shape[0], np.int64)),
@@ -145,7 +145,7 @@ def answering(
         labels=calibration.labels,
         scores=np.full(shape, np.nan),
         groups=None,
-        classes=answer_classes(told, Equality.EXACT),
+        classes=answer_classes(columns, Equality.EXACT),
         answered=np.ones(shape[0], bool),
         later=np.zeros(shape[0], bool),
         conditions=(),
@@ -322,15 +322,15 @@ def test_a_dry_run_shows_what_could_be_chosen(priced: Gateway, noisy_artifact: P
 def test_a_calibration_keeps_its_answer_risk(priced: Gateway) -> None:
     """It stands in the record, with where the rows came from; what a dry run adds does not."""
     result = calibrated(priced, answered_rows(ROWS))
-    kept = priced.get(f"/calibrations/{result['id']}", ADMIN_KEY).json()["evidence"]
-    assert kept == result["evidence"]
-    risk = kept["answer_risk"]
+    stored = priced.get(f"/calibrations/{result['id']}", ADMIN_KEY).json()["evidence"]
+    assert stored == result["evidence"]
+    risk = stored["answer_risk"]
     assert 0 < risk["errors"] < risk["answered"] <= risk["rows"] == 160
     assert risk["upper"] == pytest.approx(clopper_pearson_upper(risk["errors"], risk["answered"]))
-    assert kept["source"]["key"] == "admin"
-    assert len(kept["source"]["sha256"]) == 64
-    assert not {"curve", "groups"} & set(kept)
-    assert "7" not in json.dumps(kept["source"]["key"])
+    assert stored["source"]["key"] == "admin"
+    assert len(stored["source"]["sha256"]) == 64
+    assert not {"curve", "groups"} & set(stored)
+    assert "7" not in json.dumps(stored["source"]["key"])
 
 
 def test_copies_and_near_copies_are_counted(priced: Gateway) -> None:
@@ -470,6 +470,6 @@ def test_the_command_shows_curve_and_groups(
     assert code == 0
     for words in ("mean_cost", "answer_risk upper", "shift size_change", "0.45", "odd", "even"):
         assert words in out
-    code, _, said = racer("calibrate", rows, *at, "--alpha", 0.5, "--max-shift", 0.001)
+    code, _, texts = racer("calibrate", rows, *at, "--alpha", 0.5, "--max-shift", 0.001)
     assert code == 1
-    assert "max_shift" in said
+    assert "max_shift" in texts

@@ -104,8 +104,8 @@ def filled(text: str, gateway: Gateway) -> str:
         "chatcmpl-...": made,
         "cal-...": gateway.ready()["calibration"],
     }
-    for said, here in known.items():
-        text = text.replace(said, here)
+    for documented, here in known.items():
+        text = text.replace(documented, here)
     return text
 
 

@@ -47,7 +47,7 @@ def say(
     return gateway.post("/feedback", key, json={"decision_id": decision_id, "correct": correct})
 
 
-def said(
+def send_feedback(
     gateway: Gateway, decision_id: str, correct: dict[str, Any], key: str = DATA_KEY
 ) -> dict[str, Any]:
     """The same, with the status checked."""
@@ -74,19 +74,19 @@ def test_feedback_finds_a_decision_right_after_its_answer(gateway: Gateway) -> N
     """A decision that still waits to be written is there for its caller."""
     for _ in range(5):
         answer = gateway.chat(TWO)
-        told = said(gateway, answer["id"], {"adder": True})
-        assert told["correct"] == {"adder": True}
-        assert told["unknown"] == ["speller", "poet"]
-        assert not told["repeated"]
+        result = send_feedback(gateway, answer["id"], {"adder": True})
+        assert result["correct"] == {"adder": True}
+        assert result["unknown"] == ["speller", "poet"]
+        assert not result["repeated"]
 
 
 def test_the_same_verdict_again_changes_nothing(gateway: Gateway) -> None:
     """200 and ``repeated``, alone or beside others; new ones beside it are taken."""
     decision_id = decision(gateway)
-    first = said(gateway, decision_id, {"adder": True, "speller": False})
-    again = said(gateway, decision_id, {"speller": False})
+    first = send_feedback(gateway, decision_id, {"adder": True, "speller": False})
+    again = send_feedback(gateway, decision_id, {"speller": False})
     assert again == first | {"repeated": True}
-    more = said(gateway, decision_id, {"speller": False, "poet": False})
+    more = send_feedback(gateway, decision_id, {"speller": False, "poet": False})
     assert more["correct"] == {"adder": True, "speller": False, "poet": False}
     assert not more["repeated"]
 
@@ -95,16 +95,16 @@ def test_the_same_verdict_again_changes_nothing(gateway: Gateway) -> None:
 def test_another_verdict_is_a_conflict_and_changes_nothing(gateway: Gateway, key: str) -> None:
     """409, and nothing of the request is taken: not even what is new in it."""
     decision_id = decision(gateway, key=key)
-    said(gateway, decision_id, {"adder": True}, key)
+    send_feedback(gateway, decision_id, {"adder": True}, key)
     message = error_message(say(gateway, decision_id, {"poet": True, "adder": False}, key), 409)
     assert "adder" in message
-    assert said(gateway, decision_id, {"adder": True}, key)["correct"] == {"adder": True}
+    assert send_feedback(gateway, decision_id, {"adder": True}, key)["correct"] == {"adder": True}
 
 
 def test_a_candidate_that_was_not_called_can_be_judged(gateway: Gateway) -> None:
     """Only the pool limits who is judged: an operator may know more than was served."""
     decision_id = decision(gateway, ONE)
-    assert said(gateway, decision_id, {"poet": False})["correct"] == {"poet": False}
+    assert send_feedback(gateway, decision_id, {"poet": False})["correct"] == {"poet": False}
 
 
 def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
@@ -116,7 +116,7 @@ def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
     body = {"query": TWO, "candidates": ["adder", "poet"]}
     smaller = gateway.post("/route", json=body).json()["decision_id"]
     assert "'speller'" in error_message(say(gateway, smaller, {"speller": True}), 400)
-    assert said(gateway, decision_id, {"poet": True})["correct"] == {"poet": True}
+    assert send_feedback(gateway, decision_id, {"poet": True})["correct"] == {"poet": True}
 
 
 def test_decisions_of_others_and_of_nobody_are_alike(gateway: Gateway) -> None:
@@ -125,7 +125,7 @@ def test_decisions_of_others_and_of_nobody_are_alike(gateway: Gateway) -> None:
     for decision_id in (admins, "chatcmpl-none"):
         assert decision_id in error_message(say(gateway, decision_id, {"adder": True}), 404)
     own = decision(gateway)
-    assert said(gateway, own, {"adder": True}, ADMIN_KEY)["correct"] == {"adder": True}
+    assert send_feedback(gateway, own, {"adder": True}, ADMIN_KEY)["correct"] == {"adder": True}
 
 
 @pytest.mark.parametrize(
@@ -155,21 +155,21 @@ def test_what_is_no_feedback_is_refused(gateway: Gateway, body: object, status: 
 def test_a_data_keys_verdicts_wait_for_an_admin(gateway: Gateway) -> None:
     """They are kept and shown, and count once they are accepted."""
     decision_id = decision(gateway)
-    told = said(gateway, decision_id, {"adder": True, "poet": False})
-    assert told["waiting"] == ["adder", "poet"]
+    result = send_feedback(gateway, decision_id, {"adder": True, "poet": False})
+    assert result["waiting"] == ["adder", "poet"]
     assert counted(gateway, decision_id) == {}
     error_message(gateway.post("/feedback/accept", json={"decision_ids": [decision_id]}), 403)
     accepted = gateway.post("/feedback/accept", ADMIN_KEY, json={"decision_ids": [decision_id]})
     assert accepted.status_code == 200
     assert accepted.json()["data"][0]["waiting"] == []
     assert counted(gateway, decision_id) == {"adder": True, "poet": False}
-    assert said(gateway, decision_id, {"adder": True})["waiting"] == []
+    assert send_feedback(gateway, decision_id, {"adder": True})["waiting"] == []
 
 
 def test_accepting_is_for_all_or_none(gateway: Gateway) -> None:
     """One unknown decision among them, and nothing is accepted."""
     decision_id = decision(gateway)
-    said(gateway, decision_id, {"adder": True})
+    send_feedback(gateway, decision_id, {"adder": True})
     body = {"decision_ids": [decision_id, "chatcmpl-none"]}
     assert "chatcmpl-none" in error_message(
         gateway.post("/feedback/accept", ADMIN_KEY, json=body), 404
@@ -180,7 +180,7 @@ def test_accepting_is_for_all_or_none(gateway: Gateway) -> None:
 def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
     """And nobody can change them, an admin neither."""
     decision_id = decision(gateway)
-    assert said(gateway, decision_id, {"adder": False}, ADMIN_KEY)["waiting"] == []
+    assert send_feedback(gateway, decision_id, {"adder": False}, ADMIN_KEY)["waiting"] == []
     assert counted(gateway, decision_id) == {"adder": False}
     for key in (DATA_KEY, ADMIN_KEY):
         error_message(say(gateway, decision_id, {"adder": True}, key), 409)
@@ -189,17 +189,17 @@ def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
 def test_an_admins_word_goes_over_one_that_waits(gateway: Gateway) -> None:
     """Whether it agrees or not; a data key cannot undo a verdict that waits."""
     decision_id = decision(gateway)
-    said(gateway, decision_id, {"adder": True, "poet": True})
+    send_feedback(gateway, decision_id, {"adder": True, "poet": True})
     error_message(say(gateway, decision_id, {"adder": False}), 409)
-    told = said(gateway, decision_id, {"adder": False, "poet": True}, ADMIN_KEY)
-    assert not told["repeated"]
+    result = send_feedback(gateway, decision_id, {"adder": False, "poet": True}, ADMIN_KEY)
+    assert not result["repeated"]
     assert counted(gateway, decision_id) == {"adder": False, "poet": True}
 
 
 def test_data_keys_count_where_the_operator_says_so(trusting: Gateway) -> None:
     """`watching.feedback: all`."""
     decision_id = decision(trusting)
-    assert said(trusting, decision_id, {"adder": True})["waiting"] == []
+    assert send_feedback(trusting, decision_id, {"adder": True})["waiting"] == []
     assert counted(trusting, decision_id) == {"adder": True}
 
 
@@ -211,13 +211,13 @@ def test_a_shadow_decision_is_judged_when_everyone_is(trusting: Gateway, pool: F
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
     assert pool.models_called() == sorted(POOL)
-    assert said(trusting, answer["id"], {"adder": True, "speller": False})["shadow"]
+    assert send_feedback(trusting, answer["id"], {"adder": True, "speller": False})["shadow"]
     path = f"/decisions/{answer['id']}"
     assert not trusting.get(path).json()["judged"]
-    said(trusting, answer["id"], {"poet": False})
-    said(trusting, answer["id"], {"poet": False})
-    kept = trusting.get(path).json()
-    assert (kept["judged"], kept["loss"]) == (True, 0.0)
+    send_feedback(trusting, answer["id"], {"poet": False})
+    send_feedback(trusting, answer["id"], {"poet": False})
+    stored = trusting.get(path).json()
+    assert (stored["judged"], stored["loss"]) == (True, 0.0)
     after = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     assert after["sampled"] == before["sampled"] + 1
     assert after["judged"] == before["judged"] + 1
@@ -233,9 +233,9 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
     for number, right in enumerate(({"adder"}, {"adder"}, set[str]())):
         answer = gateway.chat(f"Compare 3 with 4{number} in one word")
         correct = {name: name in right for name in POOL}
-        said(gateway, answer["id"], correct, ADMIN_KEY)
+        send_feedback(gateway, answer["id"], correct, ADMIN_KEY)
         expected.append({"scores": answer["racer"]["pool_scores"], "correct": correct})
-    said(gateway, gateway.chat(TWO)["id"], {"adder": True}, ADMIN_KEY)
+    send_feedback(gateway, gateway.chat(TWO)["id"], {"adder": True}, ADMIN_KEY)
     response = gateway.get("/shadow/rows", ADMIN_KEY)
     assert response.headers["content-type"].startswith("application/x-ndjson")
     rows = [json.loads(line) for line in response.text.splitlines()]
@@ -263,6 +263,6 @@ def test_without_a_shadow_rate_only_the_set_is_called(gateway: Gateway, pool: Fa
     """And full feedback is feedback, not a judged member of the sample."""
     answer = gateway.chat(ONE)
     assert pool.models_called() == ["adder"]
-    told = said(gateway, answer["id"], dict.fromkeys(POOL, False), ADMIN_KEY)
-    assert not told["shadow"]
+    result = send_feedback(gateway, answer["id"], dict.fromkeys(POOL, False), ADMIN_KEY)
+    assert not result["shadow"]
     assert not gateway.get(f"/decisions/{answer['id']}").json()["judged"]

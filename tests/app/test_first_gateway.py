@@ -33,8 +33,8 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
             stack.enter_context(
                 served(
                     name,
-                    answer=lambda query, said={r.query: r.answers[name] for r in rows}: (
-                        said.get(query, "42") or ""
+                    answer=lambda query, answers={r.query: r.answers[name] for r in rows}: (
+                        answers.get(query, "42") or ""
                     ),
                 )
             )
@@ -55,11 +55,11 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
 def test_the_page_is_whole(tmp_path: Path) -> None:
     """Nothing that looks like a command escapes the test; each step of the way is there."""
     text = section()
-    told = "".join(block for _, block in blocks())
+    page = "".join(block for _, block in blocks())
     assert text.count("```") == 2 * (len(blocks()) + 1)  # and one line of questions.jsonl
     shown = text.partition("```json\n")[2].partition("```")[0]
     (tmp_path / "questions.jsonl").write_text(shown)
     assert len(read_questions(tmp_path / "questions.jsonl")) == 1
     steps = ("init", "doctor", "label", "train", "tune", "evaluate", "serve", "calibrate")
-    places = [told.index(f"racer {step}") for step in steps]
+    places = [page.index(f"racer {step}") for step in steps]
     assert places == sorted(places)

@@ -30,12 +30,12 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(racer: Command, *arguments: object) -> dict[str, Any]:
     """What was written: it loads, fits the schema beside it and names that, and says what it is."""
-    code, out, said = racer("init", *arguments, "--json")
-    assert (code, said) == (0, "")
-    told = json.loads(out)
-    path = Path(told["config"])
+    code, out, stderr = racer("init", *arguments, "--json")
+    assert (code, stderr) == (0, "")
+    output = json.loads(out)
+    path = Path(output["config"])
     configured, _ = settings.load(path)
-    assert list(configured.pool) == told["candidates"]
+    assert list(configured.pool) == output["candidates"]
     text = path.read_text(encoding="utf-8")
     named = text.splitlines()[0].removeprefix(schema.modeline(""))
     values = yaml.safe_load(text)
@@ -53,13 +53,13 @@ def files() -> dict[Path, bytes]:
 def fails_and_writes_nothing(racer: Command, code: int, *arguments: object) -> str:
     """One sentence, and nothing is written."""
     before = files()
-    found, out, said = racer("init", *arguments)
+    found, out, stderr = racer("init", *arguments)
     assert (found, out) == (code, "")
-    assert said.startswith("racer: ")
-    assert said.count("\n") == 1
-    assert "Traceback" not in said
+    assert stderr.startswith("racer: ")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
     assert files() == before
-    return said
+    return stderr
 
 
 def test_every_model_is_a_candidate(racer: Command) -> None:
@@ -166,10 +166,10 @@ def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
 def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
     """Exit code 3, for a pool that lacks somebody is another pool."""
     with served("qwen") as server:
-        said = fails_and_writes_nothing(racer, 3, server.url, UNREACHABLE)
-        assert f"{UNREACHABLE}/v1 cannot be reached" in said
-        assert "--keep-unreachable" in said
-        assert server.url not in said
+        stderr = fails_and_writes_nothing(racer, 3, server.url, UNREACHABLE)
+        assert f"{UNREACHABLE}/v1 cannot be reached" in stderr
+        assert "--keep-unreachable" in stderr
+        assert server.url not in stderr
         values = written(racer, server.url, UNREACHABLE, "--keep-unreachable")
     assert [each["name"] for each in values["candidates"]] == ["qwen", "127.0.0.1-1"]
     assert f"# {UNREACHABLE}/v1 cannot be reached" in Path("racer.yaml").read_text()
@@ -192,8 +192,8 @@ def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]
     """Nothing is left in or beside it. Red when it is found out while the files are written."""
     Path("inner").mkdir()
     with served("qwen") as server:
-        said = fails_and_writes_nothing(racer, 2, server.url, "--out", folder, *force)
-    assert "is a folder: name a file in it with --out" in said
+        stderr = fails_and_writes_nothing(racer, 2, server.url, "--out", folder, *force)
+    assert "is a folder: name a file in it with --out" in stderr
 
 
 def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:

@@ -119,7 +119,7 @@ def delete(gateway: Gateway, place: str) -> httpx2.Response:
         return client.delete(place)
 
 
-def kept(gateway: Gateway) -> list[str]:
+def stored_ids(gateway: Gateway) -> list[str]:
     """The ids of what is stored."""
     listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
     return [each["id"] for each in listed]
@@ -147,12 +147,12 @@ def test_a_large_set_answers_with_a_job(serve: Serve, brake: Brake, why: str) ->
             line.replace(b"{", b"{" + padding.encode(), 1) + b"\n" for line in many(50).splitlines()
         )
     place = started(send(gateway, data))
-    assert gateway.ready()["calibration"] == kept(gateway)[0]
+    assert gateway.ready()["calibration"] == stored_ids(gateway)[0]
     brake.free.set()
     job = ended(gateway, place)
     assert (job["status"], job["error"]) == ("done", None)
     assert job["result"]["active"] is True
-    assert gateway.ready()["calibration"] == job["result"]["id"] == kept(gateway)[0]
+    assert gateway.ready()["calibration"] == job["result"]["id"] == stored_ids(gateway)[0]
 
 
 def test_waiting_can_be_asked_for_and_done_without(serve: Serve) -> None:
@@ -182,7 +182,7 @@ def test_what_is_wrong_with_rows_is_told_where_the_job_is(serve: Serve) -> None:
     assert (job["status"], job["result"]) == ("failed", None)
     assert (job["error"]["status"], job["error"]["code"]) == (422, "invalid_rows")
     assert "line 4: not JSON" in job["error"]["message"]
-    assert kept(gateway) == []
+    assert stored_ids(gateway) == []
 
 
 def test_a_job_that_nobody_knows_says_where_to_look(gateway: Gateway) -> None:
@@ -252,7 +252,7 @@ def test_queries_are_answered_while_a_job_scores(serve: Serve, brake: Brake) -> 
 def test_cancelling_changes_nothing(serve: Serve, brake: Brake) -> None:
     """In the middle of scoring: the job ends at the next slice; asking again is no error."""
     gateway = serve()
-    before, active = kept(gateway), gateway.ready()
+    before, active = stored_ids(gateway), gateway.ready()
     place = started(send(gateway, many(3_000)))
     assert brake.begun.wait(10)
     with ThreadPoolExecutor(1) as thread:
@@ -265,7 +265,7 @@ def test_cancelling_changes_nothing(serve: Serve, brake: Brake) -> None:
     assert (job["status"], job["result"]) == ("cancelled", None)
     assert job["error"]["code"] == "job_cancelled"
     assert brake.scored < 100
-    assert (kept(gateway), gateway.ready()) == (before, active)
+    assert (stored_ids(gateway), gateway.ready()) == (before, active)
     assert delete(gateway, place).status_code == 200
 
 
@@ -340,7 +340,7 @@ def test_what_is_done_cannot_be_cancelled(serve: Serve) -> None:
     place = started(send(gateway, many(20), wait="false"))
     job = ended(gateway, place)
     assert delete(gateway, place).status_code == 409
-    assert kept(gateway) == [job["result"]["id"]]
+    assert stored_ids(gateway) == [job["result"]["id"]]
 
 
 def test_what_is_being_stored_cannot_be_cancelled(
@@ -362,7 +362,7 @@ def test_what_is_being_stored_cannot_be_cancelled(
     held.set()
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
     assert ended(gateway, place)["status"] == "done"
-    assert len(kept(gateway)) == 1
+    assert len(stored_ids(gateway)) == 1
 
 
 # The queue ------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_jobs_run_one_after_the_other(serve: Serve, brake: Brake) -> None:
     brake.free.set()
     results = [ended(gateway, place)["result"] for place in sent]
     assert [each["evidence"]["rows"] for each in results] == [2_001, 2_002, 2_003]
-    assert kept(gateway) == [each["id"] for each in results[::-1]]
+    assert stored_ids(gateway) == [each["id"] for each in results[::-1]]
 
 
 def test_closing_ends_what_runs(
@@ -405,7 +405,7 @@ def test_closing_ends_what_runs(
         begun = time.monotonic()
     assert time.monotonic() - begun < 20
     with running(config, ENVIRONMENT) as gateway:
-        assert kept(gateway) == []
+        assert stored_ids(gateway) == []
 
 
 # The command line -----------------------------------------------------------------------------
@@ -418,7 +418,7 @@ def test_the_client_follows_a_job(serve: Serve, tmp_path: Path) -> None:
     rows.write_bytes(many(4_000))
     heard: list[tuple[str, int, int]] = []
     with GatewayClient(gateway.url, ADMIN_KEY) as client:
-        result = client.calibrate(rows, {"alpha": 0.2}, lambda *said: heard.append(said))
+        result = client.calibrate(rows, {"alpha": 0.2}, lambda *progress: heard.append(progress))
     assert (result["active"], result["evidence"]["rows"]) == (True, 4_000)
     assert result["evidence"]["alpha"] == 0.2
     assert {"scoring", "storing"} <= {phase for phase, _, _ in heard}
@@ -432,9 +432,9 @@ def test_a_job_that_fails_fails_the_command(serve: Serve, racer: Command, tmp_pa
     with GatewayClient(gateway.url, ADMIN_KEY) as client, pytest.raises(GatewayRefused) as caught:
         client.calibrate(rows, {})
     assert "line 4001: not JSON" in str(caught.value)
-    code, out, said = racer("calibrate", rows, "--url", gateway.url, "--key", ADMIN_KEY)
+    code, out, stderr = racer("calibrate", rows, "--url", gateway.url, "--key", ADMIN_KEY)
     assert (code, out) == (1, "")
-    assert "line 4001" in said
+    assert "line 4001" in stderr
 
 
 def test_an_interrupt_cancels_the_job(serve: Serve, tmp_path: Path, brake: Brake) -> None:
@@ -453,7 +453,7 @@ def test_an_interrupt_cancels_the_job(serve: Serve, tmp_path: Path, brake: Brake
     (job,) = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"]
     brake.free.set()
     assert ended(gateway, f"/calibrations/jobs/{job['id']}")["status"] == "cancelled"
-    assert kept(gateway) == []
+    assert stored_ids(gateway) == []
 
 
 def test_a_packed_file_is_unpacked_on_the_way(serve: Serve, racer: Command, tmp_path: Path) -> None:
@@ -488,17 +488,17 @@ def test_a_full_disk_is_insufficient_storage(serve: Serve) -> None:
     """507, nothing is changed, and the gateway goes on with what it had."""
     with small_disk(60):
         gateway = serve()
-        before, active = kept(gateway), gateway.ready()
+        before, active = stored_ids(gateway), gateway.ready()
         for _ in range(20):
             response = send(gateway, many(1_000))
             if response.status_code != 200:
                 break
-            before, active = kept(gateway), gateway.ready()
+            before, active = stored_ids(gateway), gateway.ready()
         assert response.status_code == 507, response.text
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("api_error", "insufficient_storage")
         assert response.headers["x-should-retry"] == "false"
-        assert (kept(gateway), gateway.ready()) == (before, active)
+        assert (stored_ids(gateway), gateway.ready()) == (before, active)
         assert gateway.route(ONE)["certificate"]["calibration_id"] == active["calibration"]
 
 

@@ -269,7 +269,7 @@ def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
     Also where queries are stored: only who may see a decision sees its query.
     """
     upstream_key, prompt = "the-adders-own-key", "CANARY-prompt-41"
-    said: list[str] = []
+    texts: list[str] = []
     servers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "aiohttp", "app")]
     with caplog.at_level(logging.DEBUG), collector() as listening:
         gateway = serve(
@@ -289,24 +289,24 @@ def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
                     pool.say(name, "42", fault=fault)
                 for racer in ({}, {"alpha": 0.001}, {"alpha": 7}, {"candidates": ["nobody"]}):
                     response = gateway.ask(f"{prompt} {ONE}", racer)
-                    said += [response.text.replace(response.json().get("id", ""), "")]
-                    said += [str(response.headers)]
-            said.append(gateway.post("/calibrate", ADMIN_KEY, json={"rows": [prompt]}).text)
-            said.append(gateway.post("/calibrate", DATA_KEY, json={"rows": [prompt]}).text)
-            said.append(gateway.get("/metrics").text)
-            said.append(gateway.get("/readyz").text)
-            said.append(gateway.get("/openapi.json").text)
+                    texts += [response.text.replace(response.json().get("id", ""), "")]
+                    texts += [str(response.headers)]
+            texts.append(gateway.post("/calibrate", ADMIN_KEY, json={"rows": [prompt]}).text)
+            texts.append(gateway.post("/calibrate", DATA_KEY, json={"rows": [prompt]}).text)
+            texts.append(gateway.get("/metrics").text)
+            texts.append(gateway.get("/readyz").text)
+            texts.append(gateway.get("/openapi.json").text)
             listening.routes(20)
-            said += [body.decode("latin-1") for body in listening.bodies]
+            texts += [body.decode("latin-1") for body in listening.bodies]
         finally:
             for each in servers:
                 each.removeHandler(caplog.handler)
     clients = ("httpx", "httpcore", "openai")
-    said += [
+    texts += [
         f"{each.getMessage()} {each.exc_text}"
         for each in caplog.records
         if not each.name.startswith(clients)
     ]
     assert pool.headers[0]["authorization"] == f"Bearer {upstream_key}"
     for secret in (DATA_KEY, ADMIN_KEY, upstream_key, prompt):
-        assert not [text for text in said if secret in text], secret
+        assert not [text for text in texts if secret in text], secret

@@ -46,14 +46,14 @@ def kill_and_look(store: Path, kills: int) -> int:
     finally:
         connection.close()
     with Store(f"sqlite:///{store}") as opened:
-        kept = {each.id: each for each in opened.summaries()}
-        assert set(result["added"]) <= set(kept), "an acknowledged record is lost"
-        assert [each.active for each in kept.values()].count(True) == 1
-        artifact = next(iter(kept.values())).artifact
+        stored = {each.id: each for each in opened.summaries()}
+        assert set(result["added"]) <= set(stored), "an acknowledged record is lost"
+        assert [each.active for each in stored.values()].count(True) == 1
+        artifact = next(iter(stored.values())).artifact
         active = opened.shared_state(artifact).active_id
         assert active is not None
-        assert kept[active].active
-        for name, summary in kept.items():  # every one is whole: its digest fits its bytes
+        assert stored[active].active
+        for name, summary in stored.items():  # every one is whole: its digest fits its bytes
             record = opened.activate(name, None, artifact)
             assert record.evidence == summary.evidence == evidence(record.calibration)
             assert (record.calibration.scores == written(name).calibration.scores).all()

@@ -169,13 +169,13 @@ def test_conversations_that_could_not_be_calibrated_are_not_asked(
     """Where all turns are routed on, all of them must not be too long: labels cost money."""
     turns = [{"role": "user", "content": f"{each} " * 3_000} for each in "ab"]
     questions = save(tmp_path / "q.jsonl", [{"messages": turns, "reference": 42}])
-    said = (0, "", "")
+    result = (0, "", "")
     for text, code in (("last_user", 0), ("conversation", 1)):
         config = configure(tmp_path / text, artifact, pool.url, routing={"text": text})
         out = tmp_path / f"{text}.jsonl"
-        said = racer("label", questions, "--config", config, "--out", out, "--grade", "number")
-        assert said[0] == code, said
-    assert "12,00" in said[2]
+        result = racer("label", questions, "--config", config, "--out", out, "--grade", "number")
+        assert result[0] == code, result
+    assert "12,00" in result[2]
     assert len(pool.requests) == len(POOL)
 
 
@@ -203,13 +203,13 @@ def test_progress_goes_to_stderr(
     racer: Command, config: Path, tmp_path: Path, pool: FakePool
 ) -> None:
     """Stdout is the result."""
-    code, printed, said = racer(
+    code, printed, stderr = racer(
         "label", save(tmp_path / "q.jsonl"), "--config", config,
         "--out", tmp_path / "rows.jsonl", "--grade", "number",
     )  # fmt: skip
     assert code == 0
     assert "labelled" in printed
-    assert "6/6" in said
+    assert "6/6" in stderr
     assert "6/6" not in printed
 
 
@@ -243,12 +243,12 @@ def test_a_candidates_failure_is_never_a_wrong_answer(
     """The question has no row; running again asks the one that failed, and nobody else."""
     pool.fail("poet", "503")
     questions = save(tmp_path / "q.jsonl")
-    code, printed, said = label(questions)
+    code, printed, stderr = label(questions)
     assert (code, printed) == (1, "")
-    assert said.startswith("racer: 6 of 6 questions are not labelled (poet failed ")
-    assert "upstream_error" in said  # until it is taken out; then nobody asks it any more
-    assert sum(map(int, re.findall(r"poet failed (\d+) times", said))) == 6
-    assert "run the same command again" in said
+    assert stderr.startswith("racer: 6 of 6 questions are not labelled (poet failed ")
+    assert "upstream_error" in stderr  # until it is taken out; then nobody asks it any more
+    assert sum(map(int, re.findall(r"poet failed (\d+) times", stderr))) == 6
+    assert "run the same command again" in stderr
     assert lines(tmp_path / "rows.jsonl") == []
     pool.say("poet", "42")
     before = pool.calls()
@@ -264,10 +264,10 @@ def test_every_kind_of_failure_leaves_the_question_unlabelled(
 ) -> None:
     """One sentence on stderr and exit code 1, whatever the server did."""
     pool.fail("speller", fault)
-    code, printed, said = label(save(tmp_path / "q.jsonl", QUESTIONS[:1]))
+    code, printed, stderr = label(save(tmp_path / "q.jsonl", QUESTIONS[:1]))
     assert (code, printed) == (1, "")
-    assert "speller failed once: upstream_" in said
-    assert said.count("\n") == 1
+    assert "speller failed once: upstream_" in stderr
+    assert stderr.count("\n") == 1
     assert lines(tmp_path / "rows.jsonl") == []
 
 
@@ -277,8 +277,8 @@ def test_a_candidate_that_keeps_failing_is_given_up(
     """The others still answer, and what they said is kept for the next run."""
     pool.fail("poet", "401")
     many = [{"query": f"{n}?", "reference": 42} for n in range(60)]
-    _, _, said = label(save(tmp_path / "q.jsonl", many), concurrency=1)
-    assert "poet was given up after 20 failures in a row" in said
+    _, _, stderr = label(save(tmp_path / "q.jsonl", many), concurrency=1)
+    assert "poet was given up after 20 failures in a row" in stderr
     assert Counter(pool.models_called()) == {"adder": 60, "speller": 60, "poet": 20}
     pool.say("poet", "42")
     code, printed, _ = label(tmp_path / "q.jsonl")
@@ -304,9 +304,9 @@ def test_bad_questions_are_refused_before_anyone_is_asked(
     label: Label, pool: FakePool, tmp_path: Path, questions: list[Any], words: list[str]
 ) -> None:
     """Exit code 1 with the line; no call is paid for."""
-    code, printed, said = label(save(tmp_path / "q.jsonl", questions))
+    code, printed, stderr = label(save(tmp_path / "q.jsonl", questions))
     assert (code, printed, pool.requests) == (1, "", [])
-    assert all(word in said for word in ["q.jsonl", *words])
+    assert all(word in stderr for word in ["q.jsonl", *words])
 
 
 def test_a_question_that_stands_twice_is_asked_once(
@@ -377,10 +377,10 @@ def test_two_interruptions_ask_nothing_twice(
         with started(config, questions, out) as process:
             wait_while_running(lambda: len(pool.running) == 2, process)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
-        assert process.returncode == 130, said
-        assert b"run the same command again" in said
-        assert b"Traceback" not in said
+            _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 130, stderr
+        assert b"run the same command again" in stderr
+        assert b"Traceback" not in stderr
         assert len(lines(out)) == 2 * interrupted
     assert label(questions)[0] == 0
     assert pool.calls() == once()
@@ -398,9 +398,9 @@ def test_a_second_ctrl_c_waits_for_nothing(config: Path, pool: FakePool, tmp_pat
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=4)  # a candidate's timeout is 5 s
-    assert process.returncode == 130, said
-    assert b"Traceback" not in said
+        _, stderr = process.communicate(timeout=4)  # a candidate's timeout is 5 s
+    assert process.returncode == 130, stderr
+    assert b"Traceback" not in stderr
     assert len(lines(partial)) == 5
 
 
@@ -481,10 +481,10 @@ def test_a_damaged_partial_file_is_named(label: Label, pool: FakePool, tmp_path:
     """And how to do without it."""
     for text in ("{}\n", "42\n", '{"conditions": 1}\nnonsense\n', '{"conditions": 1}\n{"q": 1}\n'):
         (tmp_path / "rows.jsonl.partial").write_text(text)
-        code, _, said = label(save(tmp_path / "q.jsonl"))
+        code, _, stderr = label(save(tmp_path / "q.jsonl"))
         assert code == 1
-        assert "rows.jsonl.partial" in said
-        assert "without it, unfinished questions are asked again" in said
+        assert "rows.jsonl.partial" in stderr
+        assert "without it, unfinished questions are asked again" in stderr
     assert pool.requests == []
 
 
@@ -502,11 +502,11 @@ def test_rows_of_other_conditions_are_not_mixed(
     pool.requests.clear()
     other = configure(tmp_path / "b", tmp_path / "x", "", candidates=candidates(pool.url, **change))
     for options in ({"config": other}, {"grade": "exact"}):
-        code, _, said = label(questions, **options)
+        code, _, stderr = label(questions, **options)
         assert code == 1
-        assert "begun with other candidates, parameters or grading" in said
-    code, _, said = label(save(tmp_path / "r.jsonl", [QUESTIONS[0] | {"reference": "9"}]))
-    assert (code, "with another reference" in said) == (1, True)
+        assert "begun with other candidates, parameters or grading" in stderr
+    code, _, stderr = label(save(tmp_path / "r.jsonl", [QUESTIONS[0] | {"reference": "9"}]))
+    assert (code, "with another reference" in stderr) == (1, True)
     assert pool.requests == []
 
 
@@ -518,8 +518,8 @@ def test_two_runs_at_once_are_refused(
     pool.fail("poet", "hang")
     with started(config, questions, out) as process:
         wait_while_running(lambda: "poet" in pool.running, process)
-        code, _, said = label(questions)
-    assert (code, "another `racer label`" in said) == (1, True)
+        code, _, stderr = label(questions)
+    assert (code, "another `racer label`" in stderr) == (1, True)
 
 
 def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
@@ -532,15 +532,17 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
     questions, out = save(tmp_path / "q.jsonl"), tmp_path / "rows.jsonl"
     limited = ["bash", "-c", 'ulimit -f 1; exec "$0" "$@"']
     with started(config, questions, out, limited) as process:
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == 1, said
-    assert b"rows.jsonl.partial: cannot be written" in said
-    assert b"Traceback" not in said
-    kept = (tmp_path / "rows.jsonl.partial").read_text().count("\n") - 1 + 3 * len(lines(out))
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1, stderr
+    assert b"rows.jsonl.partial: cannot be written" in stderr
+    assert b"Traceback" not in stderr
+    stored_answers = (
+        (tmp_path / "rows.jsonl.partial").read_text().count("\n") - 1 + 3 * len(lines(out))
+    )
     before = pool.calls()
     assert 0 < before.total() < 18
     assert label(questions)[0] == 0
-    assert (pool.calls() - before).total() == 18 - kept
+    assert (pool.calls() - before).total() == 18 - stored_answers
     assert len(read_rows(out, POOL)) == 6
     assert label(questions, out=Path("/dev/null/rows.jsonl"))[0] == 1
 
@@ -552,8 +554,8 @@ def test_without_ray_the_cluster_is_one_sentence(
     for name in [each for each in sys.modules if each.startswith("app.tools.ray_batch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    code, _, said = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
-    assert (code, said) == (
+    code, _, stderr = label(save(tmp_path / "q.jsonl"), ray="127.0.0.1:1")
+    assert (code, stderr) == (
         2,
         "racer: Ray is not installed: pip install 'racer-gateway[ray]'\n",
     )
@@ -574,9 +576,9 @@ def test_formulas_are_compared_as_mathematics(label: Label, pool: FakePool, tmp_
         "adder": True, "speller": False, "poet": False,
     }  # fmt: skip
     bad = save(tmp_path / "bad.jsonl", [{"query": "y?", "reference": "$$"}])
-    code, _, said = label(bad, grade="math", out=tmp_path / "b.jsonl")
+    code, _, stderr = label(bad, grade="math", out=tmp_path / "b.jsonl")
     assert code == 1
-    assert "line 1: the reference cannot be read as mathematics" in said
+    assert "line 1: the reference cannot be read as mathematics" in stderr
 
 
 def test_an_endless_formula_is_ungraded_and_the_rest_goes_on() -> None:
@@ -640,10 +642,10 @@ def test_a_candidate_may_judge(label: Label, pool: FakePool, tmp_path: Path) -> 
     """By its name, with its own parameters; without a reference it judges the answer itself."""
     pool.say("adder", "0")
     question = {"query": "Name a flower."}
-    code, _, said = label(
+    code, _, stderr = label(
         save(tmp_path / "q.jsonl", [question]), grade="judge", judge="adder"
     )  # fmt: skip
-    assert code == 0, said
+    assert code == 0, stderr
     assert lines(tmp_path / "rows.jsonl")[0]["correct"] == dict.fromkeys(POOL, False)
     assert Counter(pool.models_called()) == {"adder": 3, "poet": 1, "speller": 1}
     assert sum(body.get("max_tokens") == 5 for body in pool.requests) == 3
@@ -656,9 +658,9 @@ def test_an_unreadable_verdict_is_ungraded(
     """Not wrong. What the candidates said is kept, and only the judge is asked again."""
     pool.say("the-judge", verdict)
     questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
-    code, _, said = by_judge(questions)
+    code, _, stderr = by_judge(questions)
     assert (code, lines(tmp_path / "rows.jsonl")) == (1, [])
-    assert "grading failed once: unreadable_verdict" in said
+    assert "grading failed once: unreadable_verdict" in stderr
     pool.requests.clear()
     pool.say("the-judge", "0")
     assert by_judge(questions)[0] == 0
@@ -671,8 +673,8 @@ def test_a_judges_failure_is_ungraded_and_verdicts_are_kept(
     """A verdict is paid for: an interrupted question does not buy it again."""
     pool.fail("the-judge", "503")
     questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
-    code, _, said = by_judge(questions)
-    assert (code, "grading failed once: upstream_error" in said) == (1, True)
+    code, _, stderr = by_judge(questions)
+    assert (code, "grading failed once: upstream_error" in stderr) == (1, True)
     before = len(judged(pool))
     pool.say("the-judge", "1")
     pool.fail("poet", "503")  # its answer is there already
@@ -689,8 +691,8 @@ class _Judge(FakePool):
         self, request: web.Request, body: dict[str, Any], script: Script
     ) -> web.StreamResponse:
         prompt = body["messages"][0]["content"]
-        said = next((self.verdicts[part] for part in self.verdicts if part in prompt), "")
-        return await super().reply(request, body, Script(text=said))
+        text = next((self.verdicts[part] for part in self.verdicts if part in prompt), "")
+        return await super().reply(request, body, Script(text=text))
 
 
 @pytest.fixture
@@ -767,8 +769,8 @@ def test_wrong_usage_is_2(
     label: Label, pool: FakePool, tmp_path: Path, options: dict[str, object], words: str
 ) -> None:
     """Before anybody is asked or a file is made."""
-    code, printed, said = label(save(tmp_path / "q.jsonl"), **options)
+    code, printed, stderr = label(save(tmp_path / "q.jsonl"), **options)
     assert (code, printed) == (2, "")
-    assert words in said
+    assert words in stderr
     assert not (tmp_path / "rows.jsonl").exists()
     assert pool.requests == []

@@ -55,8 +55,8 @@ def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
     """POST /calibrate, with the status checked."""
-    asked = {"rows": rows, "alpha": ALPHA, **options}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
+    body = {"rows": rows, "alpha": ALPHA, **options}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -104,16 +104,16 @@ def test_each_kind_has_the_threshold_of_its_own_rows(
     mixed: Gateway, oracles: dict[str, Calibration]
 ) -> None:
     """As if the other rows were not there, for every alpha and for smaller pools."""
-    asked = {"first": [ASKED], "later": second()}
-    for kind, messages in asked.items():
+    messages_of = {"first": [ASKED], "later": second()}
+    for kind, messages in messages_of.items():
         for pool in (POOL, POOL[:2]):
             rows = oracles[kind].restrict(pool)
             for alpha in (0.1, ALPHA, 0.4):
-                told = certified(mixed, messages, alpha=alpha, candidates=list(pool))
-                assert told["lambda_hat"] == rows.lambda_hat(alpha, Score.GAP)
-                assert told["n"] == rows.n
-                assert told["holds"] is True
-                assert ("later_turn" in told["reasons"]) == (kind == "later")
+                result = certified(mixed, messages, alpha=alpha, candidates=list(pool))
+                assert result["lambda_hat"] == rows.lambda_hat(alpha, Score.GAP)
+                assert result["n"] == rows.n
+                assert result["holds"] is True
+                assert ("later_turn" in result["reasons"]) == (kind == "later")
 
 
 def test_the_kinds_have_different_thresholds(oracles: dict[str, Calibration]) -> None:
@@ -159,8 +159,8 @@ def test_an_answer_to_be_continued_is_void(mixed: Gateway) -> None:
 
 def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
     """With what that endpoint's clients send back: items of parts, with annotations."""
-    said = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
-    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [said]}, ASKED]
+    part = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
+    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [part]}, ASKED]
     answer = mixed.post("/v1/responses", json={"model": "auto", "input": items})
     assert answer.status_code == 200, answer.text
     certificate = answer.json()["racer"]["certificate"]
@@ -197,15 +197,15 @@ def test_too_few_rows_of_later_turns_are_not_used(serve: Serve, noisy_artifact: 
     found = upload(gateway, [*as_json(FIRST), *later(as_json(some))])["evidence"]["later_turns"]
     assert (found["rows"], found["feasible"], found["lambda_hat"]) == (3, False, None)
     assert found["min_n"] > found["n"]
-    told = certified(gateway, second())
-    assert (told["holds"], told["reasons"]) == (False, ["multi_turn_uncalibrated"])
+    result = certified(gateway, second())
+    assert (result["holds"], result["reasons"]) == (False, ["multi_turn_uncalibrated"])
 
 
 def test_rows_of_later_turns_alone_are_refused(serve: Serve) -> None:
     """Nothing could be said of the first turn of any conversation."""
     gateway = serve()
-    asked = {"rows": later(as_json(LATER))}
-    response = gateway.post("/calibrate", ADMIN_KEY, json=asked)
+    request = {"rows": later(as_json(LATER))}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=request)
     assert response.status_code == 422
     assert "rows of first turns" in response.json()["error"]["message"]
 
@@ -231,8 +231,8 @@ def test_a_shift_of_later_turns_is_a_shift(mixed: Gateway) -> None:
     found = upload(mixed, easier, dry_run=True)["evidence"]["shift"]
     assert found["size_change"] == 0.0
     assert found["largest"] == max(abs(each) for each in found["later_turns"].values()) > 0.0
-    asked = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
-    refused = mixed.post("/calibrate", ADMIN_KEY, json=asked)
+    request = {"rows": as_json(FIRST), "alpha": ALPHA, "max_shift": 0.25}
+    refused = mixed.post("/calibrate", ADMIN_KEY, json=request)
     assert refused.status_code == 409
     assert "later turns: lost" in refused.json()["error"]["message"]
 
@@ -281,8 +281,8 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
         alpha=ALPHA, score=Score.GAP, null_threshold=racer.artifact.null_threshold
     )
     own = racer.calibrate(read, options=options)
-    told = certified(gateway, second(LATER.rows[0].query))
-    assert told["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
+    result = certified(gateway, second(LATER.rows[0].query))
+    assert result["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
     blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
     assert blank["reasons"] == ["conditions_differ:messages.user", "later_turn"]
     too_long = later(as_json(LATER))
@@ -299,10 +299,10 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
     rows = [row | {"group": "a"} for row in [*easy, *later(hard)]]
     upload(gateway, [*rows, *as_json(FIRST), *later(as_json(LATER))])
     first = certified(gateway, [ASKED], group="a")
-    told = certified(gateway, second(), group="a")
-    assert [each["guarantee"]["group"] for each in (first, told)] == ["a", "a"]
-    assert first["n"] <= 60 >= told["n"]
-    assert first["lambda_hat"] != told["lambda_hat"]
+    result = certified(gateway, second(), group="a")
+    assert [each["guarantee"]["group"] for each in (first, result)] == ["a", "a"]
+    assert first["n"] <= 60 >= result["n"]
+    assert first["lambda_hat"] != result["lambda_hat"]
 
 
 def test_the_store_keeps_both_kinds(tmp_path: Path) -> None:

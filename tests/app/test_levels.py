@@ -28,9 +28,9 @@ def test_a_level_is_what_route_decides_there(
     """Threshold and set; a candidate is inside where its nonconformity is not above lambda_hat."""
     gateway = serve(artifact=noisy_artifact, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 200))
-    told = levels(gateway, query, score=score)
-    assert len({each["lambda_hat"] for each in told["levels"]}) > 3
-    for each in told["levels"][::9]:
+    result = levels(gateway, query, score=score)
+    assert len({each["lambda_hat"] for each in result["levels"]}) > 3
+    for each in result["levels"][::9]:
         there = gateway.route(query, score=score, alpha=each["alpha"])
         assert each["selected"] == there["selected"], each["alpha"]
         assert each["lambda_hat"] == there["certificate"]["lambda_hat"]
@@ -38,7 +38,7 @@ def test_a_level_is_what_route_decides_there(
         if each["lambda_hat"] is None:
             assert set(each["selected"]) == set(POOL)
         elif each["selected"]:
-            fit = told["nonconformity"]
+            fit = result["nonconformity"]
             inside = {name for name in POOL if fit[name] <= each["lambda_hat"]}
             assert set(each["selected"]) == inside
 
@@ -47,11 +47,11 @@ def test_levels_are_nested_and_the_one_in_force_is_among_them(serve: Serve) -> N
     """A larger alpha adds nobody, until it abstains; 0.033 is on no grid."""
     gateway = serve(routing={"alpha": 0.033}, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 200))
-    told = levels(gateway, TWO)
-    alphas = [each["alpha"] for each in told["levels"]]
+    result = levels(gateway, TWO)
+    alphas = [each["alpha"] for each in result["levels"]]
     assert alphas == sorted(alphas)
     assert (0.033 in alphas, min(alphas), max(alphas)) == (True, 0.005, 0.5)
-    sets = [set(each["selected"]) for each in told["levels"]]
+    sets = [set(each["selected"]) for each in result["levels"]]
     assert all(later <= before for before, later in pairwise(sets))
 
 
@@ -63,9 +63,9 @@ def test_looking_leaves_no_trace(gateway: Gateway, pool: FakePool) -> None:
         return [line for line in lines if line.startswith(("racer_set_size", "racer_overhead"))]
 
     before = counted()
-    told = levels(gateway, ONE)
+    result = levels(gateway, ONE)
     assert counted() == before
-    assert "decision_id" not in told
+    assert "decision_id" not in result
     assert pool.models_called() == []
 
 
@@ -88,17 +88,17 @@ def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
         "max_alpha": 0.05,
     }
     gateway = serve(access={"keys": [entry]})
-    told = gateway.post("/route/levels", key, json={"query": ONE}).json()["levels"]
-    assert max(each["alpha"] for each in told) == 0.05
+    result = gateway.post("/route/levels", key, json={"query": ONE}).json()["levels"]
+    assert max(each["alpha"] for each in result) == 0.05
     assert max(each["alpha"] for each in levels(gateway, ONE)["levels"]) == 0.5
 
 
 def test_where_everyone_is_called_there_are_no_levels(gateway: Gateway) -> None:
     """A query over the limit is not routed at any alpha; the certificate says why."""
-    told = levels(gateway, "What is 3 plus 4? " * 500)
-    assert (told["levels"], told["nonconformity"]) == ([], {})
-    assert "query_too_long" in told["certificate"]["reasons"]
-    assert set(told["selected"]) == set(POOL)
+    result = levels(gateway, "What is 3 plus 4? " * 500)
+    assert (result["levels"], result["nonconformity"]) == ([], {})
+    assert "query_too_long" in result["certificate"]["reasons"]
+    assert set(result["selected"]) == set(POOL)
 
 
 def test_the_list_reaches_the_level_in_force(serve: Serve) -> None:
@@ -113,13 +113,13 @@ def test_a_level_that_would_be_refused_is_none(serve: Serve, noisy_artifact) -> 
     routing = {"on_infeasible": "reject", "alpha": 0.3}
     gateway = serve(artifact=noisy_artifact, routing=routing, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 120))
-    told = levels(gateway, TWO)["levels"]
-    first = told[0]["alpha"]
+    result = levels(gateway, TWO)["levels"]
+    first = result[0]["alpha"]
     assert 0.005 < first < 0.3
-    assert all(each["lambda_hat"] is not None for each in told)
+    assert all(each["lambda_hat"] is not None for each in result)
     refused = gateway.post("/route", json={"query": TWO, "alpha": first - 0.005})
     assert refused.json()["error"]["code"] == "infeasible_alpha"
-    assert gateway.route(TWO, alpha=first)["selected"] == told[0]["selected"]
+    assert gateway.route(TWO, alpha=first)["selected"] == result[0]["selected"]
 
 
 def test_a_level_calls_no_more_than_may_be_called(serve: Serve) -> None:

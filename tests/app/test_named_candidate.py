@@ -42,8 +42,8 @@ async def uncounted(exchange: Exchange) -> None:
 async def counted(exchange: Exchange) -> None:
     """Another count than anybody here would make."""
     choices = [{"index": 0, "message": {"role": "assistant", "content": FORTY}}]
-    told = {"choices": choices, "usage": {"total_tokens": 77}}
-    await exchange.send(json.dumps(told).encode())
+    answer = {"choices": choices, "usage": {"total_tokens": 77}}
+    await exchange.send(json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,17 @@ def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> 
     """As its candidate counts; else the prompt, whoever left, and what was written."""
 
     async def test() -> None:
-        told: list[int] = []
+        counts: list[int] = []
         async with replicas(play) as [one]:
             settings = configured({"m": [one]})
             async with Fleet(settings, Secrets(), metrics=Metrics()) as fleet:
                 task = asyncio.create_task(
-                    work(NamedCandidateService(settings, fleet), told.append)
+                    work(NamedCandidateService(settings, fleet), counts.append)
                 )
                 await eventually(lambda: len(one.asked) == 1)
                 if play is hangs:
                     task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        assert told == [tokens]
+        assert counts == [tokens]
 
     uvloop.run(test())

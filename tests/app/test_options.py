@@ -36,8 +36,8 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
 def certificate(answer: dict[str, Any]) -> tuple[bool, list[str]]:
     """Whether it holds, and its reasons."""
-    told = answer["racer"]["certificate"]
-    return told["holds"], told["reasons"]
+    certificate = answer["racer"]["certificate"]
+    return certificate["holds"], certificate["reasons"]
 
 
 def last_event(text: str) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def test_what_would_have_been_called_is_remembered(observing: Gateway) -> None:
     """`/route` tells the set, and the log of decisions keeps it."""
     assert observing.route(TWO)["selected"] == ["adder", "speller"]
     decision = observing.chat(TWO)["racer"]["decision_id"]
-    kept = observing.get(f"/decisions/{decision}").json()
-    assert sorted(kept["selected"]) == ["adder", "speller"]
-    assert kept["answered"] == ["poet"]
+    stored = observing.get(f"/decisions/{decision}").json()
+    assert sorted(stored["selected"]) == ["adder", "speller"]
+    assert stored["answered"] == ["poet"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

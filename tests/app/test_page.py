@@ -47,8 +47,10 @@ def test_a_file_is_served_to_everybody_under_the_policy(gateway: Gateway, path: 
     assert plain.content == packed.content
     assert "content-encoding" not in plain.headers
     assert packed.headers["content-encoding"] == "gzip"
-    told = dict(part.split(" ", 1) for part in plain.headers["content-security-policy"].split("; "))
-    assert told == POLICY
+    policy = dict(
+        part.split(" ", 1) for part in plain.headers["content-security-policy"].split("; ")
+    )
+    assert policy == POLICY
     assert plain.headers["x-content-type-options"] == "nosniff"
     assert plain.headers["referrer-policy"] == "no-referrer"
     assert plain.headers["vary"] == "accept-encoding"
@@ -60,8 +62,8 @@ def test_what_is_known_already_is_not_sent_again(gateway: Gateway, serve: Serve,
     first = gateway.get(path, None)
     assert first.headers["cache-control"] == "no-cache"
     other = serve(calibrated=False)
-    for asked in (gateway, other):
-        with asked.http(None) as client:
+    for each in (gateway, other):
+        with each.http(None) as client:
             known = client.get(path, headers={"if-none-match": first.headers["etag"]})
             stale = client.get(path, headers={"if-none-match": 'W/"another"'})
         assert (known.status_code, known.content) == (304, b"")
@@ -110,10 +112,12 @@ def test_nothing_outside_is_named(path: Path) -> None:
 def test_nothing_keeps_a_key_or_makes_markup_of_data(path: Path) -> None:
     """No storage of a browser, no cookie, and no way from a text to an element or to code."""
     text = path.read_text(encoding="utf-8")
-    kept = r"localStorage|sessionStorage|indexedDB|document\.cookie|cookieStore|\bcaches\b|serviceW"
+    storage = (
+        r"localStorage|sessionStorage|indexedDB|document\.cookie|cookieStore|\bcaches\b|serviceW"
+    )
     made = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     inline = r"<style|<script>|\son[a-z]+=\"|\sstyle=\""
-    for pattern in (kept, made, inline):
+    for pattern in (storage, made, inline):
         assert re.findall(pattern, text) == [], pattern
 
 

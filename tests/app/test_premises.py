@@ -122,8 +122,8 @@ def test_other_messages_than_were_labelled_void(
 
 def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
     """Choosing the smaller of two sets looks at the query, so the choice must be said."""
-    told = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
-    assert (told["holds"], told["reasons"]) == (True, [Reason.SCORE_ASSUMED])
+    result = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
+    assert (result["holds"], result["reasons"]) == (True, [Reason.SCORE_ASSUMED])
 
 
 def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
@@ -133,9 +133,9 @@ def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
     pool = gateway.settings.pool
     bare = [{"correct": row["correct"], "scores": dict.fromkeys(pool, 0.5)} for row in rows]
     gateway.post("/calibrate", ADMIN_KEY, json={"rows": bare, "confirm": True}).raise_for_status()
-    told = certificate(gateway, "/route", query="What is 3 plus 4?")
-    assert Reason.ROW_SCORES_UNVERIFIED in told["reasons"]
-    assert told["holds"] is False
+    result = certificate(gateway, "/route", query="What is 3 plus 4?")
+    assert Reason.ROW_SCORES_UNVERIFIED in result["reasons"]
+    assert result["holds"] is False
 
 
 def test_a_calibration_is_bound_to_how_candidates_are_served(

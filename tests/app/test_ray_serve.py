@@ -65,9 +65,9 @@ class _Method:
     handle: Handle
     name: str
 
-    def remote(self, asked: str | Sequence[str], artifact: str) -> Response:
+    def remote(self, texts: str | Sequence[str], artifact: str) -> Response:
         handle, response = self.handle, Response()
-        handle.asked.append((asked, artifact))
+        handle.asked.append((texts, artifact))
         handle.responses.append(response)
         if handle.hang:
             return response
@@ -76,15 +76,15 @@ class _Method:
         elif handle.value is not None:
             response.set_result(handle.value)
         else:
-            response.set_result(self._answer(asked))
+            response.set_result(self._answer(texts))
         return response
 
-    def _answer(self, asked: str | Sequence[str]) -> Any:
+    def _answer(self, texts: str | Sequence[str]) -> Any:
         racer = self.handle.racer
-        if isinstance(asked, str):
-            return ScoredQuery(racer.score([asked]).scores[0].tolist(), False, None)
+        if isinstance(texts, str):
+            return ScoredQuery(racer.score([texts]).scores[0].tolist(), False, None)
         return (
-            racer.encoder.encode(asked).embeddings if self.name == "embed" else racer.score(asked)
+            racer.encoder.encode(texts).embeddings if self.name == "embed" else racer.score(texts)
         )
 
 
@@ -108,16 +108,16 @@ def scoring(handle: Handle) -> Any:
 
 def test_rows_come_back_in_their_places(scoring: Any, handle: Handle, loaded: Racer) -> None:
     """Red when pieces change places, or one is left out; every call names the artifact."""
-    told: list[tuple[int, int]] = []
-    found, right = scoring.score_rows(TEXTS, lambda *each: told.append(each)), loaded.score(TEXTS)
+    counts: list[tuple[int, int]] = []
+    found, right = scoring.score_rows(TEXTS, lambda *each: counts.append(each)), loaded.score(TEXTS)
     assert np.array_equal(found.scores, right.scores)
     assert np.array_equal(found.truncated, right.truncated)
     assert found.neighbours is not None
     assert right.neighbours is not None
     assert np.array_equal(found.neighbours, right.neighbours)
     assert {artifact for _, artifact in handle.asked} == {"digest"}
-    assert told == sorted(told)
-    assert {count for _, count in told} == {len(TEXTS)}
+    assert counts == sorted(counts)
+    assert {count for _, count in counts} == {len(TEXTS)}
 
 
 def test_what_a_dead_replica_was_asked_is_asked_once_more(

@@ -76,9 +76,9 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return on_the_loop
 
 
-def form(kind: Equality, said: Choice) -> str | None:
+def form(kind: Equality, choice: Choice) -> str | None:
     """What one answer counts as."""
-    return asyncio.run(reader().form(kind, [said]))
+    return asyncio.run(reader().form(kind, [choice]))
 
 
 def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
@@ -192,14 +192,14 @@ def test_routing_ends_at_the_requests_own_deadline(serve: Serve, busy: Busy) -> 
     """A busy encoder is waited for as long as the request has, and no longer."""
     gateway = serve(limits={"route_timeout_s": 60.0})
     try:
-        told = gateway.route(f"{ONE} MARK", timeout=0.3)
-        asked = gateway.ask(f"{ONE} MARK", {"timeout": 0.3})
+        decision = gateway.route(f"{ONE} MARK", timeout=0.3)
+        response = gateway.ask(f"{ONE} MARK", {"timeout": 0.3})
         assert not busy.free.is_set()
     finally:
         busy.free.set()
-    assert told["certificate"]["reasons"] == ["router_failed_whole_pool"]
-    assert sorted(told["selected"]) == sorted(POOL)
-    assert (asked.status_code, asked.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert decision["certificate"]["reasons"] == ["router_failed_whole_pool"]
+    assert sorted(decision["selected"]) == sorted(POOL)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "upstream_timeout")
 
 
 def test_a_vote_ends_at_the_requests_deadline(serve: Serve, pool: FakePool, busy: Busy) -> None:

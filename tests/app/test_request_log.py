@@ -51,8 +51,8 @@ def test_a_request_is_one_line(gateway: Gateway) -> None:
     assert routed["level"] == "info"
     assert routed["time"].endswith("+00:00")
     assert 0 < routed["duration_ms"] < 30_000
-    said = [(each["method"], each["route"], each["status"], each["key"]) for each in others]
-    assert said == [
+    logged = [(each["method"], each["route"], each["status"], each["key"]) for each in others]
+    assert logged == [
         ("GET", "/v1/models/{model_id:path}", 200, "data"),
         ("GET", "/calibrations", 200, "admin"),
         ("GET", "/v1/models", 401, None),
@@ -116,18 +116,18 @@ class Unreadable:
 
 
 @pytest.mark.parametrize(
-    ("said", "given"),
+    ("message", "given"),
     [("%d of them", (CANARY,)), ("two %s %s", (CANARY,)), ("%s", (Unreadable(),))],
     ids=["type", "number", "broken"],
 )
 def test_what_makes_no_line_fails_nobody(
-    said: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+    message: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller goes on; whose line is missing is told, and nothing of it."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
-        logging.getLogger("a.library").warning(said, *given)
+        logging.getLogger("a.library").warning(message, *given)
         log.info("goes on")
     lost, after = lines(stream)
     assert lost["message"].startswith("a line of a.library could not be made: ")

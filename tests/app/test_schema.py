@@ -119,8 +119,8 @@ def test_of_several_first_starts_one_makes_the_tables(database: str) -> None:
 def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
     """The first version with a calibration, a decision, a verdict and a watch that alarmed."""
     at(engine, "0001")
-    kept = record("cal-1")
-    document, arrays = kept.encoded()
+    stored = record("cal-1")
+    document, arrays = stored.encoded()
     watch = DriftState(delta=0.5, streams={"risk": RiskEProcess(0.1, level=0.4)})
     for _ in range(50):
         watch.streams["risk"].update(1.0)  # type: ignore[call-arg]
@@ -130,11 +130,13 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
             "calibrations",
             {
                 "id": "cal-1",
-                "created_at": kept.created_at,
-                "artifact": kept.artifact,
+                "created_at": stored.created_at,
+                "artifact": stored.artifact,
                 "document": document,
                 "arrays": arrays,
-                "digest": record_digest("cal-1", kept.created_at, kept.artifact, document, arrays),
+                "digest": record_digest(
+                    "cal-1", stored.created_at, stored.artifact, document, arrays
+                ),
             },
         ),
         ("active_calibration", {"slot": 1, "calibration_id": "cal-1"}),
@@ -142,7 +144,7 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
             "decisions",
             {
                 "id": "d-1",
-                "created_at": kept.created_at,
+                "created_at": stored.created_at,
                 "calibration_id": "cal-1",
                 "key": "data",
                 "selected": "[]",
@@ -163,14 +165,14 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
                 "correct": True,
                 "counts": True,
                 "key": "data",
-                "created_at": kept.created_at,
+                "created_at": stored.created_at,
             },
         ),
         (
             "watches",
             {
                 "calibration_id": "cal-1",
-                "since": kept.created_at,
+                "since": stored.created_at,
                 "state": json.dumps(watch.to_state()),
             },
         ),
@@ -182,7 +184,7 @@ def old_database(engine: Engine, *, unversioned: bool) -> dict[str, Any]:
             connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({values})"), row)
         if unversioned:
             connection.execute(text("DROP TABLE alembic_version"))
-    return {"scores": kept.calibration.scores, "since": kept.created_at}
+    return {"scores": stored.calibration.scores, "since": stored.created_at}
 
 
 @pytest.mark.parametrize("unversioned", [True, False], ids=["unversioned", "versioned"])
@@ -243,6 +245,6 @@ def test_an_upgrade_that_fails_changes_nothing(
 def test_the_command_upgrades(serve: Serve, racer: Command, tmp_path: Path) -> None:
     """``racer db upgrade`` says from where and to where."""
     serve(folder=tmp_path)
-    code, told, error = racer("db", "upgrade", "--config", tmp_path / "racer.yaml", "--json")
+    code, output, error = racer("db", "upgrade", "--config", tmp_path / "racer.yaml", "--json")
     assert code == 0, error
-    assert json.loads(told)["before"] == json.loads(told)["after"] == schema.HEAD
+    assert json.loads(output)["before"] == json.loads(output)["after"] == schema.HEAD

@@ -41,12 +41,12 @@ def test_every_file_of_tests_that_is_named_exists() -> None:
 
 def test_the_matrix_has_the_modes_and_variants_that_it_says() -> None:
     """Red when a fault is added and the figures above the table are not written anew."""
-    told = re.search(
+    found = re.search(
         r"upstream of (\d+) modes.* in (\d+) variants.*, and (\d+) places", RELIABILITY
     )
-    assert told is not None
+    assert found is not None
     variants = sum(len(rows) for rows in GROUPS.values())
-    assert tuple(map(int, told.groups())) == (len(MODES), variants, len(PLACES))
+    assert tuple(map(int, found.groups())) == (len(MODES), variants, len(PLACES))
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line[2:50])

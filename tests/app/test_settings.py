@@ -24,25 +24,25 @@ URL = "http://127.0.0.1:1/v1"
 
 def validate_and_serve_fail(racer: Command, path: Path, *words: str) -> str:
     """``racer validate`` and ``racer serve`` say the same one sentence and exit with 2."""
-    said = ""
+    stderr = ""
     for command in ("validate", "serve"):
-        code, out, said = racer(command, "--config", path)
-        assert (code, out) == (2, ""), said
-        assert said.startswith("racer: ")
-        assert said.count("\n") == 1
-        assert said.endswith("\n")
-        assert "Traceback" not in said
-        assert "Value error" not in said  # pydantic's own words
+        code, out, stderr = racer(command, "--config", path)
+        assert (code, out) == (2, ""), stderr
+        assert stderr.startswith("racer: ")
+        assert stderr.count("\n") == 1
+        assert stderr.endswith("\n")
+        assert "Traceback" not in stderr
+        assert "Value error" not in stderr  # pydantic's own words
         for word in words:
-            assert word in said
-    return said
+            assert word in stderr
+    return stderr
 
 
 def test_a_good_configuration_is_validated(racer: Command, tmp_path: Path, artifact: Path) -> None:
     """The control of everything below: pool, router and encoder are named."""
     path = configure(tmp_path, artifact, URL)
-    code, out, said = racer("validate", "--config", path, "--json")
-    assert (code, said) == (0, "")
+    code, out, stderr = racer("validate", "--config", path, "--json")
+    assert (code, stderr) == (0, "")
     assert json.loads(out) == {
         "config": str(path),
         "pool": list(POOL),
@@ -238,10 +238,10 @@ def test_a_store_that_cannot_be_written_stops_the_start(
     (tmp_path / "text").write_text("no database " * 1_000)
     url = store.format(here=tmp_path, text=tmp_path / "text")
     path = configure(tmp_path, artifact, URL, store=url)
-    code, out, said = racer("serve", "--config", path)
+    code, out, stderr = racer("serve", "--config", path)
     assert (code, out) == (2, "")
-    assert said.startswith("racer: store ")
-    assert said.count("\n") == 1
+    assert stderr.startswith("racer: store ")
+    assert stderr.count("\n") == 1
 
 
 def test_a_store_is_beside_its_configuration(tmp_path: Path, artifact: Path) -> None:
@@ -265,9 +265,9 @@ def test_a_port_in_use_is_one_sentence(racer: Command, tmp_path: Path, artifact:
         other.listen()
         port = other.getsockname()[1]
         path = configure(tmp_path, artifact, URL, port=port)
-        code, _, said = racer("serve", "--config", path)
+        code, _, stderr = racer("serve", "--config", path)
     assert code == 2
-    assert said == f"racer: 127.0.0.1:{port} is in use: choose another port with --port\n"
+    assert stderr == f"racer: 127.0.0.1:{port} is in use: choose another port with --port\n"
 
 
 def test_a_port_is_taken_before_anything_slow_is_loaded(tmp_path: Path, artifact: Path) -> None:
@@ -292,10 +292,10 @@ def test_an_address_of_another_machine(
 ) -> None:
     """Nobody can listen there."""
     monkeypatch.setenv("RACER_DATA_KEY", "a-data-key-of-24-chars--")
-    code, _, said = racer("serve", "--config", configure(tmp_path, artifact, URL, host=host))
+    code, _, stderr = racer("serve", "--config", configure(tmp_path, artifact, URL, host=host))
     assert code == 2
-    assert host in said
-    assert said.count("\n") == 1
+    assert host in stderr
+    assert stderr.count("\n") == 1
 
 
 def test_the_command_line_goes_before_the_file(
@@ -303,12 +303,12 @@ def test_the_command_line_goes_before_the_file(
 ) -> None:
     """``--host`` and ``--port`` are checked like the file's own."""
     path = configure(tmp_path, artifact, URL)
-    code, _, said = racer("serve", "--config", path, "--host", "0.0.0.0")
+    code, _, stderr = racer("serve", "--config", path, "--host", "0.0.0.0")
     assert code == 2
-    assert "$RACER_DATA_KEY" in said
-    code, _, said = racer("serve", "--config", path, "--port", "99999")
+    assert "$RACER_DATA_KEY" in stderr
+    code, _, stderr = racer("serve", "--config", path, "--port", "99999")
     assert code == 2
-    assert "port" in said
+    assert "port" in stderr
 
 
 def test_the_documented_defaults(tmp_path: Path, artifact: Path) -> None:

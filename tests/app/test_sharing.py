@@ -141,8 +141,8 @@ def test_no_decision_mixes_two_calibrations(start: Start) -> None:
         for number in itertools.count():
             if over.is_set():
                 return
-            said = gateway.route(f"What is {number} plus {number % 7}?")["certificate"]
-            seen.append((said["calibration_id"], said["lambda_hat"]))
+            certificate = gateway.route(f"What is {number} plus {number % 7}?")["certificate"]
+            seen.append((certificate["calibration_id"], certificate["lambda_hat"]))
 
     with ThreadPoolExecutor(4) as threads:
         asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
@@ -212,9 +212,9 @@ def test_every_gateways_losses_are_seen(start: Start, pool: FakePool) -> None:
             assert say(gateways[1 - number], made, EVERYONE).status_code == 200
     gateways[1].get("/drift", ADMIN_KEY)  # who is asked adds what it saw
     for gateway in gateways:
-        told = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
-        assert told["risk"]["rounds"] == 20
-        assert told["mean_score"]["rounds"] == 20
+        alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
+        assert alarms["risk"]["rounds"] == 20
+        assert alarms["mean_score"]["rounds"] == 20
 
 
 def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
@@ -225,9 +225,9 @@ def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
         made = gateway.chat("What is 77 plus 1077?")["racer"]["decision_id"]
         assert say(gateway, made, EVERYONE).status_code == 200
     gateways[1].get("/drift", ADMIN_KEY)
-    told = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
-    assert told["risk"]["rounds"] == 1
-    assert told["mean_score"]["rounds"] == 1
+    alarms = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
+    assert alarms["risk"]["rounds"] == 1
+    assert alarms["mean_score"]["rounds"] == 1
 
 
 def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -> None:
@@ -259,9 +259,9 @@ def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -
     with Store(store_url) as store:
         store.add(calibrated, activate=True)
     with ThreadPoolExecutor(2) as threads:
-        told = [each.result() for each in [threads.submit(add, store_url, s) for s in (1, 2)]]
+        results = [each.result() for each in [threads.submit(add, store_url, s) for s in (1, 2)]]
     assert failed == []
-    for each in told:
+    for each in results:
         assert each["streams"]["mean_score"]["rounds"] == 400
 
 
@@ -407,10 +407,10 @@ def test_nobodys_work_delays_what_gateways_must_agree_on(start: Start, store_url
     agreed = threading.Event()
 
     def speak(_: int) -> set[int]:
-        said: set[int] = set()
+        statuses: set[int] = set()
         while not agreed.is_set():
-            said.add(say(gateways[1], made, EVERYONE).status_code)
-        return said
+            statuses.add(say(gateways[1], made, EVERYONE).status_code)
+        return statuses
 
     with ThreadPoolExecutor(12) as threads, psycopg.connect(store_url) as connection:
         try:
@@ -491,9 +491,9 @@ def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
         wanted = new if message == b"COMMIT" and when == "answered" else old
         assert until(lambda: {active(one), active(other)} == {wanted}, AGREED_S)
         for gateway in (one, other):
-            said = gateway.route(TWO)["certificate"]
-            assert said["calibration_id"] == wanted
-            assert said["lambda_hat"] == right[wanted]["evidence"]["lambda_hat"]
+            certificate = gateway.route(TWO)["certificate"]
+            assert certificate["calibration_id"] == wanted
+            assert certificate["lambda_hat"] == right[wanted]["evidence"]["lambda_hat"]
         assert until(lambda: degraded(one) == [], AGREED_S)
         assert one.post(f"/calibrations/{new}/activate", ADMIN_KEY).status_code == 200
         assert until(lambda: {active(one), active(other)} == {new}, AGREED_S)

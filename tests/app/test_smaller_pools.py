@@ -103,7 +103,7 @@ def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
     gateway = serve()
     with monkeypatch.context() as full:
         full.setattr(active_calibration, "_MAX_PENDING", 0)
-        told = gateway.route(ONE, candidates=POOL[:2])
-    assert sorted(told["selected"]) == sorted(POOL[:2])
-    assert "sub_pool_pending_whole_pool" in told["certificate"]["reasons"]
+        decision = gateway.route(ONE, candidates=POOL[:2])
+    assert sorted(decision["selected"]) == sorted(POOL[:2])
+    assert "sub_pool_pending_whole_pool" in decision["certificate"]["reasons"]
     assert gateway.route(ONE, candidates=POOL[:2])["selected"] == ["adder"]

@@ -35,9 +35,9 @@ CONVENTIONS = (
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     """Where every gateway of the test sends its spans."""
-    kept = InMemorySpanExporter()
-    monkeypatch.setattr("app.telemetry.otlp_tracer.OTLPSpanExporter", lambda *_, **__: kept)
-    return kept
+    memory = InMemorySpanExporter()
+    monkeypatch.setattr("app.telemetry.otlp_tracer.OTLPSpanExporter", lambda *_, **__: memory)
+    return memory
 
 
 def finished(exporter: InMemorySpanExporter, routes: int = 1) -> Sequence[ReadableSpan]:
@@ -136,8 +136,8 @@ def test_whoever_is_called_is_told_its_own_span(
     spans = finished(exporter)
     calls = [*named(spans, "chat"), *named(spans, "text_completion")]
     ids = [f"00-{TRACE}-{span.context.span_id:016x}-01" for span in calls if span.context]
-    told = [each["traceparent"] for each in pool.headers]
-    assert sorted(each for each in told if TRACE in each) == sorted(ids)
+    parents = [each["traceparent"] for each in pool.headers]
+    assert sorted(each for each in parents if TRACE in each) == sorted(ids)
 
 
 def test_no_text_is_in_any_span(traced_gateway: Gateway, exporter: InMemorySpanExporter) -> None:
@@ -156,8 +156,8 @@ def test_names_that_are_not_ours_are_those_of_the_conventions(
     known = {
         value for module in CONVENTIONS for value in vars(module).values() if isinstance(value, str)
     }
-    said = {name for span in finished(exporter, 2) for name in attributes(span)}
-    assert {name for name in said if not name.startswith("racer.")} <= known
+    names = {name for span in finished(exporter, 2) for name in attributes(span)}
+    assert {name for name in names if not name.startswith("racer.")} <= known
     for call in named(exporter.get_finished_spans(), "chat"):
         assert attributes(call)["gen_ai.operation.name"] == "chat"
         assert call.name == f"chat {attributes(call)['gen_ai.request.model']}"

@@ -129,18 +129,20 @@ def test_what_the_cover_scores_read_comes_back_exactly(
     store: Store, database: str, parts: str
 ) -> None:
     """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
-    kept = record("cal-1", parts=PARTS[parts])
-    store.add(kept, activate=True)
+    stored = record("cal-1", parts=PARTS[parts])
+    store.add(stored, activate=True)
     with Store(database) as another:
         found = active(another)
     assert found is not None
-    same(found, kept)
-    assert found.calibration.offered == kept.calibration.offered
-    for score in kept.calibration.offered:
+    same(found, stored)
+    assert found.calibration.offered == stored.calibration.offered
+    for score in stored.calibration.offered:
         for alpha in (0.05, 0.1, 0.5):
-            thresholds = [c.lambda_hat(alpha, score) for c in (found.calibration, kept.calibration)]
+            thresholds = [
+                c.lambda_hat(alpha, score) for c in (found.calibration, stored.calibration)
+            ]
             assert thresholds[0] == thresholds[1]
-    for calibration in (found.calibration, kept.calibration):
+    for calibration in (found.calibration, stored.calibration):
         assert calibration.for_group("a", 0.1)[1] == ("a" if parts == "everything" else None)
 
 
@@ -158,14 +160,14 @@ def test_a_record_comes_back_exactly(
     store: Store, database: str, options: dict[str, object]
 ) -> None:
     """Scores, labels, fingerprints and options are the same bits, in another process too."""
-    kept = record("cal-1", **options)
-    store.add(kept, activate=True)
+    stored = record("cal-1", **options)
+    store.add(stored, activate=True)
     with Store(database) as another:
         found = active(another)
     assert found is not None
-    same(found, kept)
-    for score in kept.calibration.offered:
-        thresholds = [c.lambda_hat(0.1, score) for c in (found.calibration, kept.calibration)]
+    same(found, stored)
+    for score in stored.calibration.offered:
+        thresholds = [c.lambda_hat(0.1, score) for c in (found.calibration, stored.calibration)]
         assert thresholds[0] == thresholds[1]
 
 
@@ -375,10 +377,10 @@ def test_a_store_that_cannot_be_opened_is_one_sentence(tmp_path: Path, url: str)
 def test_a_restart_keeps_the_active_record(serve: Serve, tmp_path: Path) -> None:
     """A second gateway on the same store decides with the same record at once."""
     first = serve(calibrated=False, folder=tmp_path)
-    kept = [first.calibrate(100, alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
-    first.post(f"/calibrations/{kept[1]['id']}/activate", ADMIN_KEY)
+    stored = [first.calibrate(100, alpha=alpha) for alpha in (0.1, 0.2, 0.3)]
+    first.post(f"/calibrations/{stored[1]['id']}/activate", ADMIN_KEY)
     second = serve(calibrated=False, folder=tmp_path)
-    assert second.ready() == {"status": "ready", "calibration": kept[1]["id"]}
+    assert second.ready() == {"status": "ready", "calibration": stored[1]["id"]}
     assert second.decided(TWO) == first.decided(TWO)
     assert history(second) == history(first)
 

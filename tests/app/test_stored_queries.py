@@ -103,8 +103,8 @@ def test_whatever_is_asked_is_kept_with_its_decision(
     """On every way of asking, and where it ends with an error."""
     query = f"What is 3 plus 4? {path} {len(json.dumps(body))}"
     before = len(documents(place))
-    asked = json.loads(json.dumps(body).replace("{}", query, 1))
-    assert storing.post(path, json=asked).status_code == status
+    request = json.loads(json.dumps(body).replace("{}", query, 1))
+    assert storing.post(path, json=request).status_code == status
     assert until(lambda: len(documents(place)) == before + 1, 30.0)
     assert documents(place)[-1]["query"].endswith(query)
 
@@ -159,9 +159,9 @@ def test_a_decision_with_its_query_is_verified(
     decision_id = storing.route(TWO)["decision_id"]
     assert seen(storing, decision_id)["query"] == TWO
     for where in (("--config", place / "racer.yaml"), ("--url", storing.url, "--key", ADMIN_KEY)):
-        code, told, error = racer("verify", decision_id, *where, "--json")
+        code, output, error = racer("verify", decision_id, *where, "--json")
         assert code == 0, error
-        assert json.loads(told)["matches"]
+        assert json.loads(output)["matches"]
 
 
 def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
@@ -179,7 +179,7 @@ def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
             connection.execute("BEGIN IMMEDIATE")  # others can read
             decision_id = gateway.route(f"{prompt} {ONE}")["decision_id"]
             assert until(lambda: "decisions cannot be written" in stream.getvalue(), 60.0)
-            said = gateway.get("/metrics").text
+            metrics = gateway.get("/metrics").text
             connection.rollback()
         path = f"/decisions/{decision_id}"
         assert until(lambda: gateway.get(path).status_code == 200, 30.0)
@@ -187,16 +187,16 @@ def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
     assert "INSERT INTO decisions" in caplog.text
     assert prompt not in caplog.text
     assert prompt not in stream.getvalue()
-    assert prompt not in said
+    assert prompt not in metrics
 
 
 def test_it_needs_decisions(racer: Command, tmp_path: Path, artifact: Path) -> None:
     """They are kept with them: exit code 2, and the field is named."""
     watching = {"decisions": False, "store_queries": True}
     path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1", watching=watching)
-    code, _, said = racer("validate", "--config", path)
+    code, _, stderr = racer("validate", "--config", path)
     assert code == 2
-    assert "store_queries needs `decisions: true`" in said
+    assert "store_queries needs `decisions: true`" in stderr
 
 
 # Shadow rows ----------------------------------------------------------------------------------
@@ -212,11 +212,11 @@ def judge(gateway: Gateway, query: str) -> None:
 def test_shadow_rows_with_queries_calibrate_as_any_rows_do(serve: Serve, pool: FakePool) -> None:
     """The router scores them itself: unlike scores without queries, they void nothing."""
     gateway = serve(watching={"store_queries": True, "shadow_rate": 1.0})
-    asked = [f"What is {number} plus {number + 7}, twice?" for number in range(20)]
-    for query in asked:
+    queries = [f"What is {number} plus {number + 7}, twice?" for number in range(20)]
+    for query in queries:
         judge(gateway, query)
     rows = gateway.get("/shadow/rows", ADMIN_KEY).text
-    assert [json.loads(line)["query"] for line in rows.splitlines()] == asked
+    assert [json.loads(line)["query"] for line in rows.splitlines()] == queries
     headers = {"content-type": "application/x-ndjson"}
     made = gateway.post("/calibrate", ADMIN_KEY, content=rows.encode(), headers=headers)
     assert made.status_code == 200, made.text
@@ -238,7 +238,7 @@ def test_a_query_is_one_shadow_row(store: Store) -> None:
     for note, right in ((again, False), (one, True), (before, True)):
         labels = dict.fromkeys(POOL, right)
         decision_store.add_verdicts(
-            note.decision_id, lambda _, said=labels: said, key="admin", counts=True
+            note.decision_id, lambda _, feedback=labels: feedback, key="admin", counts=True
         )
         decision_store.set_loss(note, None)
 

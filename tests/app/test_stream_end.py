@@ -68,8 +68,8 @@ def is_whole(api_format: ApiFormat, events: Sequence[str], failure: str | None =
 
 def event(api_format: ApiFormat, index: int, finish: str | None) -> str:
     """A chunk of one choice."""
-    said = {"delta": {"content": "7"}} if isinstance(api_format, Chat) else {"text": "7"}
-    return json.dumps({"choices": [{"index": index, "finish_reason": finish, **said}]})
+    choice = {"delta": {"content": "7"}} if isinstance(api_format, Chat) else {"text": "7"}
+    return json.dumps({"choices": [{"index": index, "finish_reason": finish, **choice}]})
 
 
 @st.composite

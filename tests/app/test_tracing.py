@@ -123,13 +123,13 @@ def test_a_stream_is_traced_to_its_end(
     with traced.openai().chat.completions.create(
         model="auto", messages=user(question), stream=True, extra_body=EVERYONE_IS_WAITED_FOR
     ) as stream:
-        said = list(stream)
+        chunks = list(stream)
     [route] = listening.routes(1)
     calls = listening.calls()
     assert {call.attributes["gen_ai.usage.output_tokens"] for call in calls} == {2}
     assert {call.attributes["racer.outcome"] for call in calls} == {"ok"}
     assert {call.parent for call in calls} == {route.id}
-    assert route.attributes["racer.decision_id"] == said[0].id
+    assert route.attributes["racer.decision_id"] == chunks[0].id
     assert route.attributes["racer.guarantee.holds"] is True
 
 
@@ -431,9 +431,9 @@ def test_without_the_package_the_start_says_what_to_install(
         tmp_path, artifact, "http://127.0.0.1:9/v1", telemetry={"otlp_endpoint": "http://c:4318"}
     )
     monkeypatch.setenv("RACER_DATA_KEY", DATA_KEY)
-    code, _, said = racer("serve", "--config", path)
+    code, _, stderr = racer("serve", "--config", path)
     assert code == 2
-    assert "pip install 'racer-gateway[otel]'" in said
+    assert "pip install 'racer-gateway[otel]'" in stderr
 
 
 @pytest.mark.parametrize("url", ["collector:4317", "http://", f"http://me:{CANARY}@c:4318"])

@@ -69,9 +69,9 @@ def test_words_that_the_command_does_not_understand(
     racer: Command, arguments: list[object], given: list[object], word: str
 ) -> None:
     """Usage: exit code 2."""
-    code, out, said = racer(*arguments, *given)
+    code, out, stderr = racer(*arguments, *given)
     assert (code, out) == (2, "")
-    assert word in said
+    assert word in stderr
 
 
 def test_a_training_that_stopped_is_named_with_what_to_do(

@@ -302,10 +302,10 @@ def test_tune_shows_a_diff_and_writes_nothing(
 
 def test_tune_writes_what_its_json_says(racer: Command, config: Path, validation: Path) -> None:
     """The diff, the choice and the file agree; a second run has nothing to change."""
-    code, out, said = racer(
+    code, out, stderr = racer(
         "tune", "--config", config, "--validation", validation, "--write", "--json"
     )
-    assert code == 0, said
+    assert code == 0, stderr
     result = json.loads(out)
     assert result["written"] is True
     assert result["rows"] == 300
@@ -342,10 +342,10 @@ def test_tune_of_a_file_that_cannot_be_written_is_one_sentence(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "write_text", raise_permission_error)
-    code, out, said = racer("tune", "--config", config, "--validation", validation, "--write")
+    code, out, stderr = racer("tune", "--config", config, "--validation", validation, "--write")
     assert (code, out) == (2, "")
-    assert said.splitlines()[-1].endswith("racer.yaml: cannot be written (Permission denied)")
-    assert "Traceback" not in said
+    assert stderr.splitlines()[-1].endswith("racer.yaml: cannot be written (Permission denied)")
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
@@ -362,10 +362,10 @@ def test_tune_refuses_rows_that_cannot_be_tuned_on(
     """Exit code 1, one sentence, and the file stays."""
     before = config.read_bytes()
     data = written(tmp_path / "rows.jsonl", rows)
-    code, out, said = racer("tune", "--config", config, "--validation", data, "--write")
+    code, out, stderr = racer("tune", "--config", config, "--validation", data, "--write")
     assert (code, out) == (1, "")
-    assert words in said
-    assert said.strip().count("\n") == 0
+    assert words in stderr
+    assert stderr.strip().count("\n") == 0
     assert config.read_bytes() == before
 
 

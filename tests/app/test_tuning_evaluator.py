@@ -79,8 +79,8 @@ def test_an_evaluator_that_knows_is_kept_at_a_tuned_temperature(
     """The gateway reads what was written: the same judge, another temperature."""
     before, _ = settings.load(config, {})
     pool.rate("judge", KNOWS)
-    code, out, said = tune(racer, config, validation, "--write", "--json")
-    assert code == 0, said
+    code, out, stderr = tune(racer, config, validation, "--write", "--json")
+    assert code == 0, stderr
     result = json.loads(out)
     assert (result["chosen"]["rule"], result["chosen"]["weight"]) == ("weighted", "p_true")
     after, _ = settings.load(config, {})
@@ -91,7 +91,7 @@ def test_an_evaluator_that_knows_is_kept_at_a_tuned_temperature(
     assert config.read_text().startswith("# ours\n")
     removed = [line for line in result["diff"].splitlines() if line.startswith("-  ")]
     assert [line.split(":")[0] for line in removed] == ["-  temperature", "-  alpha", "-  score"]
-    assert "failed" not in said
+    assert "failed" not in stderr
 
 
 def test_the_table_names_the_weight(
@@ -114,8 +114,8 @@ def test_a_useless_evaluator_goes_and_the_diff_shows_it(
 ) -> None:
     """What its ratings were worth is told, for they cost something."""
     pool.rate("judge", chances)
-    code, out, said = tune(racer, config, validation, "--write")
-    assert code == 0, said
+    code, out, stderr = tune(racer, config, validation, "--write")
+    assert code == 0, stderr
     assert {"-  weight: p_true", "-  evaluator:", "-    model: judge"} <= set(out.splitlines())
     assert "uses no evaluator; the best that does: weighted by p_true, T " in " ".join(out.split())
     after, _ = settings.load(config, {})
@@ -139,12 +139,12 @@ def test_ratings_that_failed_are_counted(
 ) -> None:
     """All of what is wrong in rows where answers differ; the rest still tells."""
     pool.rate("judge", KNOWS, fault="400", only="wrong")
-    code, _, said = tune(racer, config, validation)
+    code, _, stderr = tune(racer, config, validation)
     assert code == 0
     rows = [row for row in two_answers(300).rows if 0 < len(row.correct) < len(POOL)]
     failed = sum(len(POOL) - len(row.correct) for row in rows)
-    told = " ".join(said.split())
-    assert f"{failed} of {3 * len(rows)} ratings failed (upstream_rejected: {failed})" in told
+    text = " ".join(stderr.split())
+    assert f"{failed} of {3 * len(rows)} ratings failed (upstream_rejected: {failed})" in text
 
 
 def test_an_evaluator_without_a_single_rating_stops_the_command(
@@ -155,11 +155,11 @@ def test_an_evaluator_without_a_single_rating_stops_the_command(
     config = configure(tmp_path, noisy_artifact, pool.url, aggregation=rule)
     before = config.read_bytes()
     pool.rate("judge", KNOWS, spelling="I say {}")
-    code, out, said = tune(racer, config, validation, "--write")
+    code, out, stderr = tune(racer, config, validation, "--write")
     assert (code, out) == (3, "")
-    assert "the evaluator rated none of" in said
-    assert "evaluation_unreadable" in said
-    assert "Traceback" not in said
+    assert "the evaluator rated none of" in stderr
+    assert "evaluation_unreadable" in stderr
+    assert "Traceback" not in stderr
     assert config.read_bytes() == before
 
 
@@ -168,9 +168,9 @@ def test_an_evaluator_that_cannot_do_it_stops_the_command(
 ) -> None:
     """The sentence of the gateway's start, before any row is rated."""
     pool.rate("judge", KNOWS, logprobs=False)
-    code, out, said = tune(racer, config, validation)
+    code, out, stderr = tune(racer, config, validation)
     assert (code, out) == (2, "")
-    assert "without logprobs" in said
+    assert "without logprobs" in stderr
     assert not {"right", "wrong"} & {proposed(body) for body in pool.rated}
 
 
@@ -179,9 +179,9 @@ def test_rows_that_cannot_be_tuned_on_cost_no_rating(
 ) -> None:
     """They are refused first."""
     few = written(tmp_path / "few.jsonl", two_answers(60))
-    code, _, said = tune(racer, config, few)
+    code, _, stderr = tune(racer, config, few)
     assert code == 1
-    assert "too few to tune on" in said
+    assert "too few to tune on" in stderr
     assert pool.rated == []
 
 
@@ -239,8 +239,8 @@ def test_the_question_and_its_groups_evaluator_are_asked(
     rows = [row("7", "8", "8", query="law?"), row("7", "8", "8", query="sum?", group="math")]
     result = rated(tmp_path, artifact, pool, rows)
     np.testing.assert_allclose(result.ratings.values, [[0.25, 0.5, 0.5], [0.75, 0.5, 0.5]])
-    asked = {(body["prompt"].splitlines()[0], body["model"]) for body in pool.rated}
-    assert {("Question: law?", "judge"), ("Question: sum?", "abacist")} <= asked
+    request = {(body["prompt"].splitlines()[0], body["model"]) for body in pool.rated}
+    assert {("Question: law?", "judge"), ("Question: sum?", "abacist")} <= request
 
 
 def test_answers_that_all_agree_ask_nobody(tmp_path: Path, artifact: Path, pool: FakePool) -> None:

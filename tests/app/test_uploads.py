@@ -49,11 +49,11 @@ def lines(count: int, start: int = 0) -> bytes:
 
 def order(name: str, **changes: Any) -> ReadInstructions:
     """What is to be read, as the gateway would ask for it."""
-    asked: dict[str, Any] = {
+    instructions: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
         "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
     }  # fmt: skip
-    return ReadInstructions(**asked | changes)
+    return ReadInstructions(**instructions | changes)
 
 
 def upload(data: bytes, folder: Path) -> Upload:
@@ -221,15 +221,15 @@ def test_a_footer_is_believed_before_anything_is_unpacked() -> None:
 @pytest.mark.parametrize("step", range(1, 9))
 def test_a_document_may_be_cut_anywhere(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """Read a few bytes at a time it says the same: characters, numbers, escapes and marks."""
-    said = {"alpha": 0.125, "candidates": ["é", "😀"], "rows": [{"a": 1.5e3}, ["\"x\\"], 12, "ü"],
+    fields = {"alpha": 0.125, "candidates": ["é", "😀"], "rows": [{"a": 1.5e3}, ["\"x\\"], 12, "ü"],
             "delta": -0.5}  # fmt: skip
     monkeypatch.setattr("racer_core.records.document._CHUNK", step)
-    for text in (json.dumps(said), json.dumps(said, ensure_ascii=False, indent=2)):
+    for text in (json.dumps(fields), json.dumps(fields, ensure_ascii=False, indent=2)):
         document = read_document(io.BytesIO(b"\xef\xbb\xbf" + text.encode()))
         header, *rows = document.rows
-        assert header == (0, {"candidates": said["candidates"]})
-        assert [value for _, value in rows] == said["rows"]
-        assert document.fields == {name: said[name] for name in said if name != "rows"}
+        assert header == (0, {"candidates": fields["candidates"]})
+        assert [value for _, value in rows] == fields["rows"]
+        assert document.fields == {name: fields[name] for name in fields if name != "rows"}
 
 
 def test_a_formula_is_text(tmp_path: Path) -> None:
@@ -324,9 +324,9 @@ def test_a_reader_has_little_room_and_no_key(
         read_rows(sent, order("x.jsonl"), Progress(look), nobody)
     assert environments
     assert not any("CANARY" in each for each in environments)
-    told = dict(re.findall(r"^(Max [a-z ]+?)  +(\w+)", limits[-1], re.M))
-    assert int(told["Max cpu time"]) == 120
-    assert 2 * 2**30 < int(told["Max address space"]) < 4 * 2**30
+    found = dict(re.findall(r"^(Max [a-z ]+?)  +(\w+)", limits[-1], re.M))
+    assert int(found["Max cpu time"]) == 120
+    assert 2 * 2**30 < int(found["Max address space"]) < 4 * 2**30
 
 
 # Through the gateway --------------------------------------------------------------------------
@@ -363,9 +363,9 @@ def test_a_files_name_is_never_a_path(serve: Serve, tmp_path: Path, name: str) -
 @pytest.mark.parametrize("form", [False, True], ids=["body", "form"])
 def test_nothing_is_left_of_an_upload(serve: Serve, tmp_path: Path, form: bool) -> None:
     """Good or bad: only the store is in its folder, and no file stays open."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    gateway = serve(calibrated=False, store=f"sqlite:///{kept}/racer.db")
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    gateway = serve(calibrated=False, store=f"sqlite:///{folder}/racer.db")
     padding = b"".join(
         json.dumps({**json.loads(line), "padding": "x" * 5_000}).encode() + b"\n"
         for line in lines(40).splitlines()
@@ -376,8 +376,8 @@ def test_nothing_is_left_of_an_upload(serve: Serve, tmp_path: Path, form: bool) 
             sent = {"content": data, "headers": {"content-type": "application/x-ndjson"}}
         answer = gateway.post("/calibrate", ADMIN_KEY, **sent)
         assert answer.status_code == (422 if data.endswith(b"{") else 200), answer.text
-    assert [path.name for path in kept.iterdir()] == ["racer.db"]
-    assert not open_spools(kept)
+    assert [path.name for path in folder.iterdir()] == ["racer.db"]
+    assert not open_spools(folder)
 
 
 def open_spools(folder: Path) -> list[str]:
@@ -393,9 +393,9 @@ def open_spools(folder: Path) -> list[str]:
 
 def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> None:
     """The client leaves in mid-sentence: no record, no file, and the next upload is taken."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    gateway = serve(calibrated=False, store=f"sqlite:///{kept}/racer.db")
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    gateway = serve(calibrated=False, store=f"sqlite:///{folder}/racer.db")
     host, port = gateway.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         head = (
@@ -404,12 +404,12 @@ def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> 
         )
         client.sendall(head.encode() + lines(40_000)[:2_500_000])
         deadline = time.monotonic() + 10
-        while not open_spools(kept) and time.monotonic() < deadline:
+        while not open_spools(folder) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert open_spools(kept), "it was being taken in"
-    while open_spools(kept) and time.monotonic() < deadline:
+        assert open_spools(folder), "it was being taken in"
+    while open_spools(folder) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not open_spools(kept)
+    assert not open_spools(folder)
     assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
     assert gateway.calibrate(40)["active"] is True
 

@@ -628,8 +628,8 @@ def test_answers_share_one_budget_of_memory() -> None:
             await eventually(lambda: len(one.asked) == 2)
             await asyncio.sleep(0.1)
             go_on.set()
-            said = await asyncio.gather(first, second, return_exceptions=True)
-            assert [type(each) for each in said].count(UpstreamOverloaded) >= 1
+            results = await asyncio.gather(first, second, return_exceptions=True)
+            assert [type(each) for each in results].count(UpstreamOverloaded) >= 1
             assert await ask(3) == "4" * 60_000
             assert fleet.health()["m"][0].state == "in"
 

@@ -113,8 +113,8 @@ def test_a_dead_replica_is_never_noticed() -> None:
             await asyncio.sleep(0.5)
             assert number > before + 20
             await two.start()
-            asked = len(two.asked)
-            await eventually(lambda: len(two.asked) > asked + 5)
+            calls_before = len(two.asked)
+            await eventually(lambda: len(two.asked) > calls_before + 5)
             assert states(fleet) == ["in", "in"]
             over.set()
             await asyncio.gather(*clients)
@@ -138,19 +138,19 @@ def test_a_sick_replica_is_left_out_until_a_probe_finds_it_well() -> None:
                 number += 1
                 await ask(fleet, f"{number}")
                 assert number < 20
-            asked = len(bad.asked)
-            assert asked == 5
+            before = len(bad.asked)
+            assert before == 5
             for each in range(20):
                 assert await ask(fleet, f"out {each}") == 1
             await eventually(lambda: bad.probes >= 2)
             assert states(fleet) == ["out", "in"]
-            assert len(bad.asked) == asked
+            assert len(bad.asked) == before
             bad.healthy, bad.play = True, answers
             await eventually(lambda: states(fleet) == ["probation", "in"])
             for each in range(4):
                 await ask(fleet, f"back {each}")
             assert states(fleet) == ["in", "in"]
-            assert len(bad.asked) > asked
+            assert len(bad.asked) > before
 
     uvloop.run(test())
 
@@ -168,11 +168,11 @@ def test_one_failure_on_probation_puts_it_out_again_for_longer() -> None:
             async def out_and_back() -> float:
                 nonlocal number
                 while states(fleet)[0] != "out":
-                    asked = time.monotonic()
+                    before = time.monotonic()
                     number += 1
                     await ask(fleet, f"{number}")
                 await eventually(lambda: states(fleet)[0] == "probation")
-                return time.monotonic() - asked
+                return time.monotonic() - before
 
             assert await out_and_back() >= 0.3
             failed = len(bad.asked)

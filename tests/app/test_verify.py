@@ -74,16 +74,16 @@ def test_every_kind_of_decision_is_found_again(
 ) -> None:
     """By the gateway and from its store alone: the same threshold, set and group."""
     for query in (ONE, TWO, UNANSWERABLE, "Something else altogether"):
-        told = unsure.route(query, **options)
-        decision_id, certificate = told["decision_id"], told["certificate"]
+        decision = unsure.route(query, **options)
+        decision_id, certificate = decision["decision_id"], decision["certificate"]
         over_http = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
         from_store = racer("verify", decision_id, "--config", place / "racer.yaml", "--json")
-        for code, out, said in (over_http, from_store):
-            assert code == 0, said or out
+        for code, out, stderr in (over_http, from_store):
+            assert code == 0, stderr or out
             result = json.loads(out)
             assert result["matches"]
             assert result["recomputed"]["lambda_hat"] == certificate["lambda_hat"]
-            assert sorted(result["recomputed"]["selected"]) == sorted(told["selected"])
+            assert sorted(result["recomputed"]["selected"]) == sorted(decision["selected"])
             assert result["decision"]["decision_id"] == decision_id
             if "sub_pool_pending_whole_pool" not in certificate["reasons"]:
                 assert result["recomputed"]["n"] == certificate["n"]
@@ -107,8 +107,8 @@ def test_the_strongest_of_an_abstention_is_found_again(
     answer = gateway.chat(UNANSWERABLE, racer={"on_abstain": "strongest"})
     assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
     assert len(pool.models_called()) == 1
-    code, out, said = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
-    assert code == 0, said or out
+    code, out, stderr = racer("verify", answer["id"], "--url", gateway.url, "--key", ADMIN_KEY)
+    assert code == 0, stderr or out
     assert "strongest" in out
 
 
@@ -160,9 +160,9 @@ def test_decisions_of_an_earlier_calibration_are_found_again(
     before = unsure.ready()["calibration"]
     unsure.calibrate(rows=noisy(60_000, 100), alpha=0.3)
     try:
-        told = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
-        assert told[0] == 0
-        assert json.loads(told[1])["decision"]["calibration_id"] == before
+        result = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY, "--json")
+        assert result[0] == 0
+        assert json.loads(result[1])["decision"]["calibration_id"] == before
     finally:
         path = f"/calibrations/{before}/activate"
         assert unsure.post(path, ADMIN_KEY).status_code == 200
@@ -182,9 +182,9 @@ def test_what_cannot_be_verified_is_one_sentence(
         (["nothing", "--config", place / "missing.yaml"], 2, "cannot be read"),
     ]
     for arguments, expected, words in cases:
-        code, out, said = racer("verify", *arguments)
+        code, out, stderr = racer("verify", *arguments)
         assert (code, out) == (expected, ""), arguments
-        assert words in said
+        assert words in stderr
 
 
 # The recomputation itself ---------------------------------------------------------------------

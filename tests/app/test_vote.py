@@ -19,8 +19,8 @@ FAILS_AT_ONCE = "400"  # a fault that is not tried again
 
 def reasons(answer: dict[str, Any]) -> list[str]:
     """What the certificate says of the answers, but for the alpha of these tests."""
-    told = answer["racer"]["certificate"]["reasons"]
-    return [each for each in told if not each.startswith("alpha_")]
+    reasons = answer["racer"]["certificate"]["reasons"]
+    return [each for each in reasons if not each.startswith("alpha_")]
 
 
 def outcome(answer: dict[str, Any]) -> dict[str, str]:

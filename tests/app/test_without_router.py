@@ -105,12 +105,12 @@ def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> N
 def test_what_needs_a_router_says_what_to_do(unrouted: Gateway, pool: FakePool, case: str) -> None:
     """One sentence, and no advice to try again: nothing but the configuration can cure it."""
     path, body = ASKS[case]
-    asked = (
+    requests = (
         unrouted.get(path, ADMIN_KEY) if body is None else unrouted.post(path, ADMIN_KEY, json=body)
     )
-    assert asked.status_code == 503, asked.text
-    assert asked.headers["x-should-retry"] == "false"
-    error = asked.json()["error"]
+    assert requests.status_code == 503, requests.text
+    assert requests.headers["x-should-retry"] == "false"
+    error = requests.json()["error"]
     assert (error["type"], error["code"]) == ("api_error", "no_router")
     assert "`racer train`" in error["message"]
     assert "`artifact`" in error["message"]
@@ -121,9 +121,9 @@ def test_it_is_ready_for_what_is_configured(unrouted: Gateway, tmp_path: Path) -
     """Balancers may send it traffic; people read that nothing is routed. No store is made."""
     ready = unrouted.get("/readyz", None)
     assert ready.status_code == 200
-    told = ready.json()
-    assert (told["status"], told["calibration"]) == ("ready", None)
-    assert "nothing is routed" in told["reason"]
+    status = ready.json()
+    assert (status["status"], status["calibration"]) == ("ready", None)
+    assert "nothing is routed" in status["reason"]
     listed = unrouted.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == list(POOL)
     assert unrouted.get("/v1/models/auto").status_code == 404
@@ -141,9 +141,9 @@ def test_the_configuration_is_valid_and_says_what_it_lacks(
     assert code == 0
     assert json.loads(out) == {"config": str(path), "pool": list(POOL), "router": None}
     (rows := tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
-    code, _, said = racer("tune", "--config", path, "--validation", rows)
+    code, _, stderr = racer("tune", "--config", path, "--validation", rows)
     assert code == 2
-    assert "no artifact is configured" in said
+    assert "no artifact is configured" in stderr
 
 
 def test_a_served_request_imports_no_torch(
@@ -176,13 +176,13 @@ def test_a_served_request_imports_no_torch(
         megabytes = int(found[1]) * 1024 / 1e6
         record_property("resident_mb", megabytes)
         process.send_signal(signal.SIGTERM)
-        out, said = process.communicate(timeout=60)
+        out, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, stderr
     assert out.split() == ["True"], "garbage is looked for once the start is over, and no torch"
-    assert "nothing is routed" in said, "an artifact that was forgotten is noticed"
+    assert "nothing is routed" in stderr, "an artifact that was forgotten is noticed"
     assert megabytes <= MOST_MB
 
 

@@ -36,14 +36,14 @@ def test_what_is_needed_and_what_breaks_by_hand() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
-    said = json.loads(done.stdout)
-    assert said["gateways"] == [1, 1, 2, 10]
-    assert said["cores"] == [1, 2, 10]
-    assert said["gpus"] == 2
-    rates = [rate for rate, _ in said["breaks"]]
+    result = json.loads(done.stdout)
+    assert result["gateways"] == [1, 1, 2, 10]
+    assert result["cores"] == [1, 2, 10]
+    assert result["gpus"] == 2
+    rates = [rate for rate, _ in result["breaks"]]
     by_hand = [14.0, 70.0, 70.0 * 12, 3_500.0, 70.0 * 0.7 * 5.0 / 0.05]
     assert rates == pytest.approx(sorted(by_hand))
-    assert "encoder" in said["breaks"][0][1]
+    assert "encoder" in result["breaks"][0][1]
 
 
 def test_the_model_reads_the_results(tmp_path: Path) -> None:

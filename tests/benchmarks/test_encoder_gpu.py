@@ -111,11 +111,11 @@ def test_figures_by_hand() -> None:
     assert of["share_of_matrix_rate"] == pytest.approx(0.5)  # of 0.5, 0.5 and 0.25
 
 
-def said(ms: Mapping[str, float], rate: float, distance: float, same: float) -> list[str]:
+def verdicts_on(ms: Mapping[str, float], rate: float, distance: float, same: float) -> list[str]:
     """The verdict on a run of one round."""
     speed = encoder_gpu.figures([a_round(rate, **ms)], encoder_gpu.FULL)
     found = {encoder_gpu.GRAPHS: {"cosine_distance_max": distance, "same_sets": same}}
-    return [each["said"] for each in encoder_gpu.verdict(speed, found, encoder_gpu.FULL)]
+    return [each["verdicts_on"] for each in encoder_gpu.verdict(speed, found, encoder_gpu.FULL)]
 
 
 def test_an_aim_is_met_up_to_its_bound_and_missed_beyond() -> None:
@@ -123,11 +123,15 @@ def test_an_aim_is_met_up_to_its_bound_and_missed_beyond() -> None:
     work = encoder_gpu.flops((256, 64), encoder_gpu.FULL)
     good = {"exact": 20.0, "eager": 10.0, "lean": 5.0, "graphs": 2.0}
     rate = work / 2e-3 / 0.35
-    assert said(good, rate * 0.999, 1e-4, 0.995) == ["met"] * 5
-    assert said(good | {"graphs": 2.1}, rate * 0.9, 1e-4, 0.995)[:3] == ["MISSED", "MISSED", "met"]
-    assert said(good | {"eager": 9.9}, rate * 0.9, 1e-4, 0.995)[:2] == ["met", "MISSED"]
-    assert said(good, rate * 1.01, 1e-4, 0.995)[2] == "MISSED"
-    assert said(good, rate * 0.9, 1.1e-4, 0.994)[3:] == ["MISSED", "MISSED"]
+    assert verdicts_on(good, rate * 0.999, 1e-4, 0.995) == ["met"] * 5
+    assert verdicts_on(good | {"graphs": 2.1}, rate * 0.9, 1e-4, 0.995)[:3] == [
+        "MISSED",
+        "MISSED",
+        "met",
+    ]
+    assert verdicts_on(good | {"eager": 9.9}, rate * 0.9, 1e-4, 0.995)[:2] == ["met", "MISSED"]
+    assert verdicts_on(good, rate * 1.01, 1e-4, 0.995)[2] == "MISSED"
+    assert verdicts_on(good, rate * 0.9, 1.1e-4, 0.994)[3:] == ["MISSED", "MISSED"]
 
 
 def test_sets_are_the_same_where_embeddings_are_and_differ_where_they_do() -> None:

@@ -44,7 +44,9 @@ def streamed(text: str, *, done: bool = True) -> list[bytes]:
     return [head, *(b"%x\r\n%b\r\n" % (len(line), line) for line in lines), b"0\r\n\r\n"]
 
 
-def asked(load: Any, *answers: list[bytes], stream: bool = False, gap_s: float = 0.0) -> list[Any]:
+def outcomes_of(
+    load: Any, *answers: list[bytes], stream: bool = False, gap_s: float = 0.0
+) -> list[Any]:
     """Outcomes of as many requests, one after the other, and over how many connections."""
     serving: list[asyncio.Task[None] | None] = []
     left = iter(answers)
@@ -78,26 +80,26 @@ def asked(load: Any, *answers: list[bytes], stream: bool = False, gap_s: float =
 def test_an_answer_in_single_bytes_is_the_answer_at_once(load: Any) -> None:
     """Whole or in chunks, over one connection that is kept."""
     bytes_of = [bytes([each]) for each in whole(RIGHT)]
-    *outcomes, connections = asked(load, bytes_of, [whole(RIGHT)])
+    *outcomes, connections = outcomes_of(load, bytes_of, [whole(RIGHT)])
     assert [each.kind for each in outcomes] == [load.Kind.RIGHT] * 2
     assert connections == 1
     slow = [bytes([each]) for piece in streamed(RIGHT) for each in piece]
-    *outcomes, connections = asked(load, slow, [b"".join(streamed(RIGHT))], stream=True)
+    *outcomes, connections = outcomes_of(load, slow, [b"".join(streamed(RIGHT))], stream=True)
     assert [each.kind for each in outcomes] == [load.Kind.RIGHT] * 2
     assert connections == 1
 
 
 def test_anothers_answer_is_wrong(load: Any) -> None:
     """Whole and streamed."""
-    assert asked(load, [whole("41")])[0].kind is load.Kind.WRONG
-    assert asked(load, streamed("41"), stream=True)[0].kind is load.Kind.WRONG
+    assert outcomes_of(load, [whole("41")])[0].kind is load.Kind.WRONG
+    assert outcomes_of(load, streamed("41"), stream=True)[0].kind is load.Kind.WRONG
 
 
 def test_a_refusal_says_when_to_come_back(load: Any) -> None:
     """Without `retry-after`, or with another code, it is an error."""
     polite = whole("overloaded", status=429, headers="retry-after: 1\r\n")
     other = whole("not_found", status=404, headers="retry-after: 1\r\n")
-    *outcomes, _ = asked(load, [polite], [whole("overloaded", status=429)], [other])
+    *outcomes, _ = outcomes_of(load, [polite], [whole("overloaded", status=429)], [other])
     kinds = [each.kind for each in outcomes]
     assert kinds == [load.Kind.REFUSED, load.Kind.ERROR, load.Kind.ERROR]
 
@@ -105,26 +107,26 @@ def test_a_refusal_says_when_to_come_back(load: Any) -> None:
 def test_what_breaks_off_is_an_error(load: Any) -> None:
     """A body cut short, a stream without its end, and no HTTP at all; the next one is fine."""
     cut = [whole(RIGHT)[:-5], b""]
-    *outcomes, connections = asked(load, cut, [b"no HTTP\r\n\r\n", b""], [whole(RIGHT)])
+    *outcomes, connections = outcomes_of(load, cut, [b"no HTTP\r\n\r\n", b""], [whole(RIGHT)])
     kinds = [each.kind for each in outcomes]
     assert kinds == [load.Kind.ERROR, load.Kind.ERROR, load.Kind.RIGHT]
     assert outcomes[0].said == "EOFError while reading"  # at once, not when time is up
     assert connections == 3
-    endless = asked(load, streamed(RIGHT, done=False), stream=True)[0]
+    endless = outcomes_of(load, streamed(RIGHT, done=False), stream=True)[0]
     assert (endless.kind, endless.said) == (load.Kind.ERROR, "a stream without its end")
 
 
 def test_a_connection_that_is_not_kept_is_not_used_again(load: Any) -> None:
     """The server said so, although it has not closed it yet."""
     last = whole(RIGHT, headers="connection: close\r\n")
-    *outcomes, connections = asked(load, [last], [whole(RIGHT)])
+    *outcomes, connections = outcomes_of(load, [last], [whole(RIGHT)])
     assert [each.kind for each in outcomes] == [load.Kind.RIGHT] * 2
     assert connections == 2
 
 
 def test_the_first_token_is_the_first_with_text(load: Any) -> None:
     """Head and role come a gap each before it; the last letter comes gaps later."""
-    outcome = asked(load, streamed(RIGHT * 5), stream=True, gap_s=0.02)[0]
+    outcome = outcomes_of(load, streamed(RIGHT * 5), stream=True, gap_s=0.02)[0]
     assert 0.039 < outcome.first_s < outcome.latency_s - 0.1
 
 

@@ -142,7 +142,7 @@ def test_what_was_not_measured_is_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "least", "said"),
+    ("seen", "least", "verdict"),
     [
         (1.0, False, "met"),
         (1.01, False, "MISSED"),
@@ -152,9 +152,9 @@ def test_what_was_not_measured_is_no_number() -> None:
         (math.nan, False, "not measured"),
     ],
 )
-def test_an_aim_is_met_at_its_bound(seen: float, least: bool, said: str) -> None:
+def test_an_aim_is_met_at_its_bound(seen: float, least: bool, verdict: str) -> None:
     """And what was not measured is not met."""
-    assert Goal("an aim", seen, 1.0, least).said == said
+    assert Goal("an aim", seen, 1.0, least).said == verdict
 
 
 def test_every_aim_can_be_missed_alone() -> None:

@@ -29,8 +29,8 @@ def training_counts(model: PatternModel) -> list[int]:
 
 def logit(chance: float) -> float:
     """Of a chance that is kept away from certainty by 0.02."""
-    kept = min(max(chance, 0.02), 0.98)
-    return math.log(kept / (1.0 - kept))
+    clipped = min(max(chance, 0.02), 0.98)
+    return math.log(clipped / (1.0 - clipped))
 
 
 def tilted_weights(model: PatternModel, f: Sequence[float]) -> list[Fraction]:

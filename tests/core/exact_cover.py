@@ -63,8 +63,8 @@ def without_empty(
     """Weights given that somebody is right; zeros where nobody ever was."""
     answerable = [i for i, pattern in enumerate(patterns) if any(pattern)]
     total = mass(weights, frozenset(answerable))
-    kept = frozenset(answerable) if total else frozenset[int]()
-    return [weights[i] / total if i in kept else Fraction(0) for i in range(len(weights))]
+    nonempty = frozenset(answerable) if total else frozenset[int]()
+    return [weights[i] / total if i in nonempty else Fraction(0) for i in range(len(weights))]
 
 
 def greedy(

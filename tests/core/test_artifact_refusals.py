@@ -220,13 +220,13 @@ def test_encoder_with_other_weights_is_refused(local):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [("max_tokens", 99, "max_tokens 99 became 64"), ("dtype", "bfloat16", "digest")],
 )
-def test_local_encoder_opened_otherwise_is_refused(local, field, value, told):
+def test_local_encoder_opened_otherwise_is_refused(local, field, value, message):
     """More tokens than the model has; the same weights in another number format."""
     edit(local / "router", lambda manifest: manifest["encoder"].update({field: value}))
-    assert told in refusal(local / "router")
+    assert message in refusal(local / "router")
 
 
 def test_missing_encoder_is_refused_in_one_line(local):

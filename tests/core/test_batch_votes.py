@@ -225,8 +225,8 @@ def test_some_rows_are_a_part_of_all():
     everyone = np.ones((3, 2), dtype=bool)
     whole = votes.right(Method.WEIGHTED, everyone, 0.1)
     assert whole.tolist() == [False, False, False]  # the second one's answer is preferred
-    kept = votes.at(np.array([2, 0])).right(Method.WEIGHTED, everyone[:2] & [True, False], 0.1)
-    assert kept.tolist() == [True, True]
+    part = votes.at(np.array([2, 0])).right(Method.WEIGHTED, everyone[:2] & [True, False], 0.1)
+    assert part.tolist() == [True, True]
 
 
 def test_some_rows_keep_their_ratings():
@@ -236,8 +236,8 @@ def test_some_rows_keep_their_ratings():
     votes = votes_of(("x", "y"), texts, labels, [[0.2, 0.9]] * 3, ratings=ratings)
     everyone = np.ones((3, 2), dtype=bool)
     assert votes.right(Method.WEIGHTED, everyone, 0.1).tolist() == [True, False, False]
-    kept = votes.at(np.array([1, 0]))
-    assert kept.right(Method.WEIGHTED, everyone[:2], 0.1).tolist() == [False, True]
+    part = votes.at(np.array([1, 0]))
+    assert part.right(Method.WEIGHTED, everyone[:2], 0.1).tolist() == [False, True]
 
 
 def test_temperature_is_the_best_on_its_rows():

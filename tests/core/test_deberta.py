@@ -139,11 +139,11 @@ def test_another_kind_of_model_does_not_fit():
 def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
     """And says which one it is: an artifact keeps to the one that it was made with."""
     options = {"backend": "cpu", "dtype": "float32", "pooling": pooling}
-    asked = ["a b", "a b c d e f g h", "h", " ".join("abcdefgh" * 20)]
+    queries = ["a b", "a b c d e f g h", "h", " ".join("abcdefgh" * 20)]
     lean = HuggingFaceEncoder(str(tiny_encoder), **options)
     theirs = HuggingFaceEncoder(str(tiny_encoder), **options, forward="transformers")
     assert (lean.spec.forward, theirs.spec.forward) == ("lean", "transformers")
-    found, expected = lean.encode(asked), theirs.encode(asked)
+    found, expected = lean.encode(queries), theirs.encode(queries)
     np.testing.assert_allclose(found.embeddings, expected.embeddings, atol=1e-6)
     assert found.truncated.tolist() == expected.truncated.tolist() == [False, False, False, True]
 

@@ -32,13 +32,13 @@ def test_a_second_run_does_not_call_the_encoder(tmp_path):
     file = tmp_path / "folder" / "cache.sqlite"
     first, second = Counting(), Counting()
     fresh = CachedEncoder(first, file).encode(TEXTS)
-    kept = CachedEncoder(second, file).encode(TEXTS[::-1])
+    cached = CachedEncoder(second, file).encode(TEXTS[::-1])
     assert second.asked == []
     plain = Counting().encode(TEXTS)
-    for got in (fresh, replace(kept, embeddings=kept.embeddings[::-1])):
+    for got in (fresh, replace(cached, embeddings=cached.embeddings[::-1])):
         np.testing.assert_array_equal(got.embeddings, plain.embeddings)
     np.testing.assert_array_equal(fresh.truncated, plain.truncated)
-    np.testing.assert_array_equal(kept.truncated[::-1], plain.truncated)
+    np.testing.assert_array_equal(cached.truncated[::-1], plain.truncated)
 
 
 def test_only_what_is_new_is_embedded(tmp_path):
@@ -109,12 +109,12 @@ def test_pieces_that_are_spread_come_back_in_any_order_and_are_kept_one_by_one(t
 
     with pytest.raises(RuntimeError):
         CachedEncoder(Counting(), file, breaks_off).encode(texts)
-    asked = []
+    queries = []
 
     def backwards(pieces):
-        asked.extend(text for piece in pieces for text in piece)
+        queries.extend(text for piece in pieces for text in piece)
         return [(i, Counting().encode(pieces[i])) for i in reversed(range(len(pieces)))]
 
     found = CachedEncoder(Counting(), file, backwards).encode(texts).embeddings
     assert np.array_equal(found, right)
-    assert asked == texts[:512]
+    assert queries == texts[:512]

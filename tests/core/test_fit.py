@@ -137,7 +137,7 @@ def test_options_reach_the_router(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("chosen", "message"),
     [
         ({"kind": "knn", "options": {"hidden": 3}}, "router knn has no option 'hidden'; it has k"),
         ({"kind": "mlp", "options": {"k": 3}}, "it has hidden, epochs, batch, learning_rate"),
@@ -150,10 +150,10 @@ def test_options_reach_the_router(tmp_path):
         ({"kind": "routerdc", "seed": -1}, "the seed is -1"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path, chosen, told):
+def test_options_that_make_no_sense_are_refused(tmp_path, chosen, message):
     """Before anything is embedded; with what would make sense."""
     rows = Rows(texts=["a"], labels=np.ones((1, 2), bool))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         fit(RouterChoice(**chosen), rows, rows, pool="ab", encoder=None, folder=tmp_path)
 
 

@@ -102,10 +102,10 @@ def test_a_text_embeds_alike_in_whatever_batch(recorded):
 def test_the_encoder_is_opened_with_graphs_where_lean_is_asked_for(tiny_encoder, dtype):
     """Its rows come back in order, from recorded shapes and from others."""
     rng = np.random.default_rng(5)
-    asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
+    queries = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
     options = {"backend": "cuda", "dtype": dtype}
     lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean")
     fine = HuggingFaceEncoder(tiny_encoder, backend="cpu", dtype="float32")
-    cosines = np.sum(lean.encode(asked).embeddings * fine.encode(asked).embeddings, axis=1)
+    cosines = np.sum(lean.encode(queries).embeddings * fine.encode(queries).embeddings, axis=1)
     assert lean.spec.forward == "lean"
     assert (cosines > 0.99).all()

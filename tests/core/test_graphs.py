@@ -232,11 +232,11 @@ def test_the_encoder_embeds_alike_by_graphs(tiny_encoder, pooling):
     """As it would on a GPU, here in float32; cut texts too, more than a batch, in their order."""
     options = {"backend": "cpu", "dtype": "float32", "pooling": pooling}
     rng = np.random.default_rng(5)
-    asked = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
-    plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(asked)
+    queries = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]
+    plain = HuggingFaceEncoder(str(tiny_encoder), **options).encode(queries)
     recorder = ReplayRecorder()
     encoder = HuggingFaceEncoder(str(tiny_encoder), forward="lean", recorder=recorder, **options)
-    found = encoder.encode(asked)
+    found = encoder.encode(queries)
     assert recorder.replayed
     np.testing.assert_allclose(found.embeddings, plain.embeddings, atol=1e-5)
     assert found.truncated.tolist() == plain.truncated.tolist()

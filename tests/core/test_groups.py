@@ -170,9 +170,9 @@ def blocks(seed, trials, n, queries):
     for trial in range(trials):
         start = trial * (n + queries)
         rows = [drawn[of_kind[start : start + n]] for of_kind in places]
-        asked = [drawn[of_kind[start + n : start + n + queries]] for of_kind in places]
-        assert [len(each) for each in rows + asked] == [n] * 3 + [queries] * 3
-        yield world, trial, rows, asked
+        tested = [drawn[of_kind[start + n : start + n + queries]] for of_kind in places]
+        assert [len(each) for each in rows + tested] == [n] * 3 + [queries] * 3
+        yield world, trial, rows, tested
 
 
 def stacked(parts):
@@ -188,13 +188,13 @@ def test_risk_within_each_group_has_its_exact_value(score):
     """0.1 in every kind, n = 19 of each; a rank off passes with probability below 1e-8."""
     trials, n, queries, alpha = 600, 19, 10, 0.1
     misses = [0, 0, 0]
-    for world, trial, rows, asked in blocks(11, trials, n, queries):
+    for world, trial, rows, tested in blocks(11, trials, n, queries):
         salt = f"trial {trial}".encode()
         calibration = world.calibration(stacked(rows), score=score, smoothing_salt=salt)
         for kind in range(3):
             group, covered = calibration.for_group(str(kind), alpha)
             assert covered == str(kind)
-            misses[kind] += missed(group, asked[kind], group.lambda_hat(alpha, score), trial)
+            misses[kind] += missed(group, tested[kind], group.lambda_hat(alpha, score), trial)
     for count in misses:
         assert_split_risk(
             count / trials / queries,
@@ -214,13 +214,13 @@ def test_pooled_threshold_does_not_bound_the_risk_within_a_group():
     """
     trials, n, alpha = 500, 19, 0.2
     misses = [0, 0, 0]
-    for world, trial, rows, asked in blocks(11, trials, n, 1):
+    for world, trial, rows, tested in blocks(11, trials, n, 1):
         calibration = world.calibration(
             stacked(rows), score=Score.STATIC, smoothing_salt=f"trial {trial}".encode()
         )
         threshold = calibration.lambda_hat(alpha, Score.STATIC)
         for kind in range(3):
-            misses[kind] += missed(calibration, asked[kind], threshold, trial)
+            misses[kind] += missed(calibration, tested[kind], threshold, trial)
     assert max(misses) > stats.binom.isf(FALSE_ALARM, trials, alpha)
 
 

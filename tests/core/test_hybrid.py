@@ -142,9 +142,9 @@ def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):
     assert isinstance(fresh.semantic, CachedEncoder)
     assert fresh.spec == hybrid.spec
     embeddings = fresh.encode(TEXTS).embeddings
-    kept = with_cache(HybridEncoder(second), file).encode(TEXTS).embeddings
+    cached = with_cache(HybridEncoder(second), file).encode(TEXTS).embeddings
     assert (first.asked, second.asked) == (TEXTS, [])
-    np.testing.assert_array_equal(embeddings, kept)
+    np.testing.assert_array_equal(embeddings, cached)
     np.testing.assert_array_equal(
         embeddings, HybridEncoder(Counting(hybrid.spec)).encode(TEXTS).embeddings
     )

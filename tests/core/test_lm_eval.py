@@ -38,13 +38,13 @@ def sample(doc_id, doc, calls, responses, target, **metrics):
     }
 
 
-def generated(doc_id, said, correct, **changes):
+def generated(doc_id, text, correct, **changes):
     """A line of a task in which text is generated."""
     doc = {"question": f"What is {doc_id} plus 1?", "answer": f"#### {doc_id + 1}"}
     prompt = changes.pop("prompt", f"Q: {doc['question']}\nA:")
     call = [prompt, {"until": ["\n"], "do_sample": False}]
     target = f"#### {doc_id + 1}"
-    return sample(doc_id, doc, [call], [said], target, exact_match=correct, **changes)
+    return sample(doc_id, doc, [call], [text], target, exact_match=correct, **changes)
 
 
 def scored(doc_id, options, likelihoods, gold, **metrics):
@@ -59,8 +59,8 @@ def run(parent, model, tasks, *, time=TIME, **results):
     """One model's folder; returns it."""
     folder = parent / model.replace("/", "__")
     folder.mkdir(parents=True, exist_ok=True)
-    said = {"model_name": model, "results": {"loss": float("nan")}} | results
-    (folder / f"results_{time}.json").write_text(json.dumps(said))
+    results_file = {"model_name": model, "results": {"loss": float("nan")}} | results
+    (folder / f"results_{time}.json").write_text(json.dumps(results_file))
     for task, lines in tasks.items():
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (folder / f"samples_{task}_{time}.jsonl").write_text(text)
@@ -127,15 +127,15 @@ def test_folders_may_be_named_one_by_one(runs):
 
 
 @pytest.mark.parametrize(
-    ("said", "name"),
+    ("fields", "name"),
     [
         ({"model_name": "", "model_name_sanitized": "org__m"}, "org__m"),
         ({"model_name": None}, "folder"),
     ],
 )
-def test_where_a_models_name_comes_from(tmp_path, said, name):
+def test_where_a_models_name_comes_from(tmp_path, fields, name):
     """The results' name, else their sanitised one, else the folder's."""
-    run(tmp_path, "folder", {"sums": [generated(0, "1", 1)]}, **said)
+    run(tmp_path, "folder", {"sums": [generated(0, "1", 1)]}, **fields)
     assert read_lm_eval(tmp_path).rows.pool == (name,)
 
 
@@ -169,9 +169,9 @@ def test_missing_documents_are_counted_and_named(tmp_path):
     """They are no wrong answers. Fails when a lacking document is labelled, or dropped unasked."""
     run(tmp_path, "a", {"sums": [generated(i, "x", 1) for i in range(30)]})
     run(tmp_path, "b", {"sums": [generated(i, "x", 0) for i in range(0, 30, 2)]})
-    said = refusal(tmp_path)
-    assert "b lacks 15 of 30 documents: sums 1, sums 3" in said
-    assert "a lacks" not in said
+    message = refusal(tmp_path)
+    assert "b lacks 15 of 30 documents: sums 1, sums 3" in message
+    assert "a lacks" not in message
     read = read_lm_eval(tmp_path, incomplete="drop")
     assert read.dropped == 15
     assert len(read.rows) == 15
@@ -322,9 +322,9 @@ def test_a_document_without_a_known_question_must_be_named(tmp_path):
     calls = [["The cat", " barked."], ["The dog", " barked."]]
     line = sample(7, {"body": "b"}, calls, [[-5, False], [-1, False]], 1, acc=1.0)
     run(tmp_path, "m", {"odd": [line]})
-    said = refusal(tmp_path)
-    assert "document odd 7" in said
-    assert "name it (question)" in said
+    message = refusal(tmp_path)
+    assert "document odd 7" in message
+    assert "name it (question)" in message
     assert read_lm_eval(tmp_path, question="body").rows.queries == ["b"]
 
 
@@ -375,17 +375,17 @@ def test_a_broken_line_is_named(tmp_path, line, words):
     folder = run(tmp_path, "m", {"sums": [generated(0, "1", 1)]})
     path = next(folder.glob("samples_*"))
     path.write_text(path.read_text() + line + "\n")
-    said = refusal(tmp_path)
-    assert f"m/samples_sums_{TIME}.jsonl {words}" in said
+    message = refusal(tmp_path)
+    assert f"m/samples_sums_{TIME}.jsonl {words}" in message
 
 
 def test_queries_that_disagree_and_long_ones_are_named_by_document(tmp_path):
     """The common checks of rows hold for joined documents too."""
     twice = [generated(i, "1", i, prompt="the same") for i in range(2)]
     run(tmp_path, "m", {"sums": [*twice, generated(2, "1", 1, prompt="x" * 9000)]})
-    said = refusal(tmp_path)
-    assert "document sums 1: same query as document sums 0, with different labels" in said
-    assert "document sums 2: query has 9,000 characters" in said
+    message = refusal(tmp_path)
+    assert "document sums 1: same query as document sums 0, with different labels" in message
+    assert "document sums 2: query has 9,000 characters" in message
 
 
 def test_a_folder_without_samples_and_broken_results(tmp_path):

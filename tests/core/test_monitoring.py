@@ -575,15 +575,17 @@ def test_weights_of_streams_must_sum_to_one(weights):
 def test_a_restart_loses_nothing():
     """Through JSON text and back, then the same updates: the same state to the last bit."""
     rng = np.random.default_rng(52)
-    kept = watch_of()
-    update(kept, rng.random((400, 3)))
-    restarted = DriftState.from_state(json.loads(json.dumps(kept.to_state())))
-    assert restarted.to_state() == kept.to_state()
+    uninterrupted = watch_of()
+    update(uninterrupted, rng.random((400, 3)))
+    restarted = DriftState.from_state(json.loads(json.dumps(uninterrupted.to_state())))
+    assert restarted.to_state() == uninterrupted.to_state()
     later = 0.5 + rng.random((400, 3)) / 2.0
-    update(kept, later)
+    update(uninterrupted, later)
     update(restarted, later)
-    assert restarted.to_state() == kept.to_state()
-    assert restarted.raised == kept.raised == ("score", "size", "place", "critical", "risk")
+    assert restarted.to_state() == uninterrupted.to_state()
+    assert (
+        restarted.raised == uninterrupted.raised == ("score", "size", "place", "critical", "risk")
+    )
 
 
 def update(watch, rows):

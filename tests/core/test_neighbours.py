@@ -70,9 +70,9 @@ def test_probing_all_lists_is_exact_search(world, seed):
     lists = build_inverted_file(rows, reach, seed)
     np.testing.assert_array_equal(in_order(lists), rows)
     everywhere = probing(lists, len(lists.sizes))
-    asked = queries.astype(np.float64)
+    queries64 = queries.astype(np.float64)
     np.testing.assert_array_equal(
-        everywhere.nearest(asked, reach), ExactSearch(rows).nearest(asked, reach)
+        everywhere.nearest(queries64, reach), ExactSearch(rows).nearest(queries64, reach)
     )
 
 

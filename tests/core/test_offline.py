@@ -87,9 +87,9 @@ def test_training_rows_are_used_for_nothing_else(rows):
     """Every row is embedded once: first the training rows, then all others."""
     recorder = Recorder()
     table = table_of(rows, Protocol(splits=1), recorder)
-    asked = [text for call in recorder.calls for text in call]
-    assert sorted(asked) == sorted(rows.queries)
-    rest = asked[table.n_train :]
+    queries = [text for call in recorder.calls for text in call]
+    assert sorted(queries) == sorted(rows.queries)
+    rest = queries[table.n_train :]
     assert len(table.rows.fingerprints) == len(rest)
     correct = {row.query: row.correct for row in rows.rows}
     expected = [[name in correct[query] for name in POOL] for query in rest]

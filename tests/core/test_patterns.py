@@ -185,7 +185,7 @@ GOOD = {"patterns": np.eye(2, dtype=bool), "frequencies": np.array([0.25, 0.75])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"patterns": np.ones(2, bool)}, "differ"),
         ({"patterns": np.ones((3, 2), bool)}, "differ"),
@@ -205,10 +205,10 @@ GOOD = {"patterns": np.eye(2, dtype=bool), "frequencies": np.array([0.25, 0.75])
         ({"temperature": math.inf}, "prior and temperature"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(changes, told):
+def test_what_cannot_be_weighed_is_refused(changes, message):
     """When built, not at the first query, where it would be a NaN in every set."""
     PatternModel(**GOOD)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         PatternModel(**{**GOOD, **changes})
 
 

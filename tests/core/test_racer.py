@@ -163,14 +163,14 @@ def test_rows_without_a_query_do_not_share_their_noise(racer, rows):
 
 def test_another_scorer_may_score_the_rows(racer, rows):
     """A server hands in one that shares the device with live traffic."""
-    asked = []
+    scored_texts = []
 
     def scorer(queries):
-        asked.extend(queries)
+        scored_texts.extend(queries)
         return RouterScores(np.full((len(queries), 3), 0.25), np.zeros(len(queries), bool))
 
     assert np.all(racer.calibrate(rows, scorer=scorer).scores == 0.25)
-    assert asked == rows.queries
+    assert scored_texts == rows.queries
 
 
 def test_query_that_the_encoder_cuts_is_marked(racer, rows):

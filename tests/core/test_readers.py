@@ -79,7 +79,7 @@ def test_unicode_line_separators_do_not_cut_a_line(sign):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("name", "data", "expected"),
     [
         ("x.jsonl", b'{"query": "x"}\n\n{}\n"\xff"', "line 4: not UTF-8"),
         ("x.jsonl", b"\xef\xbb\xbf{}\n\xff", "line 2: not UTF-8"),
@@ -108,10 +108,10 @@ def test_unicode_line_separators_do_not_cut_a_line(sign):
         ("x.parquet", b"", "not a parquet file"),
     ],
 )
-def test_damaged_file_is_one_short_error(name, data, told):
+def test_damaged_file_is_one_short_error(name, data, expected):
     """It names the line where there is one, and repeats nothing of the text."""
     message = refusal(data, name)
-    assert told in message
+    assert expected in message
     assert "yyy" not in message
 
 

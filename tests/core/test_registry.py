@@ -70,10 +70,10 @@ def test_another_version_of_the_package_is_refused():
 def test_router_that_is_not_installed_is_one_sentence():
     """It names what is there and what to install."""
     assert registry.names() == registry.BUILT_IN
-    kept = {"kind": "custom", "name": "lengths", "options": {}, "package": "x 1"}
+    manifest = {"kind": "custom", "name": "lengths", "options": {}, "package": "x 1"}
     for attempt in (
         lambda: registry.create("lengths", POOL, {}),
-        lambda: registry.load({}, kept, POOL),
+        lambda: registry.load({}, manifest, POOL),
     ):
         with pytest.raises(ArtifactError, match="no router 'lengths' here, only knn, mlp, routerd"):
             attempt()
@@ -81,13 +81,13 @@ def test_router_that_is_not_installed_is_one_sentence():
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [({"most": 0}, "most must be above 0"), ({"least": 3}, "unexpected keyword"),
      ({"most": "x"}, "TypeError")],
 )  # fmt: skip
-def test_router_that_cannot_be_constructed_is_one_sentence(options, told):
+def test_router_that_cannot_be_constructed_is_one_sentence(options, message):
     """Whatever it raises, with the names of its options; their values may be secrets."""
-    with pytest.raises(ArtifactError, match=told) as caught:
+    with pytest.raises(ArtifactError, match=message) as caught:
         registry.create("lengths", POOL, options)
     assert f"(options: {next(iter(options))})" in str(caught.value)
 

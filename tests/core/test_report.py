@@ -406,13 +406,13 @@ def test_what_cannot_be_measured_is_said_with_its_reason(tmp_path):
     drawings = {f"{kind}-answerable.png" for kind in ("risk", "size", "curves")}
     assert {path.name for path in tmp_path.glob("*.png")} == drawings
     text = unescaped((tmp_path / "results.md").read_text(encoding="utf-8"))
-    for said in (
+    for sentence in (
         "Not measured: accuracy, votes and the choice of alpha and vote, as the rows have no",
         "Not measured: money, as no prices were given",
         "Not measured: the fixed order that never sees a query (`static`)",
         "Not measured: alpha 0.01 on one, as 18 calibration rows are too few",
     ):
-        assert said in text
+        assert sentence in text
     assert "average" not in text
     assert "1 copy left out" in text
     assert differences(evaluation) == ()

@@ -72,8 +72,8 @@ def test_interrupted_and_resumed_is_uninterrupted(encoder, uninterrupted, tmp_pa
     heard = []
     resumed = tune(encoder, tmp_path, lambda *step: heard.append(step), resume=True)
     assert_same(resumed, uninterrupted)
-    told = [(step, steps) for stage, step, steps in heard if stage.startswith("RouterDC")]
-    assert told == [(step, 12) for step in range(1, 13)]
+    steps_done = [(step, steps) for stage, step, steps in heard if stage.startswith("RouterDC")]
+    assert steps_done == [(step, 12) for step in range(1, 13)]
 
 
 def test_resumed_training_goes_on_and_does_not_begin_anew(encoder, half_done):
@@ -130,11 +130,11 @@ def test_checkpoint_of_another_encoder_is_refused(tiny_encoder, half_done):
         tune(other, half_done, resume=True)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 2_000])
-def test_damaged_checkpoint_is_one_sentence(encoder, half_done, kept):
+@pytest.mark.parametrize("length", [0, 7, 2_000])
+def test_damaged_checkpoint_is_one_sentence(encoder, half_done, length):
     """A disk that lost the end of the file."""
     path = half_done / "checkpoint" / FILE
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(ArtifactError, match="damaged") as caught:
         tune(encoder, half_done, resume=True)
     assert "\n" not in str(caught.value)

@@ -368,12 +368,12 @@ def test_training_that_diverges_says_so(encoder, tmp_path):
 def test_training_refuses_what_it_cannot_do(encoder, tmp_path):
     """No rows; an encoder without weights; overwriting the encoder that it begins with."""
     texts, labels = words(4, 1)
-    for refused, given_texts, folder, told in (
+    for refused, given_texts, folder, message in (
         (encoder, [], tmp_path, "no training rows"),
         (CharNgramEncoder(), texts, tmp_path, "no weights"),
         (encoder, texts, encoder.spec.name, "begin with another"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             trained(refused, type(tmp_path)(folder), given_texts, labels[: len(given_texts)])
 
 

@@ -64,7 +64,7 @@ def test_one_user_message_is_a_query():
         assert "line 1" in refusal({"messages": messages, "correct": {"a": True}})
 
 
-def told(*turns, **fields):
+def row_of(*turns, **fields):
     """Read one row of these turns: (role, text)."""
     messages = [{"role": role, "content": text, "refusal": None} for role, text in turns]
     row = {"messages": messages, "correct": {"a": True}}
@@ -74,26 +74,26 @@ def told(*turns, **fields):
 
 def test_the_last_of_several_turns_is_the_query():
     """Where they are asked for; those before it are kept in order."""
-    row = told(("user", "Hello"), ("assistant", ""), ("user", "And now?"))
+    row = row_of(("user", "Hello"), ("assistant", ""), ("user", "And now?"))
     assert row.query == "And now?"
     assert row.earlier == (Turn("user", "Hello"), Turn("assistant", ""))
-    assert told(("user", "Hello")).earlier == ()
+    assert row_of(("user", "Hello")).earlier == ()
 
 
 def test_turns_that_no_row_can_have_are_refused():
     """Nobody was asked by an assistant, a tool or a system prompt, and a call is no text."""
-    asked = ("user", "Hello")
+    question = ("user", "Hello")
     for turns in (
-        [asked, ("assistant", "Hi")],
-        [("system", "Be brief"), asked],
-        [("tool", "5"), asked],
-        [("assistant", None), asked],
-        [asked, ("user", " ")],
-        [("assistant", "\ud800"), asked],
+        [question, ("assistant", "Hi")],
+        [("system", "Be brief"), question],
+        [("tool", "5"), question],
+        [("assistant", None), question],
+        [question, ("user", " ")],
+        [("assistant", "\ud800"), question],
         [("user", "x" * 9_000)],
     ):
         with pytest.raises(RowsError):
-            told(*turns)
+            row_of(*turns)
     with pytest.raises(RowsError, match="messages"):
         check_rows(
             [(1, {"messages": [{"role": "user", "content": "x", "name": "y"}], "correct": ["a"]})],
@@ -105,9 +105,9 @@ def test_turns_that_no_row_can_have_are_refused():
 def test_what_is_read_of_a_conversation_must_not_be_too_long():
     """The last turn alone, or all of them, as they are read when serving."""
     turns = ("user", "x" * 5_000), ("assistant", " "), ("user", "y" * 5_000)
-    assert told(*turns).query == "y" * 5_000
+    assert row_of(*turns).query == "y" * 5_000
     with pytest.raises(RowsError, match="10,002 characters"):
-        told(*turns, text="conversation")
+        row_of(*turns, text="conversation")
 
 
 def test_conversations_that_end_alike_are_no_copies():
@@ -132,7 +132,7 @@ def test_conversations_that_end_alike_are_no_copies():
 
 def test_several_turns_are_written_as_they_were_read(tmp_path):
     """``racer label`` reads its own rows when it goes on."""
-    row = told(("user", "Hello"), ("assistant", "Hi"), ("user", "Why?"))
+    row = row_of(("user", "Hello"), ("assistant", "Hi"), ("user", "Why?"))
     line = row_line(row, ("a",))
     assert line.startswith('{"messages": [')
     assert check_rows([(1, json.loads(line))], "rows", text="last_user").rows == (row,)
@@ -188,12 +188,12 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("bad", "told"), BAD_ROWS)
-def test_bad_row_is_named_by_its_line(bad, told):
+@pytest.mark.parametrize(("bad", "expected"), BAD_ROWS)
+def test_bad_row_is_named_by_its_line(bad, expected):
     """Line 2 of two; nothing of the file is used, and the message stays short."""
     message = refusal(GOOD, bad)
     assert message.startswith("rows.jsonl: line 2: ")
-    assert told in message
+    assert expected in message
     assert len(message) < 300
     assert "yyy" not in message
     assert "not jsonnot" not in message
@@ -217,7 +217,7 @@ def test_list_of_names_without_the_pool_is_refused(pool):
 
 
 @pytest.mark.parametrize(
-    ("header", "told"),
+    ("header", "expected"),
     [
         ({"candidates": ["a"]}, "pool"),
         ({"candidates": ["a", "b", "c"]}, "pool"),
@@ -227,11 +227,11 @@ def test_list_of_names_without_the_pool_is_refused(pool):
         ({"candidates": ["a", " "]}, "name"),
     ],
 )
-def test_header_that_does_not_fit_is_refused(header, told):
+def test_header_that_does_not_fit_is_refused(header, expected):
     """A header's pool counts even beside a configured one, and the error names the header."""
     message = refusal(header, {"query": "x", "correct": []}, pool=["a", "b"])
     assert message.startswith("rows.jsonl: line 1: ")
-    assert told in message
+    assert expected in message
 
 
 def test_rows_about_another_pool_than_the_configured_are_refused():

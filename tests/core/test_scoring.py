@@ -370,7 +370,7 @@ def test_scores_are_offered_where_they_can_be_computed(known, offered):
 
 
 @pytest.mark.parametrize(
-    ("known", "told"),
+    ("known", "message"),
     [
         ({"patterns": patterns_of(3)}, "do not have 2 candidates"),
         ({"patterns": patterns_of(2), "neighbours": np.zeros((2, 4), np.uint8)}, "rows of neigh"),
@@ -382,9 +382,9 @@ def test_scores_are_offered_where_they_can_be_computed(known, offered):
         ({"groups": ("a", None)}, "2 groups for 3 rows"),
     ],
 )
-def test_parts_that_do_not_fit_the_rows_are_refused(known, told):
+def test_parts_that_do_not_fit_the_rows_are_refused(known, message):
     """When calibrating, with the number that was wanted."""
-    with pytest.raises(CalibrationError, match=told):
+    with pytest.raises(CalibrationError, match=message):
         calibration_of(np.full((3, 2), 0.5), np.ones((3, 2), bool), **known)
 
 

@@ -36,7 +36,7 @@ def test_valid_documents_read_as_the_standard_library_reads_them(document, ascii
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ('{"secret": 1, "secret": 2}', "same key twice"),
         ('{"a": {"secret": 1, "secret": 1}}', "same key twice"),
@@ -67,9 +67,9 @@ def test_valid_documents_read_as_the_standard_library_reads_them(document, ascii
         ("\ufeff{}", "not JSON"),
     ],
 )
-def test_what_breaks_other_readers_is_one_short_sentence(text, told):
+def test_what_breaks_other_readers_is_one_short_sentence(text, message):
     """The sentence says what is wrong, and repeats nothing: it may be somebody's prompt."""
-    with pytest.raises(InputError, match=told) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         strict_json.loads(text)
     assert len(str(caught.value)) < 120
     assert "secret" not in str(caught.value)

@@ -352,6 +352,6 @@ def test_a_preferred_answer_speaks_for_its_class_and_changes_no_vote():
     Both classes have two votes and the mean 0.5; Rome has the higher best score.
     """
     arrived = answers("Rome", 0.75, "Paris", 0.5, "Rome", 0.25, "Paris", 0.5)
-    plain, asked = aggregate(arrived), aggregate(arrived, preferred={"m2", "m3"})
-    assert (plain.winner, asked.winner) == ("m0", "m2")
-    assert asked.votes == plain.votes
+    plain, preferring = aggregate(arrived), aggregate(arrived, preferred={"m2", "m3"})
+    assert (plain.winner, preferring.winner) == ("m0", "m2")
+    assert preferring.votes == plain.votes

@@ -36,7 +36,7 @@ def client(running_demo: RunningDemo) -> Iterator[OpenAI]:
 
 def test_served_candidates_agree_with_their_labels(client: OpenAI, test_rows: LabelledRows) -> None:
     """200 rows relabelled through the server: at least 99 % of the labels are found again."""
-    asked = [(row, name) for row in test_rows.rows[:200] for name in test_rows.pool]
+    pairs = [(row, name) for row in test_rows.rows[:200] for name in test_rows.pool]
 
     def agrees(pair: tuple[LabelledRow, str]) -> bool:
         row, name = pair
@@ -48,7 +48,7 @@ def test_served_candidates_agree_with_their_labels(client: OpenAI, test_rows: La
         return right == (name in row.correct)
 
     with ThreadPoolExecutor(4) as threads:
-        agreed = list(threads.map(agrees, asked))
+        agreed = list(threads.map(agrees, pairs))
     assert sum(agreed) >= 0.99 * len(agreed)
 
 

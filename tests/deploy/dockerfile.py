@@ -78,10 +78,10 @@ def read(path: Path = ROOT / "Dockerfile") -> Dockerfile:
 
 
 def _steps(text: str) -> Iterator[Step]:
-    kept = [
+    lines = [
         line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")
     ]
-    for instruction in "\n".join(kept).replace("\\\n", "").splitlines():
+    for instruction in "\n".join(lines).replace("\\\n", "").splitlines():
         keyword, _, rest = instruction.strip().partition(" ")
         yield Step(keyword.upper(), rest.strip())
 

@@ -59,8 +59,10 @@ def read(text: str) -> tuple[list[SeriesSelector], set[str]]:
     for node in nodes(promql_parser.parse(text)):
         if isinstance(node, promql_parser.VectorSelector):
             matchers = node.matchers.matchers
-            told = tuple((each.name, str(each.op).split(".")[-1], each.value) for each in matchers)
-            selected.append(SeriesSelector(node.name, told))
+            matches = tuple(
+                (each.name, str(each.op).split(".")[-1], each.value) for each in matchers
+            )
+            selected.append(SeriesSelector(node.name, matches))
         if (modifier := getattr(node, "modifier", None)) is not None:
             labels |= _labels(modifier)
     return selected, labels

@@ -127,8 +127,8 @@ class Replay:
         skipped = {
             each: SKIPPED[each.split()[0]] for each in commands if each.split()[0] in SKIPPED
         }
-        if kept := [each for each in commands if each not in skipped]:
-            command = self.here(" && ".join(kept))
+        if remaining := [each for each in commands if each not in skipped]:
+            command = self.here(" && ".join(remaining))
             foreign = re.findall(r"(?<![\w.:/])/\w[\w./-]*", command.replace(str(self.root), ""))
             assert all(path.startswith(OWN) for path in foreign), foreign
             # How this machine reaches its package index is all that its environment adds.
@@ -144,7 +144,7 @@ class Replay:
             )
             assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         why = "; ".join(f"{each.split()[0]}: {reason}" for each, reason in skipped.items())
-        return "done" if not skipped else f"done, without {why}" if kept else f"skipped, {why}"
+        return "done" if not skipped else f"done, without {why}" if remaining else f"skipped, {why}"
 
     def _copy(self, words: list[str]) -> None:
         flags = [word for word in words if word.startswith("--")]

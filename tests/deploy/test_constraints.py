@@ -76,11 +76,11 @@ def test_what_is_installed_is_what_is_pinned():
 def test_the_pins_are_closed_under_what_packages_require():
     """Red when something that a pinned package needs here is left to the package index."""
     pinned = pins()
-    asked = {(name, "") for name in pinned}
-    asked |= {(canonical(each.name), extra) for each in ALL for extra in each.extras}
+    required = {(name, "") for name in pinned}
+    required |= {(canonical(each.name), extra) for each in ALL for extra in each.extras}
     missing = {
         f"{name} requires {requirement}"
-        for name, extra in asked
+        for name, extra in required
         for requirement in map(Requirement, metadata.requires(name) or ())
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if canonical(requirement.name) not in pinned

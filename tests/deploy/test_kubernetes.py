@@ -285,10 +285,10 @@ def test_one_port_from_the_image_to_the_network():
 @pytest.mark.parametrize("kind", PROBING)
 def test_probes_ask_public_paths_of_the_gateways_own_port(kind: str):
     """Red when a path needs a key or does not exist, or the port is another one."""
-    asked = PROBING[kind]["httpGet"]
-    assert asked["path"] in ROUTES.probe_paths
-    assert [each.role for each in ROUTES if each.path == asked["path"]] == ["public"]
-    assert asked["port"] == GATEWAY["ports"][0]["name"]
+    probe = PROBING[kind]["httpGet"]
+    assert probe["path"] in ROUTES.probe_paths
+    assert [each.role for each in ROUTES if each.path == probe["path"]] == ["public"]
+    assert probe["port"] == GATEWAY["ports"][0]["name"]
 
 
 def test_a_gateway_that_waits_for_a_calibration_is_not_restarted():
@@ -344,8 +344,8 @@ def test_a_candidate_has_a_gpu_and_its_own_health(name: str):
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert container["command"] == ["vllm", "serve"]
     for kind in PROBING:
-        asked = container[f"{kind}Probe"]["httpGet"]
-        assert asked == {"path": "/health", "port": container["ports"][0]["name"]}
+        probe = container[f"{kind}Probe"]["httpGet"]
+        assert probe == {"path": "/health", "port": container["ports"][0]["name"]}
     compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     [tag] = re.findall(r"vllm/vllm-openai:\$\{VLLM_TAG:-(.+)\}", compose)
     assert container["image"] == f"vllm/vllm-openai:{tag}"
@@ -428,11 +428,11 @@ def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
     gateway, candidates = (named("NetworkPolicy", n)["spec"] for n in ("gateway", "candidates"))
     assert selected(gateway["podSelector"]["matchLabels"]) == {"gateway"}
     assert selected(candidates["podSelector"]["matchLabels"]) == set(CANDIDATES)
-    asked = {("TCP", urlsplit(each["base_url"]).port) for each in CONFIG["candidates"]}
+    request = {("TCP", urlsplit(each["base_url"]).port) for each in CONFIG["candidates"]}
     to_candidates, to_store = gateway["egress"]
     [peer] = to_candidates["to"]
     assert selected(peer["podSelector"]["matchLabels"]) == set(CANDIDATES)
-    assert set(policy_ports([to_candidates])) == asked
+    assert set(policy_ports([to_candidates])) == request
     [url] = re.findall(rf"{STORE}='(.+)'", README)
     assert policy_ports([to_store]) == [("TCP", urlsplit(url).port)]
     assert all(peer.keys() == {"ipBlock"} for peer in to_store["to"])
@@ -440,7 +440,7 @@ def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
     [peer] = rule["from"]
     assert peer.keys() == {"podSelector"}
     assert selected(peer["podSelector"]["matchLabels"]) == {"gateway"}
-    assert set(policy_ports([rule])) == asked
+    assert set(policy_ports([rule])) == request
 
 
 def test_clients_come_from_namespaces_that_are_named():

@@ -60,7 +60,7 @@ def required(package):
             yield each
 
 
-def said(report):
+def audited(report):
     """What audit.py says of a report of pip-audit's: exit code and text."""
     done = subprocess.run(
         [sys.executable, AUDIT], input=report, capture_output=True, text=True, check=False
@@ -86,7 +86,7 @@ def package(name, *holes, **more):
 )
 def test_an_audit_says_what_it_knows(packages, code, words):
     """Never clean where nobody was asked."""
-    ended, text = said(json.dumps({"dependencies": packages, "fixes": []}))
+    ended, text = audited(json.dumps({"dependencies": packages, "fixes": []}))
     assert ended == code
     assert all(word in text for word in words), text
     assert ("SKIPPED" in text) == ("SKIPPED" in words)
@@ -94,4 +94,4 @@ def test_an_audit_says_what_it_knows(packages, code, words):
 
 def test_an_audit_without_an_answer_was_skipped():
     """pip-audit writes nothing where it reaches nobody."""
-    assert said("") == (0, "pip-audit: SKIPPED, its service cannot be reached\n")
+    assert audited("") == (0, "pip-audit: SKIPPED, its service cannot be reached\n")

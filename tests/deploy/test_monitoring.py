@@ -209,14 +209,16 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
 
 def test_what_an_operator_looks_for_has_a_panel() -> None:
     """Red when one of these is dropped."""
-    asked = " ".join(target["expr"] for panel in PANELS for target in panel.get("targets", ()))
+    expressions_text = " ".join(
+        target["expr"] for panel in PANELS for target in panel.get("targets", ())
+    )
     for metric in (
         "racer_requests_total", "racer_candidate_seconds_bucket", "racer_overhead_seconds_bucket",
         "racer_set_size_sum", "racer_abstained_total", "racer_candidate_replicas",
         "racer_realised_risk", "racer_risk_bound", "racer_drift_evidence", "racer_store_up",
         "racer_router_queue",
     ):  # fmt: skip
-        assert metric in asked
+        assert metric in expressions_text
     assert "Calls saved" in {panel["title"] for panel in PANELS}
 
 

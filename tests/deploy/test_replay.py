@@ -31,9 +31,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def image(tmp_path_factory):
     """The finished build; its record is printed when a test of it fails."""
     pin = f"click=={pins()['click']}"
-    asked = [sys.executable, "-m", "pip", "download", "--no-cache-dir", "--no-deps", "--retries=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-cache-dir",
+        "--no-deps",
+        "--retries=1",
+    ]
     folder = tmp_path_factory.mktemp("probe")
-    probe = subprocess.run([*asked, "-d", str(folder), pin], capture_output=True, check=False)
+    probe = subprocess.run([*command, "-d", str(folder), pin], capture_output=True, check=False)
     if probe.returncode != 0:
         pytest.skip("no package index is in reach, and the image is built from one")
     with socket.socket() as free:
@@ -119,8 +127,8 @@ def test_without_a_data_key_the_image_refuses_to_start(configured):
     """Its CMD binds 0.0.0.0. Red when it serves without keys, or fails without a hint."""
     log = configured.folder / "refused.log"
     assert configured.start(cmd(configured), {}, log).wait(60) == 2
-    said = " ".join(log.read_text("utf-8").split())
-    assert "RACER_DATA_KEY" in said, said
+    output = " ".join(log.read_text("utf-8").split())
+    assert "RACER_DATA_KEY" in output, output
 
 
 def test_the_image_becomes_healthy_and_stops_when_asked(configured):

@@ -78,15 +78,15 @@ def _blocks(document: Path) -> Iterator[Block]:
     everyone = _ALL.search(text)
     for found in _BLOCK.finditer(text):
         tag = _TAG.search(found["tag"] or "") or everyone
-        told = {"run by": None, "needs": None} | ({tag["how"]: tag["what"]} if tag else {})
+        tags = {"run by": None, "needs": None} | ({tag["how"]: tag["what"]} if tag else {})
         indent = len(found["indent"])
         yield Block(
             document=document,
             line=text.count("\n", 0, found.start("kind")) + 1,
             kind=found["kind"],
             text="".join(line[indent:] for line in found["text"].splitlines(keepends=True)),
-            run_by=told["run by"],
-            needs=told["needs"],
+            run_by=tags["run by"],
+            needs=tags["needs"],
         )
 
 

@@ -33,17 +33,17 @@ def complaints(cell: Cell, seen: Seen) -> list[str]:
     """What is wrong with a cell; empty when nothing is."""
     if seen.broken is not None:
         return [f"the client's connection broke: {seen.broken}"]
-    told = [*_manners(cell, seen)]
+    problems = [*_manners(cell, seen)]
     body, chunks, malformed = _read(cell, seen)
     if malformed:
-        return [*told, malformed]
+        return [*problems, malformed]
     verdicts = [
         [*_compare(cell, seen, each, body, chunks)] for each in _likely(_outcomes(cell, seen), body)
     ]
-    return [*told, *min(verdicts, key=len)]
+    return [*problems, *min(verdicts, key=len)]
 
 
-def said(chunks: Sequence[Json]) -> str:
+def streamed_text(chunks: Sequence[Json]) -> str:
     """The text of a stream."""
     deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
@@ -158,7 +158,7 @@ def _compare(
         text = outcome.text
     else:
         text = _HEALTHY.get(body["racer"]["served_by"])
-    answered = said(chunks) if cell.streaming else body["choices"][0]["message"]["content"]
+    answered = streamed_text(chunks) if cell.streaming else body["choices"][0]["message"]["content"]
     if (answered or None) != (text or None):
         yield f"expected the text {text!r}, saw {_brief(answered)}"
     if len(body["choices"]) > 1:

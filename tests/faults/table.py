@@ -97,7 +97,9 @@ def main() -> int:
             cells = look_at_everything(bench)
     sys.stdout.write(_HEAD + "".join(rows(cells)))
     failed = [
-        f"{cell.name}: {told}" for cell, seen in cells.items() for told in complaints(cell, seen)
+        f"{cell.name}: {problem}"
+        for cell, seen in cells.items()
+        for problem in complaints(cell, seen)
     ]
     sys.stderr.write("".join(f"{each}\n" for each in failed))
     return int(bool(failed))

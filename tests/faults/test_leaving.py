@@ -51,15 +51,17 @@ def test_a_client_that_leaves_lets_every_call_go(bench: Bench, mode: str) -> Non
         for streaming in (False, True)
         for width in (Width.ONE, Width.TWO)
     ]
-    told: list[str] = []
+    problems: list[str] = []
     with bench.gateway(f"leaving-{mode}", PATIENT) as gateway:
         for cell in cells:
             left, entries = asyncio.run(leave(bench, gateway.url, cell))
             for each in entries:
                 if each.peer_closed is None:
-                    told.append(f"{cell.name}: {each.model} is still called")
+                    problems.append(f"{cell.name}: {each.model} is still called")
                 elif each.peer_closed - left > LET_GO_S:
-                    told.append(f"{cell.name}: {each.model} after {each.peer_closed - left:.2f} s")
+                    problems.append(
+                        f"{cell.name}: {each.model} after {each.peer_closed - left:.2f} s"
+                    )
                 elif each.peer_closed < left:
-                    told.append(f"{cell.name}: {each.model} was let go before the client left")
-    assert not told, "\n".join(told)
+                    problems.append(f"{cell.name}: {each.model} was let go before the client left")
+    assert not problems, "\n".join(problems)

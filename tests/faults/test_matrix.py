@@ -21,8 +21,10 @@ from .judge import complaints
 
 def check(cells: Mapping[Cell, Seen]) -> None:
     """Every cell is as the catalogue says; the report names those that are not."""
-    failed = {cell.name: told for cell, seen in cells.items() if (told := complaints(cell, seen))}
-    lines = [f"{name}: {'; '.join(told)}" for name, told in failed.items()]
+    failed = {
+        cell.name: problems for cell, seen in cells.items() if (problems := complaints(cell, seen))
+    }
+    lines = [f"{name}: {'; '.join(problems)}" for name, problems in failed.items()]
     if lines:
         pytest.fail(f"{len(lines)} of {len(cells)} cells\n" + "\n".join(lines), pytrace=False)
 
@@ -43,5 +45,5 @@ def test_a_candidate_that_cannot_be_reached_ends_as_the_catalogue_says(
 
 def test_every_mode_of_the_upstream_has_a_cell() -> None:
     """No mode is written and never asked for; none is asked for and not written."""
-    asked = [mode for rows in GROUPS.values() for mode in rows]
-    assert {find(mode)[0] for mode in asked} == {play for _, play in MODES.values()}
+    modes = [mode for rows in GROUPS.values() for mode in rows]
+    assert {find(mode)[0] for mode in modes} == {play for _, play in MODES.values()}

@@ -111,14 +111,14 @@ def may_have_answered(entry: Entry) -> bool:
 
 
 def broken_premise(
-    asked: FaultRequest, racer: dict[str, Any], entries: Sequence[Entry]
+    request: FaultRequest, racer: dict[str, Any], entries: Sequence[Entry]
 ) -> str | None:
     """Why a certificate may not hold; None when it may.
 
     A candidate that gave nothing is no failure of the set where the vote was decided without it:
     the winner leads by more votes than are missing, or by as many and wins every tie.
     """
-    if asked.unlike_rows:
+    if request.unlike_rows:
         return "the request is unlike the rows"
     selected: list[str] = racer["selected"]
     answered = {each.model for each in entries if may_have_answered(each)}
@@ -140,18 +140,18 @@ def _wins_ties(racer: dict[str, Any], silent: Sequence[str]) -> bool:
 
 
 async def ask(
-    bench: Bench, session: aiohttp.ClientSession, gateway: str, asked: FaultRequest, tally: Tally
+    bench: Bench, session: aiohttp.ClientSession, gateway: str, request: FaultRequest, tally: Tally
 ) -> None:
     """Ask, and hold what is answered against the log."""
-    await bench.upstream.plan(session, asked.name, asked.modes)
+    await bench.upstream.plan(session, request.name, request.modes)
     data = b""
-    patience = asyncio.timeout(asked.leaves_after_s)
+    patience = asyncio.timeout(request.leaves_after_s)
     with contextlib.suppress(TimeoutError):
         async with (
             patience,
             session.post(
                 f"{gateway}/v1/chat/completions",
-                json=asked.body,
+                json=request.body,
                 headers={"authorization": f"Bearer {DATA_KEY}"},
             ) as answer,
         ):
@@ -159,16 +159,16 @@ async def ask(
     if patience.expired():
         tally.counts["left"] += 1
         return
-    racer = certified(data, streaming=asked.body["stream"])
+    racer = certified(data, streaming=request.body["stream"])
     if racer is None:
         tally.counts["error"] += 1
         return
-    log = await bench.upstream.log(session, asked.name)
-    broken = broken_premise(asked, racer, log.entries)
+    log = await bench.upstream.log(session, request.name)
+    broken = broken_premise(request, racer, log.entries)
     holds = racer["certificate"]["holds"]
     tally.counts[f"{'holds' if holds else 'void'}, premises {'failed' if broken else 'held'}"] += 1
     if holds and broken:
-        tally.wrong.append(f"{asked.name}: {broken}; {asked.modes}, {json.dumps(racer)}")
+        tally.wrong.append(f"{request.name}: {broken}; {request.modes}, {json.dumps(racer)}")
 
 
 def certified(data: bytes, *, streaming: bool) -> dict[str, Any] | None:
@@ -177,8 +177,8 @@ def certified(data: bytes, *, streaming: bool) -> dict[str, Any] | None:
         return json.loads(data).get("racer")
     assert streaming
     events = [each for each in data.decode().split("\n\n") if each.startswith("data: {")]
-    told: list[dict[str, Any]] = [json.loads(each.removeprefix("data: ")) for each in events]
-    return next((each["racer"] for each in told if "racer" in each), None)
+    chunks: list[dict[str, Any]] = [json.loads(each.removeprefix("data: ")) for each in events]
+    return next((each["racer"] for each in chunks if "racer" in each), None)
 
 
 async def chaos(bench: Bench, gateway: str, count: int, seed: int) -> Tally:
@@ -187,8 +187,8 @@ async def chaos(bench: Bench, gateway: str, count: int, seed: int) -> Tally:
     requests = (drawn(rng, number) for number in range(count))
 
     async def client(session: aiohttp.ClientSession) -> None:
-        for asked in requests:  # shared: each request is asked by one of them
-            await ask(bench, session, gateway, asked, tally)
+        for request in requests:  # shared: each request is asked by one of them
+            await ask(bench, session, gateway, request, tally)
 
     connector = aiohttp.TCPConnector(limit=0)
     async with (

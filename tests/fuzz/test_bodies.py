@@ -103,8 +103,8 @@ BODIES: dict[str, tuple[Endpoint, Strategy]] = {
 class _Reached(Exception):
     """A request got as far as to candidates."""
 
-    def __init__(self, *asked: Any) -> None:
-        self.asked = asked
+    def __init__(self, *arguments: Any) -> None:
+        self.asked = arguments
 
 
 def _nothing(_: int) -> None:
@@ -157,9 +157,9 @@ class Door:
         assert json.dumps(body, allow_nan=False).encode()
         return None
 
-    def check(self, asked: tuple[Any, ...]) -> None:
+    def check(self, arguments: tuple[Any, ...]) -> None:
         """What the router reads is a text, and candidates can be sent what they are to be sent."""
-        for each in asked:
+        for each in arguments:
             if (query := getattr(each, "query", None)) is not None:
                 assert query.text.encode()
                 assert query.chars >= 0
@@ -188,10 +188,10 @@ def test_any_body_is_a_call_or_an_error(door: Door, name: str) -> None:
     @example(data=b'{"model":"auto","messages":[{"role":"user","content":[{"type":[]}]}]}')
     @example(data=b'{"model":"auto","input":[{"role":"user","content":[{"type":{}}]}]}')
     def check(data: bytes) -> None:
-        asked = door.ask(endpoint, data)
-        reached.append(asked is not None)
-        if asked is not None:
-            door.check(asked)
+        arguments = door.ask(endpoint, data)
+        reached.append(arguments is not None)
+        if arguments is not None:
+            door.check(arguments)
 
     check()
     assert sum(reached) > 0

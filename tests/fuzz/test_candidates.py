@@ -238,7 +238,7 @@ _dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).ma
 
 
 @given(
-    said=st.one_of(
+    header=st.one_of(
         st.text(max_size=20),
         _dates,
         st.floats().map(str),
@@ -247,7 +247,7 @@ _dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).ma
                "61", " GMT", " +0100", "-99999999999999999999", ", ", " "]),
     )
 )  # fmt: skip
-def test_any_wish_to_wait_is_seconds_or_none(said: str) -> None:
+def test_any_wish_to_wait_is_seconds_or_none(header: str) -> None:
     """``retry-after`` is a number, a date, or nothing that anybody can act on."""
-    wait_s = retry_after_s({"retry-after": said})
+    wait_s = retry_after_s({"retry-after": header})
     assert wait_s is None or (wait_s >= 0 and math.isfinite(wait_s))

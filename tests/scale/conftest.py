@@ -43,9 +43,9 @@ class Cluster:
             stderr=subprocess.DEVNULL,
         )
         assert self._process.stdout is not None
-        told = json.loads(self._process.stdout.readline())
-        self.address: str = told["address"]
-        self._second = psutil.Process(told["second"])
+        message = json.loads(self._process.stdout.readline())
+        self.address: str = message["address"]
+        self._second = psutil.Process(message["second"])
 
     def on_second(self, deployment: str) -> list[psutil.Process]:
         """Replicas of a deployment that run on the second node."""

@@ -157,9 +157,9 @@ class Storm:
                 begun = time.monotonic()
                 try:
                     answer = client.post(path, json=body)
-                    status, said = answer.status_code, answer.text
+                    status, text = answer.status_code, answer.text
                 except httpx2.TransportError as exc:
-                    status, said = 0, repr(exc)
+                    status, text = 0, repr(exc)
                 decision: dict[str, Any] = {}
                 if status == 200:
                     whole = answer.json()
@@ -170,7 +170,7 @@ class Storm:
                         "ended": time.monotonic(),
                         "query": query,
                         "status": status,
-                        "said": said[:200],
+                        "said": text[:200],
                         "decision": decision,
                     }
                 )
@@ -243,7 +243,7 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
         assert each["begun"] <= gone + NOTICED_S, each
     for each in (*failed, *whole):
         assert lost <= each["ended"], each
-    told = Counter[str]()
+    counts = Counter[str]()
     for each in storm.seen:
         if each["status"] != 200 or each in whole:
             continue
@@ -252,8 +252,8 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
         for name in ("selected", "scores", "pool_scores", "abstained"):
             assert each["decision"][name] == wanted[name]
         assert certificate["lambda_hat"] == wanted["certificate"]["lambda_hat"]
-        told[certificate["calibration_id"]] += 1
-    assert told.keys() == right.keys()
+        counts[certificate["calibration_id"]] += 1
+    assert counts.keys() == right.keys()
 
     assert gateway.ready()["calibration"] == third
     listed = gateway.get("/calibrations", ADMIN_KEY).json()

@@ -28,7 +28,7 @@ def evaluate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def kept(file: Path) -> dict[bytes, tuple[bytes, int]]:
+def stored_embeddings(file: Path) -> dict[bytes, tuple[bytes, int]]:
     """Every embedding of a file."""
     with closing(sqlite3.connect(file)) as cache:
         rows = cache.execute("SELECT key, vector, truncated FROM embeddings")
@@ -45,7 +45,7 @@ def test_embeddings_over_the_cluster_are_those_of_this_process(
     assert alone.returncode == 0, alone.stderr
     spread = evaluate("--cache", str(there), "--ray", cluster.address)
     assert spread.returncode == 0, spread.stderr
-    assert kept(there) == kept(here)
+    assert stored_embeddings(there) == stored_embeddings(here)
     assert json.loads(spread.stdout)["cells"] == json.loads(alone.stdout)["cells"]
     again = evaluate("--cache", str(there), "--ray", "127.0.0.1:1")  # nobody is there
     assert again.returncode == 0, again.stderr

@@ -66,8 +66,8 @@ def alone(_slow: FakePool, tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("alone")
     script(_slow)
     path = configure(folder, folder / "no-artifact-yet", _slow.url)
-    code, _, said = label(path, folder / "rows.jsonl", "--concurrency", 1)
-    assert code == 0, said
+    code, _, stderr = label(path, folder / "rows.jsonl", "--concurrency", 1)
+    assert code == 0, stderr
     return (folder / "rows.jsonl").read_bytes()
 
 
@@ -115,8 +115,8 @@ def labelling(config: Path, out: Path, *options: object) -> Generator[subprocess
 def label(config: Path, out: Path, *options: object) -> tuple[int, str, str]:
     """The same to its end: exit code, what it printed and what it said."""
     with labelling(config, out, *options) as process:
-        printed, said = process.communicate(timeout=300)
-        return process.returncode, printed, said
+        printed, stderr = process.communicate(timeout=300)
+        return process.returncode, printed, stderr
 
 
 def run(
@@ -143,8 +143,8 @@ def test_rows_are_those_of_one_process_byte_for_byte(
 ) -> None:
     """In the questions' order, whoever answered first; the concurrency is that of all nodes."""
     out = tmp_path / "rows.jsonl"
-    code, printed, said = label(config, out, "--ray", nodes.address)
-    assert code == 0, said
+    code, printed, stderr = label(config, out, "--ray", nodes.address)
+    assert code == 0, stderr
     assert json.loads(printed) == {
         "out": str(out),
         "questions": len(QUESTIONS),
@@ -165,15 +165,15 @@ def test_a_failure_over_the_cluster_is_never_a_wrong_answer(
     """It is told as by one process; what the others answered is kept and not asked again."""
     out = tmp_path / "rows.jsonl"
     pool.fail("poet", "401")
-    code, printed, said = label(config, out, "--ray", nodes.address)
+    code, printed, stderr = label(config, out, "--ray", nodes.address)
     assert (code, printed, lines(out)) == (1, "", [])
     # Ray itself may have said something before.
-    assert said.splitlines()[-1:] == label(config, tmp_path / "here.jsonl")[2].splitlines()
-    assert "16 of 16 questions are not labelled (poet failed 16 times: " in said
+    assert stderr.splitlines()[-1:] == label(config, tmp_path / "here.jsonl")[2].splitlines()
+    assert "16 of 16 questions are not labelled (poet failed 16 times: " in stderr
     pool.requests.clear()
     pool.say("poet", "a rose")
-    code, printed, said = label(config, out, "--ray", nodes.address)
-    assert (code, json.loads(printed)["calls"]) == (0, len(QUESTIONS)), said
+    code, printed, stderr = label(config, out, "--ray", nodes.address)
+    assert (code, json.loads(printed)["calls"]) == (0, len(QUESTIONS)), stderr
     assert pool.calls() == Counter(everything(["poet"]))
     assert out.read_bytes() == alone
 
@@ -186,8 +186,8 @@ def test_a_candidate_that_keeps_failing_is_given_up_by_each_node(
     monkeypatch.setattr(sys.modules[__name__], "QUESTIONS", many)
     pool.scripts.clear()
     pool.fail("poet", "401")
-    code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
-    assert (code, "poet was given up after 20 failures in a row" in said) == (1, True)
+    code, _, stderr = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
+    assert (code, "poet was given up after 20 failures in a row" in stderr) == (1, True)
     assert Counter(pool.models_called())["adder"] == 60
     assert 20 <= Counter(pool.models_called())["poet"] <= 2 * 20 + TOGETHER
 
@@ -200,8 +200,8 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     judge = ("--grade", "judge", "--judge", "speller", "--ray", nodes.address)
     pool.say("speller", "1")
     pool.say("adder", "1")
-    code, _, said = label(config, out, *judge)
-    assert code == 0, said
+    code, _, stderr = label(config, out, *judge)
+    assert code == 0, stderr
     assert [each["correct"] for each in lines(out)] == [dict.fromkeys(POOL, True)] * len(QUESTIONS)
     assert Counter(pool.models_called())["speller"] == (1 + 2) * len(
         QUESTIONS
@@ -210,10 +210,10 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     out.write_text("".join(json.dumps(each) + "\n" for each in lines(out)[:-1]), encoding="utf-8")
     known = tmp_path / "rows.jsonl.partial"
     digest = {text: hashlib.sha256(text.encode()).hexdigest() for text in (last["query"], "1")}
-    told = [{"query": digest[last["query"]], "judged": digest["1"], "correct": True}]
+    expected = [{"query": digest[last["query"]], "judged": digest["1"], "correct": True}]
     answers = last["answers"].items()
-    told += [{"query": digest[last["query"]], "candidate": n, "answer": a} for n, a in answers]
-    known.write_text(known.read_text() + "".join(json.dumps(each) + "\n" for each in told))
+    expected += [{"query": digest[last["query"]], "candidate": n, "answer": a} for n, a in answers]
+    known.write_text(known.read_text() + "".join(json.dumps(each) + "\n" for each in expected))
     pool.requests.clear()
     assert label(config, out, *judge)[0] == 0
     assert pool.models_called() == ["speller"]  # of "a rose" alone
@@ -223,9 +223,9 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
 def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> None:
     """Nobody was asked."""
     out = config.with_name("rows.jsonl")
-    code, _, said = label(config, out, "--ray", "127.0.0.1:1")
+    code, _, stderr = label(config, out, "--ray", "127.0.0.1:1")
     assert code == 2
-    assert said.splitlines() == ["racer: --ray 127.0.0.1:1: no Ray cluster is there (HOST:PORT)"]
+    assert stderr.splitlines() == ["racer: --ray 127.0.0.1:1: no Ray cluster is there (HOST:PORT)"]
     assert not pool.requests
 
 
@@ -247,8 +247,8 @@ def test_a_cluster_of_another_version_is_one_sentence(nodes: Cluster, config: Pa
     done = run([sys.executable, "-c", OTHER_VERSION, *args])
     assert done.returncode == 2
     words = "Version mismatch: The cluster was started with: Ray: 2.40.0"
-    said = f"racer: --ray {nodes.address}: cannot be joined: {words}"
-    assert done.stderr.splitlines()[-1:] == [said]
+    message = f"racer: --ray {nodes.address}: cannot be joined: {words}"
+    assert done.stderr.splitlines()[-1:] == [message]
 
 
 def test_keys_are_each_nodes_own(
@@ -258,11 +258,11 @@ def test_keys_are_each_nodes_own(
     monkeypatch.setenv("KEY_OF_THE_POET", "a-key-that-only-the-command-knows")
     named = candidates(pool.url, poet={"api_key_env": "KEY_OF_THE_POET"})
     config = configure(tmp_path, tmp_path / "none", "", candidates=named)
-    code, _, said = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
-    assert code == 2, said
+    code, _, stderr = label(config, tmp_path / "rows.jsonl", "--ray", nodes.address)
+    assert code == 2, stderr
     sentence = "racer: a node of the cluster cannot ask: $KEY_OF_THE_POET is not set"
-    assert said.splitlines()[-1].startswith(sentence)
-    assert "Traceback" not in said
+    assert stderr.splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in stderr
     assert not pool.requests
 
 
@@ -309,15 +309,15 @@ def test_what_was_written_before_a_stop_is_not_asked_again(
     with labelling(config, out, "--ray", nodes.address) as process:
         wait_while_running(lambda: len(lines(out)) >= 4, process, RUNNING_S)
         process.send_signal(how)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode in (130, -signal.SIGKILL), said
-    assert "Traceback" not in said
-    assert how == signal.SIGKILL or "run the same command again to resume" in said
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode in (130, -signal.SIGKILL), stderr
+    assert "Traceback" not in stderr
+    assert how == signal.SIGKILL or "run the same command again to resume" in stderr
     written = {each["query"] for each in lines(out)}
     assert 4 <= len(written) < len(QUESTIONS)
     pool.say("adder", "4")
-    code, _, said = label(config, out, "--ray", nodes.address)
-    assert code == 0, said
+    code, _, stderr = label(config, out, "--ray", nodes.address)
+    assert code == 0, stderr
     counts = pool.calls()
     assert counts.keys() == everything()
     assert {n for (_, query), n in counts.items() if query in written} == {1}
@@ -337,8 +337,8 @@ def test_a_node_that_goes_costs_what_it_had_under_way(
         wait_while_running(lambda: pool.running.count("adder") == TOGETHER, process, RUNNING_S)
         assert nodes.titled_on_second(WORKER)
         nodes.lose_second()
-        printed, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said
+        printed, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
     assert json.loads(printed)["labelled"] == len(QUESTIONS)
     counts = pool.calls()
     assert counts.keys() == everything()

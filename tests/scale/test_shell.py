@@ -92,7 +92,7 @@ def head(project: Path, environment: dict[str, str]) -> Generator[tuple[psutil.P
         )  # fmt: skip
         node = psutil.Process(process.pid)
         try:
-            assert until(lambda: "Ray runtime started" in said(folder / "log"), RUNNING_S)
+            assert until(lambda: "Ray runtime started" in log_text(folder / "log"), RUNNING_S)
             yield node, run
         finally:
             ended = [*node.children(recursive=True), node]
@@ -104,7 +104,7 @@ def head(project: Path, environment: dict[str, str]) -> Generator[tuple[psutil.P
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def said(log: Path) -> str:
+def log_text(log: Path) -> str:
     """What was written so far."""
     return log.read_text(encoding="utf-8")
 
@@ -118,7 +118,7 @@ def shell(
     given = ENVIRONMENT | token | {"RAY_USAGE_STATS_ENABLED": "0"}
     given |= {"RACER_STORE_URL": postgres.create()}
     config = project / "deploy/ray/racer.yaml"
-    (port,) = re.findall(r"port: (\d+)", said(project / "deploy/ray/serve.yaml"))
+    (port,) = re.findall(r"port: (\d+)", log_text(project / "deploy/ray/serve.yaml"))
     with head(project, os.environ | given) as (ray, serve):
         serve()
         gateway = Gateway(f"http://127.0.0.1:{port}", settings.load(config, given)[0])

@@ -20,8 +20,8 @@ def main(folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     second = cluster.add_node(**node)
     (raylet,) = second.all_processes["raylet"]
-    told = {"address": cluster.address, "second": raylet.process.pid}
-    sys.stdout.write(json.dumps(told) + "\n")
+    message = {"address": cluster.address, "second": raylet.process.pid}
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
     cluster.shutdown()

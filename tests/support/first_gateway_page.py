@@ -59,22 +59,23 @@ def walk(folder: Path, servers: Sequence[str]) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    told = blocks()
-    place = next(i for i, (_, text) in enumerate(told) if "racer serve" in text)
-    first = _typed(told[:place])
+    page_blocks = blocks()
+    place = next(i for i, (_, text) in enumerate(page_blocks) if "racer serve" in text)
+    first = _typed(page_blocks[:place])
     for value, mine in ((SERVERS, f'"{" ".join(servers)}"'), (PORT, f"PORT={port}")):
         assert first.count(value) == 1, value
         first = first.replace(value, mine)
     before = _run(first, folder)
-    with _serving(told[place][1], folder, port):
-        after = _run(". ./fleet.sh && . ./keys.sh\n" + _typed(told[place + 1 :]), folder)
+    with _serving(page_blocks[place][1], folder, port):
+        after = _run(". ./fleet.sh && . ./keys.sh\n" + _typed(page_blocks[place + 1 :]), folder)
     return [before, after]
 
 
-def _typed(told: Sequence[tuple[str, str]]) -> str:
+def _typed(page_blocks: Sequence[tuple[str, str]]) -> str:
     """Blocks one after the other in one shell."""
     return "".join(
-        text if kind == "sh" else f"python - <<'PYTHON'\n{text}PYTHON\n" for kind, text in told
+        text if kind == "sh" else f"python - <<'PYTHON'\n{text}PYTHON\n"
+        for kind, text in page_blocks
     )
 
 
@@ -137,12 +138,12 @@ def _environment(folder: Path) -> dict[str, str]:
         (model / "refs" / "main").write_text("here")
         (model / "snapshots").mkdir()
         (model / "snapshots" / "here").symlink_to(DEMO / "encoder")
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("RACER_", "OPENAI_", "HF_"))
     }
-    return kept | {
+    return variables | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "HF_HUB_CACHE": str(model.parent),
         "HF_HUB_OFFLINE": "1",

@@ -89,8 +89,8 @@ def test_rows_are_looked_at_activated_and_rolled_back(
     assert second != first
     tab.page.wait_for_selector("#history tbody tr >> nth=1")
     assert "active" in tab.page.inner_text(f"#history tr:has(code[title='{second}'])")
-    kept = own.gateway.get(f"/calibrations/{second}", own.admin_key).json()
-    assert kept["evidence"]["alpha"] == 0.15
+    stored = own.gateway.get(f"/calibrations/{second}", own.admin_key).json()
+    assert stored["evidence"]["alpha"] == 0.15
     tab.page.click(f"#history tr:has(code[title='{first}']) button")
     tab.page.click("#confirm-yes")
     tab.page.wait_for_selector(f"text=Calibration {first[:12]} decides from now on")
@@ -111,8 +111,8 @@ def test_what_is_activated_is_what_was_looked_at(
     tab.page.click("text=Activate this calibration")
     tab.page.click("#confirm-yes")
     tab.page.wait_for_selector("#done-title")
-    kept = own.gateway.get(f"/calibrations/{active(own)}", own.admin_key).json()["evidence"]
-    assert (kept["alpha"], kept["rows"]) == (0.15, 500)
+    stored = own.gateway.get(f"/calibrations/{active(own)}", own.admin_key).json()["evidence"]
+    assert (stored["alpha"], stored["rows"]) == (0.15, 500)
 
 
 def test_an_activation_that_nobody_saw_end_is_not_said_to_have_failed(

@@ -129,9 +129,9 @@ def test_a_failed_candidate_voids_the_certificate_in_words(fleet: Fleet, opened:
     for number, name in enumerate(chosen[1:]):
         fleet.pool.say(name, str(number))
     tab.ask(RIVER)
-    said = tab.page.inner_text("#answer .notice.warn")
-    assert "No guarantee for this answer" in said
-    assert f"{chosen[0]} was in the set and gave no usable answer" in said
+    notice = tab.page.inner_text("#answer .notice.warn")
+    assert "No guarantee for this answer" in notice
+    assert f"{chosen[0]} was in the set and gave no usable answer" in notice
     assert "refused the request" in tab.page.inner_text("#answer .said")
 
 
@@ -222,8 +222,8 @@ def test_a_verdict_reaches_the_decision(fleet: Fleet, opened: Open) -> None:
     name = tab.page.inner_text("article.answer h3 >> nth=0")
     tab.page.click("article.answer >> nth=0 >> text=Right")
     tab.page.wait_for_selector("text=it counts once an admin accepts it")
-    kept = fleet.gateway.get(f"/decisions/{decision}", fleet.admin_key).json()
-    assert kept["feedback"]["waiting"] == [name]
+    stored = fleet.gateway.get(f"/decisions/{decision}", fleet.admin_key).json()
+    assert stored["feedback"]["waiting"] == [name]
 
 
 def test_a_missing_key_is_said_and_a_given_one_is_kept_nowhere(fleet: Fleet, opened: Open) -> None:

@@ -90,7 +90,7 @@ def test_a_counter_that_begins_again_is_no_rate(
     """A process that began anew, or one that does not say when it began, gives no point."""
     tab = opened(fleet)
     began = ["racer_set_size_created 5", "racer_set_size_created 9"] if restarted else ["", ""]
-    told = tab.page.evaluate(
+    rates = tab.page.evaluate(
         """async (began) => {
             const where = new URL("ui/metrics.js", document.baseURI).href;
             const { Gateways, parse } = await import(where);
@@ -99,7 +99,7 @@ def test_a_counter_that_begins_again_is_no_rate(
         }""",
         began,
     )
-    assert told == [None, None]
+    assert rates == [None, None]
 
 
 def test_feedback_narrows_the_realised_risk(fleet: Fleet, opened: Open) -> None:

@@ -42,8 +42,8 @@ def streamed(gateway: Gateway, text: str, racer: dict[str, Any]) -> list[Any]:
 
 def deltas(chunks: list[Any]) -> list[str]:
     """What each chunk says."""
-    said = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-    return [text for text in said if text]
+    texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
+    return [text for text in texts if text]
 
 
 def tool(function: dict[str, Any]) -> list[Any]:
@@ -91,11 +91,11 @@ def test_one_candidate_streams_token_by_token(gateway: Gateway) -> None:
     answers = ((query, gateway.chat(query)) for query in alone)
     text, plain = next(pair for pair in answers if len(content(pair[1])) >= 5)
     *others, last = streamed(gateway, text, {})
-    said = deltas(others)
-    assert "".join(said) == content(plain)
-    assert len(said) > 1
+    texts = deltas(others)
+    assert "".join(texts) == content(plain)
+    assert len(texts) > 1
     assert last.choices == []
-    assert last.usage.completion_tokens == len("".join(said)) + 1
+    assert last.usage.completion_tokens == len("".join(texts)) + 1
     assert (
         last.usage.to_dict().items() >= {"prompt_tokens": plain["usage"]["prompt_tokens"]}.items()
     )

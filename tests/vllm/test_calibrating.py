@@ -26,14 +26,16 @@ def test_questions_become_the_calibration_that_routes(
     One label in a hundred may differ: another machine adds numbers up in another order.
     """
     known = rows_of("test", QUESTIONS)
-    asked = tmp_path / "questions.jsonl"
+    questions_file = tmp_path / "questions.jsonl"
     questions = [{"query": row.query, "reference": row.reference} for row in known.rows]
-    asked.write_text("".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8")
+    questions_file.write_text(
+        "".join(json.dumps(each) + "\n" for each in questions), encoding="utf-8"
+    )
     config = configure(tmp_path / "labelling", artifact, servers, {})
     out = tmp_path / "rows.jsonl"
 
     code, printed, error = racer(
-        "label", asked, "--config", config, "--out", out, "--grade", "exact", "--json"
+        "label", questions_file, "--config", config, "--out", out, "--grade", "exact", "--json"
     )
     assert code == 0, error
     assert json.loads(printed)["calls"] == QUESTIONS * len(POOL)

@@ -48,8 +48,8 @@ def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) ->
     """Of "1" among vLLM's twenty likeliest tokens; the highest weight wins the vote."""
     query = disagreed()
     racer = rated(serve, "abacus", "p_true", query)
-    said = verdicts(servers["abacus"], query, racer["answers"], logprobs=20)
-    tops = {name: choice["logprobs"]["top_logprobs"][0] for name, choice in said.items()}
+    verdict_texts = verdicts(servers["abacus"], query, racer["answers"], logprobs=20)
+    tops = {name: choice["logprobs"]["top_logprobs"][0] for name, choice in verdict_texts.items()}
     chances = {name: math.exp(top.get("1", -math.inf)) for name, top in tops.items()}
     assert any(chances.values())
     assert racer["weights"] == pytest.approx(chances, rel=1e-3)
@@ -63,8 +63,8 @@ def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) ->
 def test_verbal_confidence_is_the_judges_own_word(serve: Serve, servers: Servers) -> None:
     """A token that is neither 0 nor 1 is a failure; its answer counts as one of mean weight."""
     racer = rated(serve, "tribune", "verbal", SPOKEN)
-    said = verdicts(servers["tribune"], SPOKEN, racer["answers"])
-    words = {name: choice["text"].strip() for name, choice in said.items()}
+    verdict_texts = verdicts(servers["tribune"], SPOKEN, racer["answers"])
+    words = {name: choice["text"].strip() for name, choice in verdict_texts.items()}
     weights = {name: float(word) if word in ("0", "1") else None for name, word in words.items()}
     assert racer["weights"] == weights
     assert set(racer["evaluation"]["failures"]) == {n for n, w in weights.items() if w is None}

@@ -57,5 +57,5 @@ def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None
     assert last["certificate"]["holds"] is True
     assert {call["candidate"] for call in last["calls"]} <= set(SURVIVORS)
     assert not is_up(gateway)
-    for told in reasons:  # at no time did it just go missing
-        assert any(VICTIM in reason for reason in told)
+    for message in reasons:  # at no time did it just go missing
+        assert any(VICTIM in reason for reason in message)

@@ -52,9 +52,9 @@ class Api:
         assert response.status_code == 200, lines
         events = [line.removeprefix("data: ") for line in lines]
         assert (events[-1] == "[DONE]") is self.ends
-        told = [json.loads(each) for each in events if each != "[DONE]"]
-        assert len(told) == len(events) - self.ends
-        return dict(response.headers), told
+        bodies = [json.loads(each) for each in events if each != "[DONE]"]
+        assert len(bodies) == len(events) - self.ends
+        return dict(response.headers), bodies
 
     def is_finished(self, event: dict[str, Any]) -> bool:
         """Whether an event says that the answer is complete."""

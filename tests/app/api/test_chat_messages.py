@@ -103,8 +103,8 @@ def test_several_choices_stream_after_the_vote(gateway: Gateway, pool: FakePool)
     for name in POOL:
         pool.say(name, "", fields={"choices": choices_of("7", "eight")})
     _, events = CHAT.stream(gateway, TWO, n=2)
-    said = {(each["index"], each["delta"].get("content")) for each in events[0]["choices"]}
-    assert said == {(0, "7"), (1, "eight")}
+    deltas = {(each["index"], each["delta"].get("content")) for each in events[0]["choices"]}
+    assert deltas == {(0, "7"), (1, "eight")}
     assert [each["finish_reason"] for each in events[-1]["choices"]] == ["stop", "stop"]
 
 

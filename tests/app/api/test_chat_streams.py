@@ -54,8 +54,8 @@ def test_choices_that_finish_one_by_one_all_arrive(gateway: Gateway, pool: FakeP
     ]
     pool.say("adder", "", choices=choices)
     chunks = streamed(gateway, ONE, n=2)
-    said = [choice.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
-    assert said == choices
+    dumped = [choice.model_dump(exclude_unset=True) for chunk in chunks for choice in chunk.choices]
+    assert dumped == choices
     assert [hasattr(chunk, "racer") for chunk in chunks] == [False, False, False, True]
 
 

@@ -122,8 +122,8 @@ def test_several_selected_stream_the_winner(gateway: Gateway, pool: FakePool, ap
     last = api.inner(events[-1])
     winner = last["racer"]["served_by"]
     assert winner in ("speller", "poet")
-    said = {"speller": "It is 8", "poet": "it is 8."}
-    assert "".join(map(api.delta, events)) == said[winner]
+    answers = {"speller": "It is 8", "poet": "it is 8."}
+    assert "".join(map(api.delta, events)) == answers[winner]
     named = [api.inner(event) for event in events if api.inner(event)]
     assert {event["model"] for event in named} == {winner}
     assert {event["id"] for event in named} == {headers["x-racer-decision-id"]}
@@ -178,8 +178,8 @@ def test_what_the_gateway_does_not_know_reaches_the_candidate(
     ours = {"model": model, "stream": stream, "racer": {"alpha": 0.1}}
     response = gateway.post(f"/v1/{api.path}", json=fields | ours)
     assert response.status_code == 200
-    asked = {"stream_options": {"include_usage": True}} if stream and api.ends else {}
-    assert pool.requests == [{**fields, **asked, "model": "adder", "stream": stream}]
+    options = {"stream_options": {"include_usage": True}} if stream and api.ends else {}
+    assert pool.requests == [{**fields, **options, "model": "adder", "stream": stream}]
 
 
 @EVERY_API

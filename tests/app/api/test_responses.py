@@ -146,10 +146,10 @@ def test_the_premises_are_read_from_a_response_too(
     assert all(body["input"] == fields.get("input", ONE) for body in pool.requests)
 
 
-@pytest.mark.parametrize("said", ["", [], [{"role": "assistant", "content": "Hi"}]], ids=str)
-def test_a_response_needs_a_question(gateway: Gateway, pool: FakePool, said: Any) -> None:
+@pytest.mark.parametrize("question", ["", [], [{"role": "assistant", "content": "Hi"}]], ids=str)
+def test_a_response_needs_a_question(gateway: Gateway, pool: FakePool, question: Any) -> None:
     """There is nothing to route on."""
-    response = gateway.post("/v1/responses", json={"model": "auto", "input": said})
+    response = gateway.post("/v1/responses", json={"model": "auto", "input": question})
     assert response.status_code == 400
     assert pool.models_called() == []
 
@@ -170,8 +170,8 @@ def test_calls_of_a_response_vote_as_calls(gateway: Gateway, pool: FakePool) -> 
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["output"][1]["arguments"].replace(" ", "") == '{"a":1}'
     _, events = RESPONSES.stream(gateway, ONE, tools=tools)
-    told = [e for e in events if e["type"] == "response.function_call_arguments.done"]
-    assert [each["arguments"].replace(" ", "") for each in told] == ['{"a":1}']
+    events_read = [e for e in events if e["type"] == "response.function_call_arguments.done"]
+    assert [each["arguments"].replace(" ", "") for each in events_read] == ['{"a":1}']
 
 
 @pytest.mark.parametrize(
