@@ -60,7 +60,7 @@ from racer_core.types import RiskTarget, Score
 @click.option(
     "--max-shift",
     type=click.FloatRange(0, min_open=True),
-    help="Change nothing if mean set size or lambda_hat changes by more than this fraction.",
+    help="Only store it if mean set size or lambda_hat changes by more than this fraction.",
 )
 @click.option(
     "--force",
