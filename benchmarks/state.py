@@ -224,12 +224,19 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
         with Store(url) as theirs:
             active, heard = ActiveCalibration(Metrics()), asyncio.Queue[str]()
 
-            async def hear(record: CalibrationRecord) -> None:  # called when it becomes active
-                heard.put_nowait(record.id)
+            loop = asyncio.get_running_loop()
+
+            def hear(record: CalibrationRecord) -> None:  # on a thread, when it becomes active
+                loop.call_soon_threadsafe(heard.put_nowait, record.id)
 
             await active.add_follower(hear)
             async with CalibrationSync(
-                theirs, active, setup=record.artifact, text="last_user", metrics=Metrics()
+                theirs,
+                active,
+                setup=record.artifact,
+                text="last_user",
+                group_by="request",
+                metrics=Metrics(),
             ):
                 times: list[float] = []
                 for turn in range(11):
