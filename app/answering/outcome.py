@@ -109,7 +109,7 @@ class Outcome:
             {
                 "decision_id": self.decision_id,
                 **self.routed.as_json(),
-                "certificate": self.certificate.as_json(),
+                "certificate": self.certificate.as_json(self.routed.remarks),
                 "served_by": self.merged.winner if self.merged else None,
                 "votes": dict(self.merged.votes) if self.merged else {},
                 "weights": dict(self.ratings.weights),

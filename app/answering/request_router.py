@@ -16,6 +16,7 @@ from app.errors import Abstained
 from app.ids import IdGenerator
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision
+from app.routing.reasons import Remark
 from app.routing.risk_levels import RiskLevels
 from app.routing.service import RoutingRequest, RoutingService
 from app.settings import Settings
@@ -36,6 +37,7 @@ class RequestRouter:
         decision_log: DecisionLog,
     ) -> None:
         self._settings = settings
+        self._reads_conversations = settings.routing.text == "conversation"
         self._routing = routing
         self._monitor = monitor
         self._reader = reader
@@ -101,13 +103,37 @@ class RequestRouter:
         """The set that every alpha would select."""
         deadline = self._deadline(request.options.timeout, time.monotonic())
         levels = await self._routing.levels(request, deadline)
-        return replace(levels, routed=self._with_alarms(levels.routed))
+        routed = self._with_alarms(levels.routed)
+        remarks = self._remarks(request, routed, records=False)
+        return replace(levels, routed=replace(routed, remarks=remarks))
 
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
         routed = self._with_alarms(await self._routing.route(request, deadline))
         repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)
-        return replace(routed, repeated=True) if repeated else routed
+        remarks = self._remarks(request, routed, records=True)
+        if not (repeated or remarks):
+            return routed
+        return replace(routed, repeated=repeated, remarks=remarks)
+
+    def _remarks(
+        self, request: RoutingRequest, routed: CertifiedDecision, *, records: bool
+    ) -> tuple[Remark, ...]:
+        """The remarks on a query, whether its certificate holds or not.
+
+        There are none where the fingerprint is of a part of the query, which others may share.
+        """
+        query, fingerprint = request.query, routed.fingerprint
+        later = query.later
+        if query.is_too_long or query.is_other_kind or (later and not self._reads_conversations):
+            return ()
+        remarks = ()
+        if routed.record.has_query(fingerprint, routed.populations, later=later):
+            remarks = (Remark.CALIBRATION_QUERY,)
+        key = request.caller.name
+        if self._monitor.was_sent(key, fingerprint, later=later, records=records):
+            remarks = (*remarks, Remark.REPEATED_QUERY)
+        return remarks
 
     def _with_alarms(self, routed: CertifiedDecision) -> CertifiedDecision:
         """The decision, with the drift alarms of the calibration that decided it."""

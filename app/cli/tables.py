@@ -60,6 +60,7 @@ def decision(value: Mapping[str, Any]) -> Table:
         "lambda_hat": certificate["lambda_hat"],
         "guarantee": "holds" if certificate["holds"] else "void",
         "reasons": ", ".join(certificate["reasons"]) or "-",
+        "remarks": ", ".join(certificate.get("remarks", ())) or "-",
     }
     if "answers" in value:
         shown |= {"answers": "  ".join(f"{m}: {a!r}" for m, a in value["answers"].items())}

@@ -66,6 +66,7 @@ class Monitor:
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
         self._seen_queries = SeenQueries()
+        self._sent_queries = SeenQueries()  # of each key, whichever calibration decides
         self._shadow_sample = ShadowSample(settings.shadow_rate, key)
         self._dropped = 0
         self._decision_writer = DecisionWriter(self._write, self._count_dropped)
@@ -115,6 +116,19 @@ class Monitor:
     def is_repeat(self, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Record a query; returns whether it was seen before. Ignores queries unlike the rows."""
         return are_like_rows(reasons) and self._seen_queries.record(fingerprint)
+
+    def was_sent(self, key: str, fingerprint: bytes, *, later: bool, records: bool) -> bool:
+        """Whether an API key sent a query before. What other keys sent stays their secret.
+
+        Args:
+            key: Name of the API key.
+            fingerprint: Fingerprint of the query.
+            later: It is a later turn: the same words on a first turn are another query.
+            records: Record the query as sent.
+        """
+        # Fingerprints have one length, so no two senders have the same bytes.
+        sent = fingerprint + (b"+" if later else b"-") + key.encode()
+        return self._sent_queries.record(sent) if records else sent in self._sent_queries
 
     def draw_shadow(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Draw whether a decision is in the shadow sample, so that the whole pool is called."""

@@ -27,6 +27,10 @@ class SeenQueries:
         for row in rows[-limit:]:
             self._seen[row] = None
 
+    def __contains__(self, fingerprint: bytes) -> bool:
+        """Whether a query was seen."""
+        return fingerprint in self._seen
+
     def record(self, fingerprint: bytes) -> bool:
         """Record a query; returns whether it was seen before."""
         seen = fingerprint in self._seen

@@ -70,9 +70,10 @@ class ActiveCalibration:
             await self._prepare(follower, self._record)
 
     async def swap(self, record: CalibrationRecord) -> None:
-        """Sort the record's scores on a thread, then replace the reference."""
+        """Sort the record's scores and index its queries on a thread, then replace it."""
         for population in record.populations:
             await self._prepare(_warm, population.calibration)
+            await self._prepare(_index_queries, population.calibration)
         for follower in self._followers:
             await self._prepare(follower, record)
         self._record = record
@@ -180,6 +181,11 @@ def _warmed_group(rows: GroupedRows, plan: RowPlan) -> GroupThreshold:
 def _warmed(calibration: Calibration) -> Calibration:
     _warm(calibration)
     return calibration
+
+
+def _index_queries(calibration: Calibration) -> None:
+    """Hash the fingerprints off the event loop."""
+    _ = calibration.queries
 
 
 def _warm(calibration: Calibration) -> None:

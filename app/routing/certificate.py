@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -79,8 +80,11 @@ class Certificate:
             return self
         return replace(self, reasons=tuple(dict.fromkeys((*self.reasons, *reasons))))
 
-    def as_json(self) -> dict[str, Any]:
-        """The wire form. An infinite threshold is null: JSON has no infinity."""
+    def as_json(self, remarks: Sequence[str]) -> dict[str, Any]:
+        """The wire form with the remarks on the query.
+
+        An infinite threshold is null: JSON has no infinity.
+        """
         finite = math.isfinite(self.lambda_hat)
         return {
             "guarantee": {
@@ -99,4 +103,5 @@ class Certificate:
             "calibration_id": self.calibration_id,
             "holds": self.holds,
             "reasons": list(self.reasons),
+            "remarks": list(remarks),
         }

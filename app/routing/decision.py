@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from app.routing.certificate import Certificate
-from app.routing.reasons import Reason
+from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
 from racer_core.types import RoutingDecision
@@ -37,7 +37,8 @@ class CertifiedDecision:
     group: str | None  # of the request, whether or not it has its own threshold
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
-    repeated: bool = False  # the query was seen before
+    repeated: bool = False  # the query was seen before, by this key or another, or is a row
+    remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
 
     @property
     def strongest(self) -> str:

@@ -1,6 +1,7 @@
-"""Reasons in a certificate: premises of the guarantee that failed or that were assumed.
+"""Reasons and remarks in a certificate: premises that failed or were assumed; facts of the query.
 
-The docstring of a member is its row in docs/reference/errors.md: first the cause, then the remedy.
+The docstring of a member is its row in docs/reference/errors.md: for a reason first the cause, then
+the remedy.
 """
 
 from __future__ import annotations
@@ -209,9 +210,23 @@ class Reason(StrEnum):
         return f"{self}:{name}"
 
 
+class Remark(StrEnum):
+    """A fact about the query that voids nothing: rows are a sample of traffic, repeats included.
+
+    There is none on a query that the router reads in part, because other queries may have the same
+    part. A void certificate has the same remarks.
+    """
+
+    CALIBRATION_QUERY = "calibration_query"
+    """The query is one of the calibration rows that decide such requests."""
+
+    REPEATED_QUERY = "repeated_query"
+    """The same API key sent the query to this gateway process before."""
+
+
 # The guarantee holds with these: premises that only the caller can break, rows of the request's own
 # kind, sets that are the whole pool, and causes outside the query.
-_REMARKS: Final = frozenset(
+_HOLDING: Final = frozenset(
     {
         Reason.ALPHA_ASSUMED,
         Reason.SCORE_ASSUMED,
@@ -236,4 +251,4 @@ def kind_of(reason: str) -> str:
 
 def breaks(reason: str) -> bool:
     """Whether a reason voids the guarantee."""
-    return kind_of(reason) not in _REMARKS
+    return kind_of(reason) not in _HOLDING

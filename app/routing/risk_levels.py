@@ -29,7 +29,7 @@ class RiskLevels:
         decisions = self.found.decisions if self.found else ()
         return {
             **self.routed.as_json(),
-            "certificate": self.routed.certificate.as_json(),
+            "certificate": self.routed.certificate.as_json(self.routed.remarks),
             "nonconformity": self._by_name(self.found.nonconformity) if self.found else {},
             "levels": [
                 {

@@ -74,6 +74,14 @@ class CalibrationRecord:
         """The rows of the first population."""
         return self.populations[0].calibration
 
+    def has_query(self, fingerprint: bytes, populations: Sequence[int], *, later: bool) -> bool:
+        """Whether a query is a row of some populations, by their places, and of its turn."""
+        for place in populations:  # a loop, because a generator costs each request more calls
+            population = self.populations[place]
+            if population.later is later and fingerprint in population.calibration.queries:
+                return True
+        return False
+
     def rows(self, populations: Sequence[int]) -> Calibration:
         """The rows of some populations, by their places, as one calibration."""
         first, *others = (self.populations[place].calibration for place in populations)

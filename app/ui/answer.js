@@ -3,7 +3,7 @@
 import { ApiError, postJson } from "./api.js";
 import { el, fill, notice, setShare } from "./dom.js";
 import { duration, number, percent, plural } from "./format.js";
-import { failureInWords, guaranteeInWords, reasonInWords } from "./words.js";
+import { failureInWords, guaranteeInWords, reasonInWords, remarkInWords, sentence } from "./words.js";
 
 /**
  * The cards of one answer.
@@ -62,22 +62,25 @@ function sameNames(called, names) {
   return called.length > 0 && called.length === names.length && called.every((call) => names.includes(call.candidate));
 }
 
-/** The certificate: the guarantee, or why it is void. */
+/** The certificate: the guarantee, or why it is void; then what is known of the question. */
 function certificate(terms) {
-  const remarks = terms.reasons.map(reasonInWords);
+  const reasons = terms.reasons.map(reasonInWords);
+  const remarks = terms.remarks.map((each) => el("p", { class: "muted" }, sentence(remarkInWords(each))));
   if (!terms.holds) {
     return notice(
       "warn",
       el("h3", {}, "No guarantee for this answer"),
       el("p", {}, "A premise is violated:"),
-      el("ul", {}, remarks.map((each) => el("li", {}, each))),
+      el("ul", {}, reasons.map((each) => el("li", {}, each))),
+      remarks,
     );
   }
   return notice(
     "good",
     el("h3", {}, "The guarantee holds"),
     el("p", {}, guaranteeInWords(terms)),
-    remarks.length ? el("ul", {}, remarks.map((each) => el("li", {}, each))) : null,
+    reasons.length ? el("ul", {}, reasons.map((each) => el("li", {}, each))) : null,
+    remarks,
   );
 }
 

@@ -34,6 +34,16 @@ const REASONS = {
   router_failed_whole_pool: () => "the router gave no scores, so all candidates were called",
 };
 
+const REMARKS = {
+  calibration_query: "this question is one of the labelled rows that decide such questions",
+  repeated_query: "this key has sent this question before",
+};
+
+/** A remark of a certificate as text; an unknown remark is shown as it is. */
+export function remarkInWords(remark) {
+  return REMARKS[remark] ?? remark;
+}
+
 /** A reason of a certificate as text; an unknown reason is shown as it is. */
 export function reasonInWords(reason) {
   const [name, ...rest] = reason.split(":");

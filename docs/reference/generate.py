@@ -29,7 +29,7 @@ from app.api.routes import ROUTES
 from app.cli import main as cli
 from app.errors import STATUS, UpstreamError
 from app.routing import reasons
-from app.routing.reasons import Reason, breaks
+from app.routing.reasons import Reason, Remark, breaks
 from app.settings import Settings
 from app.wire.schemas import RacerOptions
 from racer_core.errors import RacerError
@@ -252,7 +252,7 @@ def errors() -> str:
         f"## `{kind}`": ["\n".join(row for _, row in sorted(each)) + "\n"]
         for kind, each in rows.items()
     }
-    documented = dict(_reasons())
+    documented = dict(_members("Reason"))
     for heading, is_void in (
         ("## Reasons that void the guarantee", True),
         ("## Reasons that hold", False),
@@ -264,6 +264,9 @@ def errors() -> str:
             for name in [f"{reason}:<name>" if "<name>" in documented[reason.name] else reason]
         ]
         sections[heading] = ["\n".join(lines) + "\n"]
+    remarks = dict(_members("Remark"))
+    lines = [f"- `{remark}`: {_line(remarks[remark.name])}" for remark in Remark]
+    sections["## Remarks"] = ["\n".join(lines) + "\n"]
     return page("Errors and certificate reasons", "errors", sections)
 
 
@@ -287,13 +290,11 @@ def _classes(root: type[Exception]) -> Iterator[type[Exception]]:
         yield from _classes(each)
 
 
-def _reasons() -> Iterator[tuple[str, str]]:
-    """Yield the name and the docstring of every member of ``Reason``."""
+def _members(enum: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the docstring of every member of ``Reason`` or ``Remark``."""
     module = ast.parse(inspect.getsource(reasons))
     body = next(
-        node.body
-        for node in module.body
-        if isinstance(node, ast.ClassDef) and node.name == "Reason"
+        node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == enum
     )
     for member, text in pairwise(body):
         if isinstance(member, ast.Assign) and isinstance(text, ast.Expr):

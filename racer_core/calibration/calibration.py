@@ -143,6 +143,11 @@ class Calibration:
         return int(self._counted.sum())
 
     @cached_property
+    def queries(self) -> frozenset[bytes]:
+        """The distinct fingerprints, to look a query up."""
+        return frozenset(self.fingerprints)
+
+    @cached_property
     def _counted(self) -> BoolArray:
         if self.options.risk_target is RiskTarget.PAPER:
             return np.ones(len(self.fingerprints), dtype=bool)

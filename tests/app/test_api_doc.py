@@ -16,7 +16,7 @@ import pytest
 
 from app.api.routes import ROUTES
 from app.errors import STATUS
-from app.routing.reasons import Reason
+from app.routing.reasons import Reason, Remark
 from tests.support.gateway import ADMIN_KEY, DATA_KEY, ONE, Serve, as_json, labelled
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_the_document_has_exactly_the_routes_of_the_table() -> None:
 def test_every_error_stands_in_the_reference() -> None:
     """With its status and type; and every code that the program can say."""
     described = set(errors())
-    assert len(described) == ERRORS.count("\n- ") - len(Reason)
+    assert len(described) == ERRORS.count("\n- ") - len(Reason) - len(Remark)
     assert set(STATUS.values()) <= described
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py"))
     # Keywords stand without spaces, attributes with them.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.routing.premises import CandidateChoice, Premises
-from app.routing.reasons import Reason, breaks
+from app.routing.reasons import Reason, Remark, breaks
 from app.routing.row_selection import RowSelection, TurnKind
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -165,10 +165,13 @@ def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePo
 
 def test_every_reason_is_explained(gateway: Gateway) -> None:
     """The reference has a line for each, under the heading that says whether it voids."""
-    _, void, holds = re.split(r"^## Reasons .*$", REASONS.read_text("utf-8"), flags=re.M)
+    _, void, holds, remarks = re.split(
+        r"^## (?:Reasons .*|Remarks)$", REASONS.read_text("utf-8"), flags=re.M
+    )
     line = re.compile(r"^- `([a-z_]+)(?::<name>)?`: \S", re.M)
     assert sorted(line.findall(void)) == sorted(each for each in Reason if breaks(each))
     assert sorted(line.findall(holds)) == sorted(each for each in Reason if not breaks(each))
+    assert sorted(line.findall(remarks)) == sorted(Remark)
 
 
 def test_the_reasons_of_a_decision_have_one_order() -> None:

@@ -80,8 +80,10 @@ def user(text: str) -> list[Any]:
 
 
 def decided(answer: dict[str, Any]) -> dict[str, Any]:
-    """A decision without its id and its time."""
-    return {k: v for k, v in answer.items() if k not in ("decision_id", "overhead_ms")}
+    """A decision without its id and its time, and without the remarks on its query."""
+    decision = {k: v for k, v in answer.items() if k not in ("decision_id", "overhead_ms")}
+    certificate = {k: v for k, v in decision["certificate"].items() if k != "remarks"}
+    return decision | {"certificate": certificate}
 
 
 def error_message(response: httpx2.Response, status: int) -> str:

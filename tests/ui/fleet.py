@@ -31,6 +31,7 @@ KINDS = (
     "Write a poem about {} and {}",
 )
 SUM = "What is 17 plus 25?"
+ROW = "What is 10002 plus 10003?"  # of the calibration
 POEM = "Write a poem about 17 and 25"
 RIVER = "Name a river between kilometre 17 and 25"
 

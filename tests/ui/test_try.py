@@ -10,7 +10,7 @@ from playwright.sync_api import Route
 from tests.support.waiting import until
 
 from .conftest import Open, Tab
-from .fleet import FEW, POEM, RIVER, SUM, Fleet
+from .fleet import FEW, POEM, RIVER, ROW, SUM, Fleet
 
 QUESTIONS = (SUM, RIVER)
 
@@ -117,6 +117,18 @@ def test_a_level_that_was_chosen_is_asked_for_and_said(fleet: Fleet, opened: Ope
     assert tab.page.inner_text("#alpha-value") == "10 % · as calibrated"
     tab.page.click("#ask-button")
     tab.until("document.body.innerText.includes('at most 10 %')")
+
+
+def test_a_question_of_the_rows_or_asked_again_is_remarked(fleet: Fleet, opened: Open) -> None:
+    """Under the guarantee, which holds; the sets that are shown while one writes count nothing."""
+    tab = opened(fleet)
+    tab.give_keys()
+    tab.ask(ROW)
+    noted = tab.page.inner_text("#answer .notice.good")
+    assert "This question is one of the labelled rows that decide such questions." in noted
+    assert "sent this question before" not in noted
+    tab.page.click("#ask-button")
+    tab.until("document.body.innerText.includes('This key has sent this question before.')")
 
 
 def test_a_failed_candidate_voids_the_certificate_in_words(fleet: Fleet, opened: Open) -> None:
