@@ -1,7 +1,7 @@
 """Rate limits of API keys: requests and tokens per minute (token buckets), and concurrency.
 
-One key may fill at most a share of ``limits.in_flight`` with requests whose bodies have not
-arrived: a client that sends half a body holds its place for as long as ``limits.body_s``.
+A client that sends half a body holds its place for as long as ``limits.body_s``. So the last places
+of ``limits.in_flight`` are closed to a key that fills a share of all places with such requests.
 
 Buckets use the monotonic clock: a correction of the wall clock must not refill them. All limits are
 checked before the body of a request is read.
@@ -24,7 +24,8 @@ from app.settings.access import Key
 Clock = Callable[[], float]
 _MINUTE_S: Final = 60.0
 _LEASE_RETRY_S: Final = 1.0  # when a new lease may have arrived
-_RECEIVING_SHARE: Final = 4  # a key may receive this part of `limits.in_flight`
+_RECEIVING_SHARE: Final = 4  # a key with more than this part of all places in receipt
+_RESERVED_SHARE: Final = 8  # has no access to this last part of them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -199,6 +200,7 @@ class Quotas:
         self._unlimited = defaultdict[str, Account](lambda: Account(None, clock))
         self._max_in_flight = in_flight
         self._max_receiving = max(1, in_flight // _RECEIVING_SHARE)
+        self._unreserved = in_flight - max(1, in_flight // _RESERVED_SHARE)
         self.in_flight = 0
         self.bodies = MemoryBudget(
             body_bytes, Overloaded, "too many large requests are under way; try again soon"
@@ -227,10 +229,11 @@ class Quotas:
         if is_work and self.in_flight >= self._max_in_flight:
             raise RateLimited(f"the gateway has {self.in_flight} requests running, its limit")
         account = self._accounts.get(name) or self._unlimited[name]
-        if is_receiving and account.receiving >= self._max_receiving:
+        is_crowded = self.in_flight >= self._unreserved
+        if is_receiving and is_crowded and account.receiving >= self._max_receiving:
             raise RateLimited(
-                f"this key has {account.receiving} requests whose bodies have not arrived, its "
-                "limit: send the bodies of fewer requests at once"
+                f"this key has {account.receiving} requests whose bodies have not arrived, and "
+                "the gateway has few places left: send the bodies of fewer requests at once"
             )
         account.enter()
         account.receiving += is_receiving

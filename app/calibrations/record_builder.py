@@ -204,7 +204,7 @@ class RecordBuilder:
         # The last entry is that of the id -1.
         ids = np.array([*(places.setdefault(each, len(places)) for each in found), 0])
         kinds = 2 * ids[rows.condition_ids] + rows.later
-        by_kind = np.argsort(kinds, kind="stable")
+        by_kind = np.argsort(kinds, stable=True)
         ends = np.flatnonzero(np.diff(kinds[by_kind])) + 1
         vectors = list(places)
         parts = [

@@ -210,7 +210,8 @@ def test_without_an_answer_the_certificate_is_void(
     assert matches(message, answer)
     assert (racer["served_by"], racer["votes"]) == ("adder", {})
     certificate = racer["certificate"]
-    assert (certificate["holds"], certificate["reasons"]) == (False, ["set_unanswered"])
+    assert certificate["holds"] is False
+    assert "set_unanswered" in certificate["reasons"]
 
 
 @STREAMED
@@ -329,10 +330,12 @@ def test_responses_of_reasoning_or_a_filter_alone_are_returned_last(
     for query in (ONE, TWO):
         answer = answered(query)
         assert answer["output"] == fields["output"]
-        assert answer["racer"]["certificate"]["reasons"] == ["set_unanswered"]
+        assert "set_unanswered" in answer["racer"]["certificate"]["reasons"]
     pool.say("speller", "seven")
     answer = answered(TWO)
-    assert (RESPONSES.text(answer), answer["racer"]["certificate"]["holds"]) == ("seven", True)
+    certificate = answer["racer"]["certificate"]
+    assert RESPONSES.text(answer) == "seven"
+    assert certificate["reasons"] == ["conditions_differ:endpoint"]
 
 
 # Streams ----------------------------------------------------------------------------------------
@@ -419,8 +422,8 @@ def test_the_header_of_a_stream_claims_what_cannot_change(
     """It never says ``holds`` of an answer that is still to come; the last event does."""
     headers, events = api.stream(gateway, query)
     certificate = api.inner(events[-1])["racer"]["certificate"]
-    if query is UNANSWERABLE or api is COMPLETIONS:
-        expected = "holds" if certificate["holds"] else "void; reason=conditions_differ"
+    if query is UNANSWERABLE or api is not CHAT:
+        expected = "holds" if certificate["holds"] else api.guarantee
     else:
         assert certificate["holds"] is True
         expected = "pending"
@@ -441,7 +444,7 @@ def test_a_stream_that_breaks_off_never_said_that_it_holds(
         lines = [line for line in response.iter_lines() if line.startswith("data: ")]
     assert "error" in json.loads(lines[-1].removeprefix("data: "))
     headers = response.headers
-    assert headers["x-racer-guarantee"] in ("pending", "void; reason=conditions_differ")
+    assert headers["x-racer-guarantee"] in ("pending", api.guarantee)
     path = f"/decisions/{headers['x-racer-decision-id']}"
     assert until(lambda: gateway.get(path).status_code == 200)
     stored = gateway.get(path).json()
