@@ -37,7 +37,7 @@ def endless(seed: int, *, breakable: bool = False) -> Iterator[str]:
 def repeated(size: int, digits: int) -> Iterator[str]:
     """The same queries again and again, with so many right candidates and letters in the answers.
 
-    Nobody breaks on them, and no seed of :func:`endless` below 900 makes one of them.
+    No candidate breaks on them, and no seed of :func:`endless` below 900 makes one of them.
     """
     rng = random.Random(digits)
     template = TEMPLATES[size - 1]
@@ -58,7 +58,7 @@ def labelled(seed: int, count: int) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def answer(query: str) -> str:
-    """The one right answer: an answer to somebody else's query is wrong."""
+    """The one right answer: an answer to another query is wrong."""
     return str(sum(map(int, _NUMBERS.findall(query))))
 
 

@@ -220,7 +220,7 @@ def _rows(seed: int, count: int) -> LabelledRows:
 
 
 def free_port() -> int:
-    """One on which nobody listens."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         return free.getsockname()[1]
 

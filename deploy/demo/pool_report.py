@@ -22,7 +22,7 @@ UNANSWERABLE_SHARE: Final = (0.03, 0.15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is known of a candidate without asking it anything."""
+    """Properties of a candidate that need no query."""
 
     name: str
     parameters: int
@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolMeasurement:
-    """Who was right on what; ``right`` covers the four splits, ``probe_right`` the probes."""
+    """Correctness by candidate: ``right`` on the four splits, ``probe_right`` on the probes."""
 
     names: tuple[str, ...]
     skills: tuple[str, ...]

@@ -83,7 +83,7 @@ def conformal(
 
 
 def with_null(right: Labels) -> Labels:
-    """Return G' as columns: the null model is right where nobody else is."""
+    """Return G' as columns: the null model is right where no candidate is."""
     return np.hstack([right, ~right.any(axis=1, keepdims=True)])
 
 

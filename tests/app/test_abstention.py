@@ -1,4 +1,4 @@
-"""What happens when the router would call nobody."""
+"""What happens when the router would call no candidate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> No
 
 
 def test_a_refusal_has_its_certificate(gateway: Gateway) -> None:
-    """The racer object and the headers say that nobody was called, and why."""
+    """The racer object and the headers say that no candidate was called, and why."""
     response = gateway.ask(UNANSWERABLE)
     racer = response.json()["racer"]
     assert (racer["abstained"], racer["abstain_reason"]) == (True, "p_null")
@@ -107,7 +107,7 @@ def test_the_papers_risk_target_abstains_by_the_null_model(serve: Serve) -> None
 
 
 def test_abstentions_are_counted(serve: Serve) -> None:
-    """The metric counts queries that nobody was called for."""
+    """The metric counts queries that no candidate was called for."""
     gateway = serve()
     gateway.chat(UNANSWERABLE)
     gateway.chat(ONE)

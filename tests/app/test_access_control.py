@@ -92,7 +92,7 @@ def test_the_gateway_answers_to_its_own_names(gateway: Gateway, host: str) -> No
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/v1/models", "/calibrations", "/docs", "/nothing"])
 def test_another_host_is_refused(gateway: Gateway, hosts: tuple[str, ...], path: str) -> None:
-    """None, two, somebody else's, or one that could be read as something else: 400."""
+    """None, two, another client's, or one that could be read as something else: 400."""
     assert code(raw(gateway, head(*hosts, path=path))) == (400, "invalid_host")
 
 

@@ -169,7 +169,7 @@ def test_openai_reads_responses(gateway: Gateway, pool: FakePool) -> None:
 
 @pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 def test_openai_streams_responses(gateway: Gateway, pool: FakePool, query: str) -> None:
-    """Its helper follows every event: live, merged, and when nobody was called."""
+    """Its helper follows every event: live, merged, and when no candidate was called."""
     for name in POOL:
         pool.say(name, "seven")
     with gateway.openai().responses.stream(model="auto", input=query) as stream:

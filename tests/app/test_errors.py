@@ -92,7 +92,7 @@ NOT_STRICT_JSON = {
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("case", NOT_STRICT_JSON)
 def test_only_strict_json_is_read(gateway: Gateway, pool: FakePool, path: str, case: str) -> None:
-    """Every endpoint answers 400 to what is not strict JSON; nobody is asked."""
+    """Every endpoint answers 400 to what is not strict JSON; no candidate is called."""
     rows = path == "/calibrate" and case == "list"  # a list is a document, but of rows
     error = checked(send(gateway, path, NOT_STRICT_JSON[case], JSON), 422 if rows else 400)
     assert error["type"] == "invalid_request_error"

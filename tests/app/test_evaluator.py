@@ -249,7 +249,7 @@ def test_a_merged_stream_is_weighed_too(gateway: Gateway, pool: FakePool) -> Non
 
 
 def test_route_with_execute_is_weighed_too(gateway: Gateway, pool: FakePool) -> None:
-    """And without it nobody is asked."""
+    """And without it no evaluator is called."""
     disagree(pool)
     pool.rated.clear()
     assert gateway.route(TWO, **EVERYONE)["weights"] == {}
@@ -570,7 +570,7 @@ def test_an_evaluator_without_verdicts_is_reported_at_start(
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """A port that is taken, and that nobody listens on."""
+    """A port that is taken, and that no server listens on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -583,7 +583,7 @@ def test_validate_asks_nobody(racer: Command, tmp_path: Path, artifact: Path, no
 
 
 def test_an_evaluator_that_is_not_there_stops_the_start(evaluated: Evaluated, nobody: str) -> None:
-    """Nobody listens: the sentence says what to do."""
+    """No server listens: the sentence says what to do."""
     with pytest.raises(UpstreamUnavailable, match="start it before the gateway, or choose"):
         evaluated(judged(nobody), lambda each: each.check())
 

@@ -134,7 +134,7 @@ def patient(
 
 @pytest.mark.parametrize("header", WRONG_KEYS, ids=lambda header: header[:24])
 def test_a_wrong_key_is_unauthorized(patient: Gateway, pool: FakePool, header: str) -> None:
-    """401 with the envelope and the scheme, on data and on admin routes; nobody is asked."""
+    """401 with the envelope and the scheme, on data and on admin routes; no candidate is called."""
     with patient.http(None) as client:
         for path in ("/v1/chat/completions", "/calibrate"):
             headers = {"authorization": header.encode("latin-1")}

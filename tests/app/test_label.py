@@ -550,7 +550,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_can_go_on(
 def test_without_ray_the_cluster_is_one_sentence(
     label: Label, pool: FakePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exit code 2 and what to install; nobody was asked."""
+    """Exit code 2 and what to install; no candidate was called."""
     for name in [each for each in sys.modules if each.startswith("app.tools.ray_batch")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -44,7 +44,7 @@ def test_a_level_is_what_route_decides_there(
 
 
 def test_levels_are_nested_and_the_one_in_force_is_among_them(serve: Serve) -> None:
-    """A larger alpha adds nobody, until it abstains; 0.033 is on no grid."""
+    """A larger alpha adds no candidate, until it abstains; 0.033 is on no grid."""
     gateway = serve(routing={"alpha": 0.033}, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 200))
     result = levels(gateway, TWO)
@@ -56,7 +56,7 @@ def test_levels_are_nested_and_the_one_in_force_is_among_them(serve: Serve) -> N
 
 
 def test_looking_leaves_no_trace(gateway: Gateway, pool: FakePool) -> None:
-    """Nobody is called; no decision is remembered, and the set sizes count none."""
+    """No candidate is called; no decision is remembered, and the set sizes count none."""
 
     def counted() -> list[str]:
         lines = gateway.get("/metrics").text.splitlines()

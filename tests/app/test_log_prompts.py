@@ -78,7 +78,7 @@ def test_prompts_are_not_written_otherwise(
 
 
 def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
-    """Nobody was asked, and that is what the client was told."""
+    """No candidate was called, and that is what the client was told."""
     line = written(talking, CHAT, {"model": "auto", "messages": user(UNANSWERABLE)})
     assert line["answer"].startswith("No model of the pool")
     assert line["selected"] == ""

@@ -123,7 +123,7 @@ def observing(serve: Serve) -> Gateway:
 def test_observing_calls_one_candidate_whatever_was_chosen(
     observing: Gateway, pool: FakePool, query: str, stream: bool
 ) -> None:
-    """Nothing changes for clients, even where the router would have called nobody."""
+    """Nothing changes for clients, even where the router would have called no candidate."""
     pool.say("poet", "Roses")
     for policy in ("refuse", "error", "strongest"):
         response = observing.ask(query, {"on_abstain": policy}, stream=stream)
@@ -440,7 +440,7 @@ def test_replicas_share_a_candidates_calls(
 
 
 def closed_port() -> str:
-    """A base URL that nobody listens on."""
+    """A base URL that no server listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -496,7 +496,7 @@ MANY = [{"role": "user", "content": "a"}] * 2049
 def test_what_would_cost_without_bound_is_refused(
     gateway: Gateway, pool: FakePool, path: str, fields: dict[str, Any], param: str, model: str
 ) -> None:
-    """The error names the field; nobody is asked, routed or named."""
+    """The error names the field; no candidate is called, routed or named."""
     own = {} if "prompt" in fields or "input" in fields else {"messages": user(ONE)}
     response = gateway.post(f"/v1/{path}", json={"model": model, **own, **fields})
     error = response.json()["error"]
@@ -515,7 +515,7 @@ def test_tokens_are_one_text_however_many(gateway: Gateway, pool: FakePool) -> N
 
 
 def test_texts_to_embed_have_a_limit(gateway: Gateway, pool: FakePool) -> None:
-    """As messages have; nobody is asked."""
+    """As messages have; no candidate is called."""
     for value in (["a"] * 2049, [[1, 2]] * 2049):
         response = gateway.post("/v1/embeddings", json={"model": "adder", "input": value})
         assert (response.status_code, response.json()["error"]["param"]) == (422, "input")

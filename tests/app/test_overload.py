@@ -180,7 +180,7 @@ def test_everybody_gets_in_below_the_capacity() -> None:
 
 
 def test_a_burst_is_answered_whole(gateway: Gateway) -> None:
-    """As many at once as may be in flight: the last of them wait, and nobody is refused."""
+    """As many at once as may be in flight: the last of them wait, and no client is refused."""
 
     async def burst() -> list[int]:
         async with httpx2.AsyncClient(

@@ -73,7 +73,7 @@ def test_labelled_parameters_are_compared_whatever_they_are(serve: Serve, pool: 
 
 
 def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
-    """Nobody is called for a poem, and other conditions void that decision too."""
+    """No candidate is called for a poem, and other conditions void that decision too."""
     gateway = serve()
     gateway.calibrate(risk_target="paper", alpha=0.2)
     poem = {"role": "user", "content": "Write a poem about 3 and 4"}

@@ -110,7 +110,7 @@ def test_whatever_is_asked_is_kept_with_its_decision(
 
 
 def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool, place: Path) -> None:
-    """Nobody answered: what was asked is there all the same, and no answer ever."""
+    """No candidate answered: what was asked is there all the same, and no answer ever."""
     for name in POOL:
         pool.fail(name, "500")
     before = len(documents(place))

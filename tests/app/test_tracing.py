@@ -1,4 +1,4 @@
-"""Traces: one tree a request, with nothing secret in it; nobody waits for a collector."""
+"""Traces: one tree a request, with nothing secret in it; no request waits for a collector."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_other_ways_of_asking_are_traced(traced: Gateway, listening: Collector) 
 def test_failures_are_told_by_their_kind(
     serve: Serve, pool: FakePool, listening: Collector
 ) -> None:
-    """Each attempt is a call; the request fails when nobody answered. No text of an error."""
+    """Each attempt is a call; the request fails when no candidate answered. No text of an error."""
     gateway = serve(telemetry={"otlp_endpoint": listening.url})
     for name in ("adder", "speller", "poet"):
         pool.fail(name, "500")

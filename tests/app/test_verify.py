@@ -93,7 +93,7 @@ def test_every_kind_of_decision_is_found_again(
 def test_decisions_that_no_threshold_made_are_found_again(
     unsure: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """A long query calls everyone; the strongest is called where nobody was selected."""
+    """A long query calls everyone; the strongest is called where no candidate was selected."""
     long = unsure.route("x" * 9_000)
     assert "query_too_long" in long["certificate"]["reasons"]
     code, out, _ = racer("verify", long["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
@@ -103,7 +103,7 @@ def test_decisions_that_no_threshold_made_are_found_again(
 def test_the_strongest_of_an_abstention_is_found_again(
     gateway: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """Nobody was selected, the best was called all the same, and the decision says so."""
+    """No candidate was selected, the best was called all the same, and the decision says so."""
     answer = gateway.chat(UNANSWERABLE, racer={"on_abstain": "strongest"})
     assert "abstained_strongest" in answer["racer"]["certificate"]["reasons"]
     assert len(pool.models_called()) == 1

@@ -412,7 +412,7 @@ def test_a_shadow_decision_that_refuses_asks_everyone_and_refuses(
 def test_a_query_that_came_before_is_not_sampled(serve: Serve, pool: FakePool, path: str) -> None:
     """A sample of repeats would be about the loudest client; and it would be paid for each time."""
     gateway = serve(watching={"shadow_rate": 1.0})
-    gateway.route(ONE)  # calls nobody, and uses up no draw
+    gateway.route(ONE)  # calls no candidate, and uses up no draw
     gateway.ask(ONE, stream=path == "streaming")
     assert pool.models_called() == sorted(POOL)
     pool.requests.clear()

@@ -15,7 +15,7 @@ FALSE_ALARM = 1e-6
 COVERS = [Score.COVER, Score.COVER_COST, Score.STATIC]
 # n, alpha with a whole alpha(n + 1), trials, queries per trial
 SIZES = [(19, 0.1, 1_000, 10), (99, 0.05, 500, 40), (999, 0.1, 40, 400)]
-EXTRA = 7  # rows that nobody answers, in every calibration for ``answerable``
+EXTRA = 7  # rows that no candidate answers, in every calibration for ``answerable``
 
 
 def realised(seed, n, alpha, trials, queries, *, served=None, finds=True, **options):

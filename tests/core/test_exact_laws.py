@@ -100,7 +100,7 @@ def misses(world, n, *, served=None, **calibrated):
 
 @pytest.mark.parametrize(("n", "trials"), [(19, 4_000), (99, 2_000)])
 def test_paper_risk_has_its_exact_value(n, trials):
-    """P(C misses G') = alpha = 0.1 for ``prob``, queries that nobody answers (13 %) included.
+    """P(C misses G') = alpha = 0.1 for ``prob``, queries that no candidate answers (13 %) included.
 
     At n = 19 a rank off by one (0.05, 0.15) passes with probability below 1e-5; a set without the
     null column (0.19) with probability below 1e-9.
@@ -111,7 +111,7 @@ def test_paper_risk_has_its_exact_value(n, trials):
 
 
 def test_answerable_risk_has_its_exact_value():
-    """P(C misses G | G not empty) = 0.1, and rows that nobody answers change nothing.
+    """P(C misses G | G not empty) = 0.1, and rows that no candidate answers change nothing.
 
     Each calibration has 19 rows that count and 11 that do not. Taking n = 30 (one miss more,
     0.15) passes with probability below 1e-5.

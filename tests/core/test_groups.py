@@ -125,7 +125,7 @@ def test_delta_asks_for_larger_groups():
 
 
 def test_rows_that_do_not_count_do_not_make_a_group_large_enough():
-    """Eight answerable rows and fifty that nobody answers are eight."""
+    """Eight answerable rows and fifty that no candidate answers are eight."""
     sizes = {"small": 8, "large": 100}
     assert grouped(sizes, unanswerable=50).for_group("small", 0.1)[1] is None
     paper = grouped(sizes, unanswerable=50, risk_target=RiskTarget.PAPER)

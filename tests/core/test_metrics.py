@@ -10,7 +10,7 @@ from racer_core.calibration.metrics import set_metrics
 TABLE = [
     ("a", "ab", False),  # hit
     ("b", "a", False),  # missed: answered without a right candidate
-    ("", "", True),  # nobody is right, and nobody was called
+    ("", "", True),  # no candidate is right, and none was called
     ("", "a", True),  # the paper counts it as covered; the user got a wrong answer
     ("", "abc", False),  # missed in every sense
     ("c", "", True),  # false abstention

@@ -81,7 +81,7 @@ def test_the_last_of_several_turns_is_the_query():
 
 
 def test_turns_that_no_row_can_have_are_refused():
-    """Nobody was asked by an assistant, a tool or a system prompt, and a call is no text."""
+    """The last turn is a text of the user: no answer, tool result, system prompt or call."""
     question = ("user", "Hello")
     for turns in (
         [question, ("assistant", "Hi")],
@@ -139,7 +139,7 @@ def test_several_turns_are_written_as_they_were_read(tmp_path):
 
 
 def test_router_scores_may_stand_in_for_a_query():
-    """In the order of the pool; beside a query they are somebody else's scores."""
+    """In the order of the pool; beside a query they are another router's scores."""
     scored = {"scores": {"b": 0.25, "a": 1}, "correct": {"a": True, "b": False}}
     assert parse(GOOD, scored).rows[1].scores == (1.0, 0.25)
     assert parse(GOOD, scored).rows[1].query == ""

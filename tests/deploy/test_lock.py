@@ -85,7 +85,7 @@ def package(name, *holes, **more):
     ids=["clean", "hole", "nothing", "part"],
 )
 def test_an_audit_says_what_it_knows(packages, code, words):
-    """Never clean where nobody was asked."""
+    """Never clean where no package was audited."""
     ended, text = audited(json.dumps({"dependencies": packages, "fixes": []}))
     assert ended == code
     assert all(word in text for word in words), text

@@ -221,7 +221,7 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
 
 
 def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> None:
-    """Nobody was asked."""
+    """No candidate was called."""
     out = config.with_name("rows.jsonl")
     code, _, stderr = label(config, out, "--ray", "127.0.0.1:1")
     assert code == 2

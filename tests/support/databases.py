@@ -130,7 +130,7 @@ def postgres() -> Generator[Postgres]:
 
 
 def free_port() -> int:
-    """One of the loopback interface that nobody has."""
+    """A free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Labelled rows about four topics; each of three candidates is good at one, nobody at the last."""
+"""Labelled rows about four topics: each of three candidates is good at one, none at the last."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_stream_counts_its_tokens_where_asked(
 def test_a_refusal_has_the_shape_of_its_interface(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
-    """Nobody is asked; the sentence is where clients look for a text, plain and streamed."""
+    """No candidate is called; the sentence is where clients look for a text, plain and streamed."""
     answer = api.answer(gateway, UNANSWERABLE)
     assert "No model of the pool" in api.text(answer)
     assert (answer["model"], api.usage(answer)) == ("auto", (0, 0, 0))

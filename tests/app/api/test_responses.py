@@ -66,7 +66,7 @@ def test_rows_of_chat_say_nothing_of_responses(gateway: Gateway, pool: FakePool)
 def test_what_would_have_to_be_remembered_is_refused(
     gateway: Gateway, pool: FakePool, model: str, field: dict[str, Any]
 ) -> None:
-    """400 names the field and the cure; nobody is asked."""
+    """400 names the field and the cure; no candidate is called."""
     response = RESPONSES.post(gateway, ONE, model=model, **field)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, next(iter(field)))
