@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from charmodel import MAX_TOKENS
 from numpy.typing import NDArray
-from pool_report import Candidate, Measured, failures, render
+from pool_report import Candidate, PoolMeasurement, failures, render
 from rich.console import Console
 from rich.progress import Progress
 from safetensors import safe_open
@@ -159,7 +159,7 @@ def main() -> int:
         write_rows(arguments.data / f"{split}.jsonl", splits[split], answers[split])
     rows = [query for split in SPLIT_SIZES for query in splits[split]]
     right = [correctness(splits[split], answers[split]) for split in SPLIT_SIZES]
-    measured = Measured(
+    measured = PoolMeasurement(
         names=tuple(POOL),
         skills=tuple(query.skill for query in rows),
         right=np.concatenate(right),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from router_check import ALPHA, Routed, evaluate
+from router_check import ALPHA, RouterQuality, evaluate
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from transformers import (
@@ -190,13 +190,13 @@ def embed(
     return torch.cat(pooled).double().numpy()
 
 
-def judge(encoder: DebertaV2Model, tokenizer: PreTrainedTokenizerFast, data: Path) -> Routed:
+def judge(encoder: DebertaV2Model, tokenizer: PreTrainedTokenizerFast, data: Path) -> RouterQuality:
     """Return how KNN routes the test rows on this encoder's embeddings."""
     splits = [read_rows(data / f"{name}.jsonl") for name in ("train", "calibration", "test")]
     return evaluate(*((embed(encoder, tokenizer, texts), right) for texts, right in splits))
 
 
-def failures(trained: Routed, untrained: Routed, best_single: float) -> list[str]:
+def failures(trained: RouterQuality, untrained: RouterQuality, best_single: float) -> list[str]:
     """Return a sentence for each property that the encoder should have and has not."""
     checks = {
         "top-1 accuracy is not above the untrained twin's": trained.top1 > untrained.top1,
@@ -209,7 +209,9 @@ def failures(trained: Routed, untrained: Routed, best_single: float) -> list[str
     return [sentence for sentence, holds in checks.items() if not holds]
 
 
-def show(trained: Routed, untrained: Routed, best_single: float, oracle: float) -> None:
+def show(
+    trained: RouterQuality, untrained: RouterQuality, best_single: float, oracle: float
+) -> None:
     """Print the figures."""
     table = Table("test rows", "trained", "untrained twin", title=f"KNN, alpha {ALPHA}")
     twin = asdict(untrained)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,24 @@ def test_sets_are_small_at_alpha_one_tenth(
         assert (metrics.risk if paper else metrics.miss_given_answerable) <= 0.15
         sizes.append(metrics.size)
     assert min(sizes) <= 0.6 * len(racer.pool)
+
+
+def test_scripts_import_names_that_exist() -> None:
+    """Each script that made the pool runs from its folder, which no type checker reads."""
+    trees = {
+        file.stem: ast.parse(file.read_text(encoding="utf-8")) for file in run.FOLDER.glob("*.py")
+    }
+    defined = {
+        name: {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for name, tree in trees.items()
+    }
+    imported = {
+        (node.module, alias.name)
+        for tree in trees.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in defined
+        for alias in node.names
+    }
+    assert imported
+    assert {(module, name) for module, name in imported if name not in defined[module]} == set()
