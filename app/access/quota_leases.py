@@ -17,7 +17,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -59,6 +59,8 @@ class QuotaLeases:
         store: Has the shared limits.
         buckets: Buckets of this gateway, by limit.
         store_timeout_s: Seconds after which the store counts as unreachable.
+        draw_every_s: Seconds between two draws.
+        renew_s: Seconds after which an idle gateway renews its leases.
     """
 
     def __init__(
@@ -67,12 +69,16 @@ class QuotaLeases:
         buckets: Mapping[Limit, Bucket],
         *,
         store_timeout_s: float = STORE_TIMEOUT_S,
+        draw_every_s: float = DRAW_EVERY_S,
+        renew_s: float = RENEW_S,
     ) -> None:
         self._store = store
         self._buckets = buckets
         self._gateway = secrets.token_hex(16)
         self._sharers = dict.fromkeys(buckets, 1)
         self._store_timeout_s = store_timeout_s
+        self._draw_every_s = draw_every_s
+        self._renew_s = renew_s
         self._renewed_at = dict.fromkeys(buckets, float("-inf"))
         self._is_cut_off = False  # from the store
         self._task: asyncio.Task[None] | None = None
@@ -99,7 +105,7 @@ class QuotaLeases:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(DRAW_EVERY_S)
+            await asyncio.sleep(self._draw_every_s)
             await self._draw()
 
     async def _draw(self) -> None:
@@ -139,10 +145,18 @@ class QuotaLeases:
 
     def _is_due(self, limit: Limit) -> bool:
         is_low = self._buckets[limit].level < lease_size(limit, self._sharers[limit]) / 2.0
-        return is_low or time.monotonic() - self._renewed_at[limit] > RENEW_S
+        return is_low or time.monotonic() - self._renewed_at[limit] > self._renew_s
 
     def _held(self) -> dict[Limit, float]:
         return {limit: bucket.leased for limit, bucket in self._buckets.items()}
+
+
+def store_clock(session: Session) -> float:
+    """Seconds by the clock of the database server, which all gateways share."""
+    if session.connection().dialect.name == "sqlite":
+        return time.time()
+    seconds = session.scalar(text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"))
+    return float(seconds or 0.0)
 
 
 def lease_size(limit: Limit, sharers: int) -> float:
@@ -150,13 +164,20 @@ def lease_size(limit: Limit, sharers: int) -> float:
     return max(1.0, limit.per_minute / (LEASES_PER_SHARE * sharers))
 
 
-def draw(store: Store, gateway: str, held: Mapping[Limit, float]) -> dict[Limit, Drawn]:
+def draw(
+    store: Store,
+    gateway: str,
+    held: Mapping[Limit, float],
+    *,
+    clock: Callable[[Session], float] = store_clock,
+) -> dict[Limit, Drawn]:
     """Top up the leases of a gateway, as far as the limits allow. Blocks.
 
     Args:
         store: Has the limits.
         gateway: Id of the gateway.
         held: Units that it holds of each limit; below 0 if it spent more than it had.
+        clock: Seconds by a clock that all gateways share.
 
     Raises:
         StoreError: No units were drawn.
@@ -164,7 +185,7 @@ def draw(store: Store, gateway: str, held: Mapping[Limit, float]) -> dict[Limit,
     with store.transaction() as session:
         begin_writing(session)
         budgets = _budgets(session, held)
-        now = _store_clock(session)
+        now = clock(session)
         others = _leases_of_others(session, gateway, held, now)
         drawn: dict[Limit, Drawn] = {}
         for limit, left in held.items():
@@ -236,11 +257,3 @@ def _record_leases(session: Session, gateway: str, held: Mapping[Limit, float], 
             for each, left in held.items()
         ],
     )
-
-
-def _store_clock(session: Session) -> float:
-    """Seconds by the clock of the database server, which all gateways share."""
-    if session.connection().dialect.name == "sqlite":
-        return time.time()
-    seconds = session.scalar(text("SELECT EXTRACT(EPOCH FROM clock_timestamp())"))
-    return float(seconds or 0.0)

@@ -34,10 +34,11 @@ Work = Callable[[Progress], Awaitable[dict[str, Any]]]
 class Job:
     """One calibration under way. Belongs to the event loop; only its progress is set elsewhere."""
 
-    def __init__(self, created_at: str, upload_bytes: int) -> None:
+    def __init__(self, created_at: str, upload_bytes: int, small_rows: int) -> None:
         self.id = f"job-{secrets.token_hex(8)}"
         self.created_at = created_at
         self._upload_bytes = upload_bytes
+        self._small_rows = small_rows
         self.status: Status = "waiting"
         self.result: dict[str, Any] | None = None
         self.error: Exception | None = None
@@ -54,7 +55,7 @@ class Job:
     def large(self) -> bool:
         """Too large to wait for, as far as known; the number of rows is known late."""
         phase, _, total = self.progress.stage
-        many = phase == "scoring" and total > SMALL_ROWS
+        many = phase == "scoring" and total > self._small_rows
         return many or self._upload_bytes > SMALL_UPLOAD_BYTES
 
     async def changed(self) -> None:
@@ -95,9 +96,14 @@ class Job:
 
 
 class JobQueue:
-    """Close it before what the jobs use."""
+    """Close it before what the jobs use.
 
-    def __init__(self) -> None:
+    Args:
+        small_rows: Rows of the largest calibration that its client waits for.
+    """
+
+    def __init__(self, *, small_rows: int = SMALL_ROWS) -> None:
+        self._small_rows = small_rows
         self._jobs: dict[str, Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._run_lock = asyncio.Lock()  # held by the job that runs
@@ -116,7 +122,7 @@ class JobQueue:
 
     def submit(self, work: Work, created_at: str, upload_bytes: int) -> Job:
         """Queue work. A job that is cancelled while it waits still starts, to clean up."""
-        job = Job(created_at, upload_bytes)
+        job = Job(created_at, upload_bytes, self._small_rows)
         self._jobs[job.id] = job
         self._forget()
         task = asyncio.create_task(self._run(job, work), name=job.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import json
 import sqlite3
@@ -20,7 +21,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from app.calibrations import jobs
+from app.calibrations import jobs, service
 from app.calibrations.progress import Progress
 from app.errors import GatewayRefused
 from app.store import Store
@@ -45,6 +46,18 @@ from tests.upstreams.scripted import FakePool
 
 NDJSON = {"content-type": "application/x-ndjson"}
 RIGHT = '{"adder": true, "speller": false, "poet": false}'
+
+
+SMALL_ROWS = 100
+LARGE_ROWS = SMALL_ROWS + 1
+
+
+@pytest.fixture(autouse=True)
+def few_rows_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration of more than ``SMALL_ROWS`` rows becomes a job."""
+    assert jobs.SMALL_ROWS == 2_000
+    queue = functools.partial(jobs.JobQueue, small_rows=SMALL_ROWS)
+    monkeypatch.setattr(service, "JobQueue", queue)
 
 
 def many(count: int) -> bytes:
@@ -129,18 +142,18 @@ def stored_ids(gateway: Gateway) -> list[str]:
 
 
 def test_a_small_set_answers_at_once(serve: Serve) -> None:
-    """Up to 2,000 rows there is no job to follow."""
+    """Up to ``SMALL_ROWS`` rows there is no job to follow."""
     gateway = serve(calibrated=False)
-    response = send(gateway, many(2_000))
+    response = send(gateway, many(SMALL_ROWS))
     assert response.status_code == 200, response.text
-    assert response.json()["evidence"]["rows"] == 2_000
+    assert response.json()["evidence"]["rows"] == SMALL_ROWS
 
 
 @pytest.mark.parametrize("why", ["rows", "bytes"])
 def test_a_large_set_answers_with_a_job(serve: Serve, brake: Brake, why: str) -> None:
     """More rows, or more bytes: 202, then the result where the job is."""
     gateway = serve()
-    data = many(2_001)
+    data = many(LARGE_ROWS)
     if why == "bytes":
         padding = '"padding": "' + "x" * 100_000 + '", '
         data = b"".join(
@@ -158,7 +171,7 @@ def test_a_large_set_answers_with_a_job(serve: Serve, brake: Brake, why: str) ->
 def test_waiting_can_be_asked_for_and_done_without(serve: Serve) -> None:
     """``wait`` overrides the size, both ways; anything else is a bad option."""
     gateway = serve(calibrated=False)
-    assert send(gateway, many(2_500), wait="true").status_code == 200
+    assert send(gateway, many(LARGE_ROWS), wait="true").status_code == 200
     assert ended(gateway, started(send(gateway, many(20), wait="false")))["status"] == "done"
     response = send(gateway, many(20), wait="perhaps")
     assert (response.status_code, response.json()["error"]["param"]) == (422, "wait")
@@ -238,11 +251,14 @@ def test_queries_are_answered_while_a_job_scores(serve: Serve, brake: Brake) -> 
     place = started(send(gateway, many(2_500)))
     assert brake.begun.wait(10)
     brake.free.set()
+    answered = 0
     while job_at(gateway, place)["status"] == "running":
         decision = gateway.route(ONE)
         assert decision["selected"]
         if job_at(gateway, place)["status"] == "running":
             assert decision["certificate"]["calibration_id"] == active
+            answered += 1
+    assert answered > 0
     assert ended(gateway, place)["status"] == "done"
 
 
@@ -272,13 +288,13 @@ def test_cancelling_changes_nothing(serve: Serve, brake: Brake) -> None:
 def test_one_that_waits_can_be_cancelled(serve: Serve, brake: Brake) -> None:
     """At once; the one before it is not disturbed."""
     gateway = serve()
-    first = started(send(gateway, many(2_500)))
-    second = started(send(gateway, many(2_501)))
+    first = started(send(gateway, many(LARGE_ROWS)))
+    second = started(send(gateway, many(LARGE_ROWS + 1)))
     assert delete(gateway, second).json()["job"]["status"] == "cancelled"
     assert job_at(gateway, first)["status"] == "running"
     brake.free.set()
-    assert ended(gateway, first)["result"]["evidence"]["rows"] == 2_500
-    assert brake.scored == 2_500
+    assert ended(gateway, first)["result"]["evidence"]["rows"] == LARGE_ROWS
+    assert brake.scored == LARGE_ROWS
 
 
 def test_one_that_waits_ends_at_once_with_its_upload() -> None:
@@ -370,8 +386,8 @@ def test_what_is_being_stored_cannot_be_cancelled(
 
 def test_the_queue_is_short(serve: Serve, brake: Brake) -> None:
     """One runs, eight wait; one more is 429 with ``retry-after``, and those go on."""
-    gateway = serve()
-    waiting = [started(send(gateway, many(2_100))) for _ in range(jobs.MAX_WAITING + 1)]
+    gateway = serve(limits={"route_timeout_s": 0.3})  # the brake holds the router's one thread
+    waiting = [started(send(gateway, many(LARGE_ROWS))) for _ in range(jobs.MAX_WAITING + 1)]
     response = send(gateway, many(10))
     assert (response.status_code, response.json()["error"]["code"]) == (429, "overloaded")
     assert response.headers["retry-after"] == "1"
@@ -384,12 +400,16 @@ def test_the_queue_is_short(serve: Serve, brake: Brake) -> None:
 def test_jobs_run_one_after_the_other(serve: Serve, brake: Brake) -> None:
     """In the order in which they came; each is whole."""
     gateway = serve(calibrated=False)
-    sent = [started(send(gateway, many(2_001 + i), wait="false")) for i in range(3)]
+    sent = [started(send(gateway, many(LARGE_ROWS + i), wait="false")) for i in range(3)]
     statuses = [job_at(gateway, place)["status"] for place in sent]
     assert statuses == ["running", "waiting", "waiting"]
     brake.free.set()
     results = [ended(gateway, place)["result"] for place in sent]
-    assert [each["evidence"]["rows"] for each in results] == [2_001, 2_002, 2_003]
+    assert [each["evidence"]["rows"] for each in results] == [
+        LARGE_ROWS,
+        LARGE_ROWS + 1,
+        LARGE_ROWS + 2,
+    ]
     assert stored_ids(gateway) == [each["id"] for each in results[::-1]]
 
 
@@ -490,7 +510,7 @@ def test_a_full_disk_is_insufficient_storage(serve: Serve) -> None:
         gateway = serve()
         before, active = stored_ids(gateway), gateway.ready()
         for _ in range(20):
-            response = send(gateway, many(1_000))
+            response = send(gateway, many(1_000), wait="true")
             if response.status_code != 200:
                 break
             before, active = stored_ids(gateway), gateway.ready()

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import delete
 
 from app.access import quota_leases
 from app.access.quota_leases import (
@@ -26,7 +27,7 @@ from app.access.quota_leases import (
 from app.access.quotas import Bucket, Limit
 from app.errors import StoreError, StoreUnavailable
 from app.store import Store
-from app.store.tables import BudgetRow
+from app.store.tables import BudgetRow, LeaseRow
 from tests.support.waiting import until
 
 PER_MINUTE = 60.0
@@ -55,9 +56,13 @@ class World:
         self.expired += self.now - self.drawn_at[number] > LEASE_S
         self.drawn_at[number] = self.now
         bucket = self.buckets[number]
-        got = draw(self.store, str(number), {LIMIT: bucket.leased})[LIMIT]
+        got = self.lend(str(number), bucket.leased)
         bucket.lease()
         bucket.add(got.units)
+
+    def lend(self, gateway: str, held: float) -> Drawn:
+        """Draw by the clock of this world."""
+        return draw(self.store, gateway, {LIMIT: held}, clock=lambda _: self.now)[LIMIT]
 
     def ask(self, number: int, most: int = 10**6) -> None:
         """Requests until one is refused."""
@@ -77,18 +82,6 @@ class World:
         )
 
 
-@pytest.fixture
-def clocked(monkeypatch: pytest.MonkeyPatch) -> list[World]:
-    """The database's clock is that of the world which a test puts here."""
-    world: list[World] = []
-
-    def now(_: object) -> float:
-        return world[0].now if world else 1_000.0
-
-    monkeypatch.setattr(quota_leases, "_store_clock", now)
-    return world
-
-
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("wait"), st.sampled_from([0.25, 1.0, 5.0, 30.0])),
@@ -99,21 +92,17 @@ EVENTS = st.lists(
 )
 
 
-def test_together_they_let_through_what_one_bucket_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_together_they_let_through_what_one_bucket_would() -> None:
     """In every window of time, whoever asks whom and draws when; but for leases that ran out."""
+    with TemporaryDirectory() as folder, Store(f"sqlite:///{folder}/racer.db") as store:
 
-    @settings(max_examples=60)
-    @given(EVENTS)
-    def holds(events: list[tuple[str, float]]) -> None:
-        with TemporaryDirectory() as folder, Store(f"sqlite:///{folder}/racer.db") as store:
-            here: list[World] = []
-            monkeypatch.setattr(
-                quota_leases, "_store_clock", lambda _: here[0].now if here else 1_000.0
-            )
+        @settings(max_examples=60)
+        @given(EVENTS)
+        def holds(events: list[tuple[str, float]]) -> None:
+            with store.transaction() as session:
+                session.execute(delete(BudgetRow))
+                session.execute(delete(LeaseRow))
             world = World(store, 3)
-            here.append(world)
             for what, value in events:
                 if what == "wait":
                     world.now += value
@@ -126,13 +115,12 @@ def test_together_they_let_through_what_one_bucket_would(
                 spare = (world.expired + sum(late)) * lease_size(LIMIT, 1)
                 assert world.most_in_any_window <= spare + 1e-6
 
-    holds()
+        holds()
 
 
-def test_what_is_lent_is_in_the_bucket(store: Store, clocked: list[World]) -> None:
+def test_what_is_lent_is_in_the_bucket(store: Store) -> None:
     """After a quiet minute, at one moment: the limit and no more, however often they draw."""
     world = World(store, 3)
-    clocked.append(world)
     for _ in range(12):
         world.now += 5
         for number in range(3):
@@ -144,25 +132,24 @@ def test_what_is_lent_is_in_the_bucket(store: Store, clocked: list[World]) -> No
     assert len(world.let) == PER_MINUTE
 
 
-def test_one_busy_gateway_gets_nearly_all_of_the_limit(store: Store, clocked: list[World]) -> None:
+def test_one_busy_gateway_gets_nearly_all_of_the_limit(store: Store) -> None:
     """Two idle ones hold a lease each, and the rest goes where it is asked for."""
     world = World(store, 3)
-    clocked.append(world)
-    for _ in range(int(120 / DRAW_EVERY_S)):
+    draws = 160
+    for _ in range(draws):
         world.now += DRAW_EVERY_S
         for number in range(3):
             world.draw(number)
         world.ask(0)
-    idle = 2 * lease_size(LIMIT, 1)
-    assert len(world.let) >= PER_MINUTE + 2 * PER_MINUTE - idle - 2
+    idle = lease_size(LIMIT, 2) + lease_size(LIMIT, 3)
+    assert len(world.let) >= PER_MINUTE * (1 + draws * DRAW_EVERY_S / 60.0) - idle - 2
 
 
 def test_what_a_gateway_gives_back_is_there_for_the_others(
-    store: Store, clocked: list[World]
+    store: Store,
 ) -> None:
     """The limit is whole again: red when a closing gateway takes its lease with it."""
     world = World(store, 2)
-    clocked.append(world)
     for number, bucket in enumerate(world.buckets):
         give_back(store, str(number), {LIMIT: bucket.leased})
     with store.transaction() as session:
@@ -172,11 +159,10 @@ def test_what_a_gateway_gives_back_is_there_for_the_others(
 
 
 def test_what_was_overspent_is_paid_before_there_is_more(
-    store: Store, clocked: list[World]
+    store: Store,
 ) -> None:
     """Tokens are counted after the answer: the debt is everybody's."""
     world = World(store, 2)
-    clocked.append(world)
     world.buckets[0].spend(PER_MINUTE)
     for _ in range(8):
         world.draw(0)
@@ -191,13 +177,12 @@ def test_what_was_overspent_is_paid_before_there_is_more(
     assert len(world.let) > 0
 
 
-def test_a_gateway_that_is_gone_holds_nothing(store: Store, clocked: list[World]) -> None:
+def test_a_gateway_that_is_gone_holds_nothing(store: Store) -> None:
     """After ``LEASE_S`` its lease counts no more, and others' shares are larger."""
     world = World(store, 2)
-    clocked.append(world)
-    assert draw(store, "1", {LIMIT: world.buckets[1].leased})[LIMIT].sharers == 2
+    assert world.lend("1", world.buckets[1].leased).sharers == 2
     world.now += LEASE_S + 1
-    assert draw(store, "1", {LIMIT: world.buckets[1].leased})[LIMIT].sharers == 1
+    assert world.lend("1", world.buckets[1].leased).sharers == 1
 
 
 # The background task --------------------------------------------------------------------------
@@ -223,7 +208,7 @@ def test_without_the_store_each_goes_on_with_its_share(
     draw(store, "another", {LIMIT: 0.0})
 
     async def story() -> None:
-        async with QuotaLeases(store, {LIMIT: bucket}):
+        async with QuotaLeases(store, {LIMIT: bucket}, draw_every_s=0.01, renew_s=0.05):
             assert bucket.wait_s(1) == 0
             down.set()
             bucket.spend(bucket.level)
@@ -235,7 +220,7 @@ def test_without_the_store_each_goes_on_with_its_share(
             assert bucket.level == pytest.approx(10, rel=0.01)
             bucket.spend(10)
             down.clear()
-            await seen(calls)
+            assert await asyncio.to_thread(until, lambda: bucket.leased >= 0, 20)
             assert bucket.level <= lease_size(LIMIT, 2)
 
     asyncio.run(story())
@@ -245,7 +230,7 @@ def test_without_the_store_each_goes_on_with_its_share(
 async def seen(calls: list[float]) -> None:
     """Wait for two more draws."""
     had = len(calls)
-    await asyncio.to_thread(until, lambda: len(calls) > had + 1, 20)
+    assert await asyncio.to_thread(until, lambda: len(calls) > had + 1, 20)
 
 
 def test_a_store_that_does_not_answer_is_not_waited_for(
@@ -268,7 +253,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
     bucket = Bucket(PER_MINUTE, lambda: now[0])
 
     async def story() -> None:
-        async with QuotaLeases(store, {LIMIT: bucket}, store_timeout_s=0.05):
+        async with QuotaLeases(store, {LIMIT: bucket}, store_timeout_s=0.05, draw_every_s=0.01):
             hangs.set()
             bucket.spend(bucket.level)
 
