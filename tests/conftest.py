@@ -34,6 +34,7 @@ LONG = (
     "core/test_oracles.py",
     "core/test_evaluate.py",
     "core/test_offline.py",
+    "app/test_certificate_machine.py",
     "app/test_jobs.py",
     "app/test_label.py",
     "app/test_quota_leases.py",

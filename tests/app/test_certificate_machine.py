@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
+    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -146,6 +147,11 @@ class CertificateMachine(RuleBasedStateMachine):
         """Stop the gateway."""
         self.stack.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @invariant()
+    def count_step(self) -> None:
+        """Count the steps of all histories."""
+        self.note("steps")
 
     @rule(changes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=2), then=some_requests)
     def restart(self, changes: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
