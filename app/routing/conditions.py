@@ -167,7 +167,7 @@ class ConditionReader:
             shared = _digest(dump_json([path, sorted(sent.items())]))
             for name in names:
                 digests[name] = _digest(f"{shared} {self._models[name]}".encode())
-            differing |= dict.fromkeys(body.differing(sent, beside))
+            differing |= dict.fromkeys(body.differing(path, sent, beside))
         shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in differing]
         return Conditions(digests, "".join(digests.values()), tuple(shown[:_MAX_NAMED]))
 
@@ -193,9 +193,9 @@ class _Body:
         del body["model"], body["stream"]
         return {name: value for name, value in body.items() if not self._is_excluded(name, body)}
 
-    def differing(self, sent: CanonicalFields, beside: CanonicalFields) -> list[str]:
-        """The fields, as the client names them, in which ``sent`` is not the configured body."""
-        usual = self._configured
+    def differing(self, path: str, sent: CanonicalFields, beside: CanonicalFields) -> list[str]:
+        """The fields, as the client names them, that the configuration would not send there."""
+        usual = self._configured if path == ROW_PATH else self.conditions(path, {})
         others = {name for name in {*sent, *usual} if sent.get(name) != usual.get(name)}
         names = {self._candidate.renames.get(name, name): name for name in beside}
         given = [own for name, own in names.items() if name in others]

@@ -304,3 +304,9 @@ def test_a_smaller_pool_joins_rows_that_differ_only_outside_it(
     certificate = gateway.chat(ONE, options, seed=9)["racer"]["certificate"]
     assert certificate["holds"]  # a seed does not matter to `adder`
     assert certificate["n"] > whole["n"]
+
+
+def test_another_endpoint_is_one_difference(serve: Serve, pool: FakePool) -> None:
+    """The labelled limit on tokens has another name there, which is no field of the request."""
+    gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
+    assert reasons(gateway, "/v1/responses", input=ONE) == ["conditions_differ:endpoint"]
