@@ -271,6 +271,6 @@ def test_a_response_streams(gateway: Gateway, racer: dict[str, Any]) -> None:
     texts = [event.delta for event in events if event.type == "response.output_text.delta"]
     whole = events[-1].response
     assert "".join(texts) == whole.output_text != ""
-    assert whole.racer["certificate"]["reasons"] == ["conditions_differ:endpoint"]
+    assert "conditions_differ:endpoint" in whole.racer["certificate"]["reasons"]
     assert whole.racer["served_by"] == whole.model
     assert (len(texts) > 1) == (len(whole.racer["selected"]) == 1)
