@@ -115,7 +115,7 @@ def verdicts_on(ms: Mapping[str, float], rate: float, distance: float, same: flo
     """The verdict on a run of one round."""
     speed = encoder_gpu.figures([a_round(rate, **ms)], encoder_gpu.FULL)
     found = {encoder_gpu.GRAPHS: {"cosine_distance_max": distance, "same_sets": same}}
-    return [each["verdicts_on"] for each in encoder_gpu.verdict(speed, found, encoder_gpu.FULL)]
+    return [each["said"] for each in encoder_gpu.verdict(speed, found, encoder_gpu.FULL)]
 
 
 def test_an_aim_is_met_up_to_its_bound_and_missed_beyond() -> None:
