@@ -393,6 +393,7 @@ def test_choices_are_counted(evaluation):
         assert sum(int(cell) for row in grid.rows for cell in row[1:]) == sum(counts.values())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_said_with_its_reason(tmp_path):
     """No answers: no accuracy anywhere; one benchmark: no average; no prices: no money."""
     evaluation = measured(
@@ -418,6 +419,7 @@ def test_what_cannot_be_measured_is_said_with_its_reason(tmp_path):
     assert differences(evaluation) == ()
 
 
+@pytest.mark.slow
 def test_one_split_of_one_candidate_can_be_reported(tmp_path):
     """No spread, nothing to route, and a scope without any answerable row."""
     rows = synthetic_rows(60, seed=54, answers=True)
@@ -441,6 +443,7 @@ def test_one_split_of_one_candidate_can_be_reported(tmp_path):
     assert (head, rows[0]) == (["", "0.2"], ["gap", "-"])
 
 
+@pytest.mark.slow
 def test_the_same_evaluation_gives_the_same_files(evaluation, folder, tmp_path):
     """Drawings too: nothing depends on a clock or on what was drawn before."""
     write_report(evaluation, tmp_path, COMMAND)
