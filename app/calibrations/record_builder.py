@@ -157,14 +157,16 @@ class RecordBuilder:
             self._trained.refuse_overlap(rows.fingerprints)
         built = self._build(first.rows, guarantee, progress)
         refuse_uncounted(built.calibration)
+        used = list(_used(others, first, min_n(guarantee.alpha, guarantee.delta)))
+        built_others = [self._build(each.rows, guarantee, progress) for each in used]
         populations = [
             Population(
-                calibration=self._build(each.rows, guarantee, progress).calibration,
-                conditions=each.conditions,
-                later=each.is_later,
+                calibration=each.calibration,
+                conditions=kind.conditions,
+                later=kind.is_later,
                 text=self._settings.routing.text,
             )
-            for each in _used(others, first, min_n(guarantee.alpha, guarantee.delta))
+            for kind, each in zip(used, built_others, strict=True)
         ]
         progress("thresholds")
         overlap = len(self._trained.overlap(rows.fingerprints))
@@ -177,7 +179,9 @@ class RecordBuilder:
         void_reasons: list[str] = []
         if overlap > 0:
             void_reasons.append(Reason.TRAINING_OVERLAP)
-        if built.own_scores:  # the serving router might give other scores
+        if any(
+            each.own_scores for each in (built, *built_others)
+        ):  # the serving router might give other scores
             void_reasons.append(Reason.ROW_SCORES_UNVERIFIED)
         return CalibrationRecord(
             id=f"cal-{secrets.token_hex(8)}",

@@ -28,6 +28,8 @@ ENDPOINT: Final = "endpoint"  # the name of a difference in the path
 ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the request
 
 _TURNS: Final = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
+_TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
+_COUPLED_CHOICES: Final = frozenset({"use_beam_search", "best_of"})  # `n` changes each choice
 _SHORT: Final = 64  # characters; a longer value is digested
 _MAX_KEPT: Final = 1024  # of vectors of digests
 _MAX_FIELDS: Final = 16  # of a request whose vector is kept
@@ -82,7 +84,7 @@ EXCLUSIONS: Final[Mapping[str, Exclusion]] = {
     "top_logprobs": Exclusion("Reported beside the tokens."),
     "include": Exclusion("Reported beside the answer."),
     "background": Exclusion("`false` is the default.", _equals("background", False)),
-    "n": Exclusion("Choices are drawn one by one; the first one votes."),
+    "n": Exclusion("Choices are drawn one by one.", lambda body: _COUPLED_CHOICES.isdisjoint(body)),
     "seed": Exclusion("At temperature 0 no token is drawn.", _equals("temperature", 0)),
     "parallel_tool_calls": Exclusion("Without tools.", lambda body: "tools" not in body),
     "response_format": Exclusion(
@@ -137,7 +139,7 @@ class ConditionReader:
         self._ignored = {
             name for name, exclusion in EXCLUSIONS.items() if exclusion.applies is None
         }.difference(*(body.renamed for body, _ in self._bodies))
-        self._kept: LRUCache[tuple[str, frozenset[tuple[str, str]]], Conditions]
+        self._kept: LRUCache[tuple[str, tuple[tuple[str, str], ...]], Conditions]
         self._kept = LRUCache(_MAX_KEPT)
         self.configured = self._read(ROW_PATH, {})
 
@@ -151,11 +153,11 @@ class ConditionReader:
         beside = _beside_the_turns(fields, path, self._ignored)
         if not beside and path == ROW_PATH:
             return self.configured
-        key = (path, frozenset(beside.items()))
+        key = (path, tuple(beside.items()))  # of two names for one field the last is sent
         conditions = self._kept.get(key)
         if conditions is None:
             conditions = self._read(path, beside)
-            if len(beside) <= _MAX_FIELDS:
+            if len(beside) <= _MAX_FIELDS and all(len(name) <= _SHORT for name in beside):
                 self._kept[key] = conditions
         return conditions
 
@@ -232,7 +234,7 @@ def _other_turns(field: str, value: object) -> dict[str, str]:
     turns = cast("list[object]", value)
     for place, turn in enumerate(turns):
         fields = cast("dict[str, object]", turn) if isinstance(turn, dict) else {}
-        role, text = fields.get("role"), _plain_text(fields)
+        role, text = fields.get("role"), _plain_text(fields, _TEXT_PARTS.get(field, ()))
         # A row ends with a text of the user.
         is_end = place == len(turns) - 1
         if text is None or (is_end and (role != "user" or not text.strip())):
@@ -242,10 +244,10 @@ def _other_turns(field: str, value: object) -> dict[str, str]:
     return {name: canonical(each) for name, each in others.items()}
 
 
-def _plain_text(fields: Mapping[str, object]) -> str | None:
+def _plain_text(fields: Mapping[str, object], parts: Sequence[str]) -> str | None:
     """The text of a turn that a row can state: plain text of user or assistant; else None.
 
-    One part of text is sent as the text itself is: servers render both alike.
+    One part of text, of these types, is sent as the text itself is: servers render both alike.
     """
     if (
         fields.get("role") not in ("user", "assistant")
@@ -257,7 +259,7 @@ def _plain_text(fields: Mapping[str, object]) -> str | None:
     match fields.get("content"):
         case str(text):
             return text
-        case [{"type": "text" | "input_text" | "output_text", "text": str(text)}]:
+        case [{"type": str(kind), "text": str(text)}] if kind in parts:
             beside = cast("list[dict[str, object]]", fields["content"])[0]
             absent = (_is_absent(beside, name) for name in beside.keys() - {"type", "text"})
             return text if all(absent) else None

@@ -47,8 +47,8 @@ def identity(
 ) -> str:
     """A text that identifies a query after these turns, labelled under these conditions."""
     turns = [(turn.role, turn.text) for turn in earlier]
-    if not turns and not conditions:
-        return query
+    if not turns and not (query and conditions):
+        return query  # empty for a row of scores, which has no identity
     return "\0" + json.dumps([*turns, query, *sorted((conditions or {}).items())])
 
 

@@ -310,3 +310,39 @@ def test_another_endpoint_is_one_difference(serve: Serve, pool: FakePool) -> Non
     """The labelled limit on tokens has another name there, which is no field of the request."""
     gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))
     assert reasons(gateway, "/v1/responses", input=ONE) == ["conditions_differ:endpoint"]
+
+
+def test_a_part_that_the_router_does_not_read_voids(gateway: Gateway) -> None:
+    """A part type of another API is no text of the query, so it is a condition."""
+    part = {"type": "input_text", "text": "A hard question"}
+    found = reasons(gateway, messages=[{"role": "user", "content": [part]}])
+    assert "conditions_differ:messages.user" in found
+
+
+def test_scores_of_rows_of_any_conditions_are_unverified(serve: Serve) -> None:
+    """A part of the rows that brings scores of its own voids, as all of them do."""
+    gateway = serve(calibrated=False)
+    scored = [
+        {"correct": row["correct"], "scores": dict.fromkeys(POOL, 0.5)}
+        for row in as_json(labelled(20_000, 40))
+    ]
+    upload(gateway, [*as_json(labelled(10_000, 200)), *with_conditions(gateway, scored, seed=5)])
+    assert "row_scores_unverified" in reasons(gateway, messages=user(ONE), seed=5)
+
+
+def test_choices_of_a_beam_search_are_not_drawn_one_by_one() -> None:
+    """There `n` is the width of the beam; elsewhere it is no condition."""
+    for parameters, is_condition in (({"use_beam_search": True}, True), ({}, False)):
+        reader = ConditionReader([candidate(parameters, {})])
+        assert bool(reader.read({"messages": user(ONE), "n": 8}).differing) is is_condition
+
+
+def test_the_last_of_two_names_of_one_field_counts() -> None:
+    """Both orders of a body have the digest of what is sent."""
+    reader = ConditionReader([candidate({}, {"seed": "random_seed"})])
+    one, two = (
+        reader.read({"seed": 1, "random_seed": 2}),
+        reader.read({"random_seed": 2, "seed": 1}),
+    )
+    assert one.identity == reader.read({"random_seed": 2}).identity
+    assert two.identity == reader.read({"random_seed": 1}).identity != one.identity
