@@ -132,11 +132,12 @@ class Connection(HttpToolsProtocol):
         self._ignores_input = False
         self._head_bytes = self._head_count = self._fed_bytes = 0
         self._body_bytes, self._body_since, self._body_deadline_s = 0, 0.0, 0.0
-        self._unsent_bytes = 0
+        self._acknowledged_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the deadline of the first head, or refuse the connection above the limit."""
-        super().connection_made(cast(asyncio.Transport, CorkedTransport(transport, self.loop)))
+        self._corked = CorkedTransport(transport, self.loop)
+        super().connection_made(cast(asyncio.Transport, self._corked))
         if len(self.connections) > self._limits.connections:
             self._refuse(_refusal(503, "too many connections", "overloaded"))
             return
@@ -306,7 +307,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_write_timer(self) -> None:
         if self._write_timer is None:
-            self._unsent_bytes = self._count_unsent()
+            self._acknowledged_bytes = self._count_acknowledged()
             self._write_timer = self.loop.call_later(self._limits.stalled_s, self._check_stalled)
 
     def _stop_write_timer(self) -> None:
@@ -315,11 +316,15 @@ class Connection(HttpToolsProtocol):
             self._write_timer = None
 
     def _check_stalled(self) -> None:
+        """Close if nothing was acknowledged meanwhile; the unsent bytes may be a later answer's."""
         self._write_timer = None
-        if self._count_unsent() >= self._unsent_bytes:
+        if self._count_unsent() and self._count_acknowledged() <= self._acknowledged_bytes:
             self.transport.abort()  # closing would wait for the client to read
         elif self.transport.get_write_buffer_size() > 0:
             self._start_write_timer()
+
+    def _count_acknowledged(self) -> int:
+        return self._corked.written_bytes - self._count_unsent()
 
     def _count_unsent(self) -> int:
         """Bytes that the client has not acknowledged, in the transport's and the kernel's buffers.

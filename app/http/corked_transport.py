@@ -10,18 +10,24 @@ from typing import Any
 
 
 class CorkedTransport:
-    """A transport that holds written data until the next iteration of the event loop."""
+    """A transport that holds written data until the next iteration of the event loop.
+
+    Attributes:
+        written_bytes: All bytes written so far, sent or not.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._pending: list[bytes] = []
+        self.written_bytes = 0
 
     def write(self, data: bytes) -> None:
         """Send in the next iteration, after earlier writes."""
         if not self._pending:
             self._loop.call_soon(self._flush)
         self._pending.append(data)
+        self.written_bytes += len(data)
 
     def close(self) -> None:
         """Send pending data, then close."""

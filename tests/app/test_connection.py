@@ -539,6 +539,22 @@ def test_a_client_that_reads_slowly_is_served(start: Callable[..., Bare]) -> Non
             read += len(part)
 
 
+def test_an_earlier_answer_starts_no_deadline_of_the_next(start: Callable[..., Bare]) -> None:
+    """A stall of half the time in the second answer of a connection is no stall of the whole."""
+    server = start()
+    with server.connect(receive_buffer=4096) as connection:
+        connection.sendall(request(path="/next", method="GET"))
+        assert one(connection)[0] == 200
+        time.sleep(0.7 * STALLED_S)
+        connection.sendall(request(path="/big", method="GET"))
+        time.sleep(0.5 * STALLED_S)  # the deadline from the first answer passes
+        read = 0
+        while read < BIG:
+            part = connection.recv(2**20)
+            assert part, f"cut after {read:,} bytes"
+            read += len(part)
+
+
 def test_an_early_answer_does_not_wait_for_the_body(start: Callable[..., Bare]) -> None:
     """Of a refused upload the rest is not awaited for long; a short rest costs no connection."""
     server = start(body_s=60)
