@@ -15,8 +15,7 @@ RacerError (racer_core.errors)
 ├── NotFound                         404, no such model, calibration or job
 ├── Conflict                         409, another change came first
 │   ├── JobCancelled                 the calibration job was cancelled
-│   ├── LargeChange                  a calibration is further from the active one than is allowed
-│   └── InfeasibleCalibration        a calibration has no finite threshold at its own alpha
+│   └── ConfirmNeeded                a calibration may be activated only with `confirm`
 ├── Unauthorized                     401, no API key, or a wrong one
 ├── Forbidden                        403, admin is off, or the role of the key is not enough
 │   └── CrossSite                    a browser sent the request from another site's page
@@ -95,16 +94,11 @@ class JobCancelled(Conflict):
     code = "job_cancelled"
 
 
-class LargeChange(Conflict):
-    """The new calibration is further from the active one than is allowed without confirmation."""
+class ConfirmNeeded(Conflict):
+    """A calibration is infeasible, or too far from the active one, to be activated unconfirmed."""
 
-    code = "large_change"
-
-
-class InfeasibleCalibration(Conflict):
-    """The calibration has no finite threshold at its own alpha: every request would call all."""
-
-    code = "infeasible_calibration"
+    code = "confirm_needed"
+    param = "confirm"
 
 
 class Unauthorized(RacerError):

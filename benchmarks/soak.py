@@ -91,7 +91,9 @@ class Soak:
             made = await self._said(self.gateway.calibrate, seed)
             await asyncio.sleep(every_s / 2)
             if before is not None:
-                await self._said(self.gateway.admin, f"/calibrations/{before}/activate", {})
+                await self._said(
+                    self.gateway.admin, f"/calibrations/{before}/activate", {"confirm": True}
+                )
             before, self.calibrated = made, self.calibrated + 1
 
     async def _said(self, do: Any, *arguments: Any) -> Any:

@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Self
 
+from app.calibrations import activation_rule
 from app.calibrations.answer_risk import textual
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import shift
@@ -23,7 +24,7 @@ from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload
-from app.errors import Conflict, InfeasibleCalibration, LargeChange, NotReady
+from app.errors import ConfirmNeeded
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
@@ -39,10 +40,9 @@ from racer_core.racer import TrainedRouter
 
 log = logging.getLogger(__name__)
 
-MAX_SIZE_CHANGE: Final = 0.25  # of the mean set size, at the same promise, without confirmation
-_PROMISE: Final = ("alpha", "score", "risk_target", "delta", "r")
 _HOW_TO_CONFIRM: Final = (
-    "If it is meant, activate it by its id, or calibrate with confirm (--force) without max_shift"
+    "If it is meant, activate it by its id with confirm, or calibrate with confirm (--force) and "
+    "without max_shift"
 )
 
 
@@ -127,17 +127,20 @@ class CalibrationService:
     async def activate(
         self, calibration_id: str, expected_active_id: str | None, *, confirm: bool = False
     ) -> CalibrationRecord:
-        """Make a stored record the active one, however far it is from the one before.
+        """Make a stored record the active one.
 
         Raises:
-            InfeasibleCalibration: It has no finite threshold, and ``confirm`` is false.
+            ConfirmNeeded: The activation rule refuses it, and ``confirm`` is false.
             NotFound: No such record.
             Conflict: Another record is active than expected, or it was made for another artifact.
         """
         async with self._write_lock:
             summary = await self._store.run(self._store.summary, calibration_id)
-            if not confirm and (infeasible := _infeasible(summary.evidence)):
-                raise InfeasibleCalibration(f"{infeasible}. {_HOW_TO_CONFIRM}")
+            if summary.artifact == self._calibration_sync.setup:  # else the store refuses it
+                active = self._active_record()
+                refusal = activation_rule.refusal(summary.evidence, active, confirm=confirm)
+                if refusal is not None:
+                    raise ConfirmNeeded(f"{refusal}. {_HOW_TO_CONFIRM}")
             record = await self._store.run(
                 self._store.activate,
                 calibration_id,
@@ -157,8 +160,15 @@ class CalibrationService:
         )
         activate = options.activate and not options.dry_run
         async with self._write_lock:
-            record = self._with_shift(record)
-            refusal = self._refusal(record, options) if options.activate else None
+            before = self._active_record()
+            if before is not None:
+                found = shift(before.id, before.evidence, record.evidence)
+                record = replace(record, evidence=record.evidence | {"shift": found})
+            refusal = None
+            if options.activate:
+                refusal = activation_rule.refusal(
+                    record.evidence, before, confirm=options.confirm, max_shift=options.max_shift
+                )
             if activate and refusal is not None:
                 await self._propose(record, refusal, progress)
                 raise refusal
@@ -205,41 +215,12 @@ class CalibrationService:
         )
         return read_rows(upload, instructions, progress, add_fields), options
 
-    def _with_shift(self, record: CalibrationRecord) -> CalibrationRecord:
-        """The record, with its shift from the active one in the evidence."""
-        try:
-            active = self._active.record()
-        except NotReady:
-            return record
-        found = shift(active.id, active.evidence, record.evidence)
-        return replace(record, evidence=record.evidence | {"shift": found})
-
-    def _refusal(self, record: CalibrationRecord, options: CalibrateOptions) -> Conflict | None:
-        """Why a record must not become active unless the caller confirms it."""
-        new = record.evidence
-        if not options.confirm and (infeasible := _infeasible(new)):
-            return InfeasibleCalibration(infeasible)
-        found = new.get("shift")
-        if found is None:
-            return None
-        before = self._active.record().evidence
-        if options.max_shift is not None:
-            change, allowed, name = found["largest"], options.max_shift, "max_shift is"
-        elif options.confirm or not before["feasible"] or not _is_same_promise(before, new):
-            return None
-        else:
-            change, allowed = abs(found["size_change"] or 0.0), MAX_SIZE_CHANGE
-            name = "without confirmation the limit is"
-        if change <= allowed:
-            return None
-        return LargeChange(
-            f"mean set size {found['mean_size']:.3g} would become {new['mean_size']:.3g}, and "
-            f"lambda_hat {found['lambda_hat']} {new['lambda_hat']}{_later_turns(found)}: a change "
-            f"of {change:.0%}, where {name} {allowed:.0%}"
-        )
+    def _active_record(self) -> CalibrationRecord | None:
+        """The active calibration; None before there is one."""
+        return self._active.record() if self._active.ready else None
 
     async def _propose(
-        self, record: CalibrationRecord, refusal: Conflict, progress: Progress
+        self, record: CalibrationRecord, refusal: ConfirmNeeded, progress: Progress
     ) -> None:
         """Store a record that was refused, for an operator to activate, and complete the error."""
         proposal = replace(record, evidence=record.evidence | {"refused": str(refusal)})
@@ -254,27 +235,6 @@ class CalibrationService:
 
     def _show_refused(self, created_at: str) -> None:
         self._metrics.calibration_refused.set(datetime.fromisoformat(created_at).timestamp())
-
-
-def _infeasible(found: Mapping[str, Any]) -> str | None:
-    """Why a calibration has no finite threshold at its own alpha; None if it has one."""
-    if found["feasible"]:
-        return None
-    return (
-        f"no finite threshold keeps alpha {found['alpha']:g}: {found['n']} rows count, it needs "
-        f"{found['min_n']} and fewer abstentions; add rows or choose a larger alpha"
-    )
-
-
-def _is_same_promise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether two calibrations promise the same, so that their sets should be of one size."""
-    return all(before[name] == after[name] for name in _PROMISE)
-
-
-def _later_turns(found: Mapping[str, Any]) -> str:
-    """The shift of later turns, as a part of an error message."""
-    turns = found.get("later_turns")
-    return "" if turns is None else f" (later turns: {turns})"
 
 
 def setup_digest(artifact: str, candidates: Sequence[Candidate]) -> str:

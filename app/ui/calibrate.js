@@ -124,8 +124,15 @@ export function startCalibrate() {
   /** Make a calibration of the history active, unless another one was activated since it was shown. */
   async function activate(id, expected) {
     if (!(await confirmed("Make this calibration active?", `${shortId(id)} takes the place of ${expected ? shortId(expected) : "nothing"}. The other stays in the history.`, "Make active"))) return;
+    const post = (confirm) => postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected, confirm });
     try {
-      await postJson(`calibrations/${id}/activate`, "admin", { expected_active_id: expected, confirm: true });
+      try {
+        await post(false);
+      } catch (error) {
+        if (error.code !== "confirm_needed") throw error;
+        if (!(await confirmed("Make it active all the same?", sentence(error.message), "Make active all the same"))) return;
+        await post(true);
+      }
       document.dispatchEvent(new Event("look-again"));
       await refresh();
       fill(work, notice("good", `Calibration ${shortId(id)} decides from now on.`));

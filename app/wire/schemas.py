@@ -200,7 +200,8 @@ class CalibrateOptions(BaseModel):
     max_shift: float | None = Field(
         default=None,
         gt=0,
-        description="Refuse to activate if mean set size or threshold moves by a larger share.",
+        description="Refuse to activate if mean set size or threshold moves by a larger share,"
+        " even with `confirm`.",
     )
     confirm: bool = Field(default=False, description=CONFIRM)
 
@@ -228,6 +229,4 @@ class ActivateRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
-    confirm: bool = Field(
-        default=False, description="Activate even if no threshold is finite at its alpha."
-    )
+    confirm: bool = Field(default=False, description=CONFIRM)

@@ -374,7 +374,7 @@ def test_a_large_change_can_be_refused(serve: Serve, noisy_artifact: Path) -> No
     response = gateway.post("/calibrate", ADMIN_KEY, json=other)
     assert response.status_code == 409, response.text
     error = response.json()["error"]
-    assert error["code"] == "large_change"
+    assert error["code"] == "confirm_needed"
     assert f"{first['evidence']['mean_size']:.3g}" in error["message"]
     assert "without max_shift" in error["message"]
     proposed, *others = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
@@ -382,12 +382,11 @@ def test_a_large_change_can_be_refused(serve: Serve, noisy_artifact: Path) -> No
     assert not proposed["active"]
     assert proposed["id"] in error["message"]
     assert proposed["evidence"]["refused"] in error["message"]
-    for harmless in ({"dry_run": True}, {"activate": False}, {"max_shift": 50.0}):
+    confirmed = {"max_shift": 50.0, "confirm": True}
+    for harmless in ({"dry_run": True}, {"activate": False}, confirmed):
         answer = gateway.post("/calibrate", ADMIN_KEY, json=other | harmless)
         assert answer.status_code == 200, answer.text
     assert answer.json()["active"] is True
-    back = gateway.post(f"/calibrations/{first['id']}/activate", ADMIN_KEY)
-    assert back.status_code == 200, "going back is one call, however far"
 
 
 def as_rows(rows: LabelledRows, folder: Path) -> Path:
@@ -420,7 +419,7 @@ def test_two_rows_are_refused_and_forced(serve: Serve, racer: Command, tmp_path:
     proposed = gateway.get("/calibrations", ADMIN_KEY).json()["data"][0]["id"]
     path = f"/calibrations/{proposed}/activate"
     response = gateway.post(path, ADMIN_KEY)
-    assert response.json()["error"]["code"] == "infeasible_calibration"
+    assert response.json()["error"]["code"] == "confirm_needed"
     assert gateway.post(path, ADMIN_KEY, json={"confirm": True}).status_code == 200
     assert gateway.ready()["calibration"] == proposed
     assert racer(*arguments, "--force")[0] == 0
@@ -430,25 +429,56 @@ def test_a_first_calibration_must_be_feasible_too(serve: Serve) -> None:
     """It is exempt from the rule about the shift alone."""
     gateway = serve(calibrated=False)
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(10_000, 2))})
-    assert (response.status_code, response.json()["error"]["code"]) == (
-        409,
-        "infeasible_calibration",
-    )
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "confirm_needed")
     assert gateway.post("/route", json={"query": "What is 3 plus 4?"}).status_code == 503
 
 
 def test_a_quarter_more_calls_need_confirmation(serve: Serve, noisy_artifact: Path) -> None:
-    """At the same promise; at another alpha, or confirmed, the same rows are activated."""
+    """At the same promise; at another alpha, or confirmed, the same rows are activated.
+
+    A larger ``max_shift`` stands beside this limit and does not replace it.
+    """
     gateway = serve(calibrated=False, artifact=noisy_artifact)
     gateway.calibrate(rows=noisy(20_000, 200, flipped=0.05))
     other = {"rows": as_json(noisy(30_000, 200, flipped=0.5))}
     dry = gateway.post("/calibrate", ADMIN_KEY, json=other | {"dry_run": True}).json()
     assert abs(dry["evidence"]["shift"]["size_change"]) > 0.25
-    response = gateway.post("/calibrate", ADMIN_KEY, json=other)
-    assert (response.status_code, response.json()["error"]["code"]) == (409, "large_change")
-    assert response.json()["error"]["message"].startswith(dry["refusal"])
+    for limit in ({}, {"max_shift": 50.0}):
+        response = gateway.post("/calibrate", ADMIN_KEY, json=other | limit)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (409, "confirm_needed")
+        assert error["message"].startswith(dry["refusal"])
     for meant in ({"alpha": 0.15}, {"alpha": 0.1, "confirm": True}):
         assert gateway.post("/calibrate", ADMIN_KEY, json=other | meant).status_code == 200
+
+
+def test_activation_by_id_needs_the_same_confirmation(serve: Serve, noisy_artifact: Path) -> None:
+    """Forward as back: the shift is that from what is active now, not from what was then."""
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    first = gateway.calibrate(rows=noisy(20_000, 200, flipped=0.05))["id"]
+    other = {"rows": as_json(noisy(30_000, 200, flipped=0.5)), "activate": False}
+    second = gateway.post("/calibrate", ADMIN_KEY, json=other).json()["id"]
+    near = {"rows": as_json(noisy(40_000, 200, flipped=0.05)), "activate": False}
+    third = gateway.post("/calibrate", ADMIN_KEY, json=near).json()["id"]
+
+    def activate(name: str, **body: Any) -> Any:
+        return gateway.post(f"/calibrations/{name}/activate", ADMIN_KEY, json=body)
+
+    def refuse(name: str) -> None:
+        before = gateway.ready()["calibration"]
+        response = activate(name)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (409, "confirm_needed"), error
+        assert "mean set size" in error["message"]
+        assert gateway.ready()["calibration"] == before
+
+    refuse(second)
+    assert activate(third).status_code == 200, "of about the same size"
+    assert activate(second, confirm=True).status_code == 200
+    refuse(first)
+    refuse(third)
+    assert activate(second).status_code == 200, "no shift from itself"
+    assert activate(first, confirm=True).status_code == 200
 
 
 @pytest.mark.parametrize("value", [0, -1, "x"])

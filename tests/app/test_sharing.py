@@ -112,7 +112,7 @@ def test_an_activation_on_one_is_used_by_all(
     first = active(gateways[0])
     second = calibrated(gateways[1], 1)["id"]
     assert until(lambda: {active(each) for each in gateways} == {second}, AGREED_S)
-    assert gateways[2].post(f"/calibrations/{first}/activate", ADMIN_KEY).status_code == 200
+    assert gateways[2].activate(first).status_code == 200
     assert until(lambda: {active(each) for each in gateways} == {first}, AGREED_S)
     seen = {each.route(TWO)["certificate"]["calibration_id"] for each in gateways}
     assert seen == {first}
@@ -148,7 +148,7 @@ def test_no_decision_mixes_two_calibrations(start: Start) -> None:
         asking = [threads.submit(ask, gateway) for gateway in gateways * 2]
         for turn in range(12):
             wanted = made[turn % 3]["id"]
-            answer = gateways[turn % 2].post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
+            answer = gateways[turn % 2].activate(wanted)
             assert answer.status_code == 200, answer.text
             time.sleep(0.05)
         over.set()
@@ -166,15 +166,10 @@ def test_of_two_that_expect_the_same_one_wins(start: Start) -> None:
     base = active(gateways[0])
     others = [calibrated(gateways[0], seed, activate=False)["id"] for seed in (1, 2)]
     for _ in range(10):
-        assert gateways[0].post(f"/calibrations/{base}/activate", ADMIN_KEY).status_code == 200
+        assert gateways[0].activate(base).status_code == 200
         with ThreadPoolExecutor(2) as threads:
             statuses = [
-                threads.submit(
-                    gateway.post,
-                    f"/calibrations/{wanted}/activate",
-                    ADMIN_KEY,
-                    json={"expected_active_id": base},
-                )
+                threads.submit(gateway.activate, wanted, expected_active_id=base)
                 for gateway, wanted in zip(gateways, others, strict=True)
             ]
             assert sorted(each.result().status_code for each in statuses) == [200, 409]
@@ -419,7 +414,7 @@ def test_nobodys_work_delays_what_gateways_must_agree_on(start: Start, store_url
             speaking = list(map(threads.submit, [speak] * 12, range(12)))
             assert until(lambda: somebody_waits(connection), AGREED_S)
             time.sleep(0.5)  # so do the others, for him
-            assert gateways[0].post(f"/calibrations/{first}/activate", ADMIN_KEY).status_code == 200
+            assert gateways[0].activate(first).status_code == 200
             began = time.monotonic()
             assert until(lambda: active(gateways[1]) == first, AGREED_S)
             elapsed = time.monotonic() - began
@@ -485,7 +480,7 @@ def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
         new = calibrated(other, 1, activate=False)["id"]
         right = {each: one.get(f"/calibrations/{each}", ADMIN_KEY).json() for each in (old, new)}
         wire.cut(message, when, after=ACTIVATES)
-        answer = one.post(f"/calibrations/{new}/activate", ADMIN_KEY)
+        answer = one.activate(new)
         assert wire.was_cut.is_set()
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
         wanted = new if message == b"COMMIT" and when == "answered" else old
@@ -495,5 +490,5 @@ def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
             assert certificate["calibration_id"] == wanted
             assert certificate["lambda_hat"] == right[wanted]["evidence"]["lambda_hat"]
         assert until(lambda: degraded(one) == [], AGREED_S)
-        assert one.post(f"/calibrations/{new}/activate", ADMIN_KEY).status_code == 200
+        assert one.activate(new).status_code == 200
         assert until(lambda: {active(one), active(other)} == {new}, AGREED_S)

@@ -219,7 +219,7 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
             names = list(calibrations)
             for turn in range(6):
                 wanted = names[turn % 2]
-                answer = gateway.post(f"/calibrations/{wanted}/activate", ADMIN_KEY)
+                answer = gateway.activate(wanted)
                 assert answer.status_code == 200, answer.text
                 time.sleep(0.3)
             third = gateway.calibrate(rows=rows_of(SEEDS[0]))["id"]

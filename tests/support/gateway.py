@@ -165,6 +165,11 @@ class Gateway:
         assert response.status_code == 200, response.text
         return response.json()
 
+    def activate(self, calibration: str, **options: Any) -> httpx2.Response:
+        """Make a stored calibration the active one, however far it is from the one before."""
+        body = {"confirm": True, **options}
+        return self.post(f"/calibrations/{calibration}/activate", ADMIN_KEY, json=body)
+
     def ready(self) -> dict[str, Any]:
         """What /readyz says; ``calibration`` is the active one."""
         return self.get("/readyz").json()

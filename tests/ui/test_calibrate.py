@@ -153,6 +153,21 @@ def test_nobody_else_is_overruled(own: Fleet, opened: Open, labelled: Path) -> N
     assert active(own) == again
 
 
+def test_what_is_refused_is_confirmed_once_more(own: Fleet, opened: Open) -> None:
+    """The second dialog says why; an infeasible calibration decides only after it."""
+    first = active(own)
+    two = own.gateway.calibrate(rows=rows(FEW, 50_000, 2), activate=False)["id"]
+    tab = at_calibrate(opened, own)
+    tab.refused = {409}
+    tab.page.click(f"#history tr:has(code[title='{two}']) button")
+    tab.page.click("#confirm-yes")
+    tab.page.wait_for_selector("#confirm-text:has-text('No finite threshold keeps alpha')")
+    assert active(own) == first
+    tab.page.click("#confirm-yes")
+    tab.page.wait_for_selector(f"text=Calibration {two[:12]} decides from now on")
+    assert active(own) == two
+
+
 def test_a_file_can_be_dropped(fleet: Fleet, opened: Open) -> None:
     """It is named with its size."""
     tab = opened(fleet, "#calibrate")
