@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 1.0  # for parsing one answer, which usually takes milliseconds
 MAX_WORKERS: Final = 4  # one vote has three answers, as a rule, and leaves a worker to the others
-_MESSAGE_BYTES: Final = 2**22  # a normal form may be much longer than its text
+MESSAGE_BYTES: Final = 2**22  # a normal form may be much longer than its text
 _WARM_UP: Final = {"text": "1"}
 
 _Reply = dict[str, Any]
@@ -32,11 +32,19 @@ class MathPool:
     Args:
         deadline_s: Time limit for one task, in seconds.
         max_workers: Most processes at once.
+        message_bytes: Maximum length of a reply.
     """
 
-    def __init__(self, deadline_s: float, *, max_workers: int = MAX_WORKERS) -> None:
+    def __init__(
+        self,
+        deadline_s: float,
+        *,
+        max_workers: int = MAX_WORKERS,
+        message_bytes: int = MESSAGE_BYTES,
+    ) -> None:
         self._deadline_s = deadline_s
         self._max_workers = max_workers
+        self._message_bytes = message_bytes
         self._is_closed = False
         self._workers: set[SandboxedProcess] = set()
         self._idle: list[SandboxedProcess] = []
@@ -145,5 +153,7 @@ class MathPool:
 
     def _open(self) -> SandboxedProcess:
         return SandboxedProcess(
-            "app.answering.math_worker", [str(self._deadline_s)], message_bytes=_MESSAGE_BYTES
+            "app.answering.math_worker",
+            [str(self._deadline_s)],
+            message_bytes=self._message_bytes,
         )

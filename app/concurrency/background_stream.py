@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final
 
-_QUEUE: Final = 64  # items that may wait for a slow reader before the source waits too
+MAX_QUEUED: Final = 64  # items that may wait for a slow reader before the source waits too
 
 _Item = bytes | Exception | None  # None is the end
 
@@ -34,7 +34,7 @@ class BackgroundStream:
             async with contextlib.aclosing(source):
                 async for item in source:
                     self._put(item)
-                    while len(self._items) >= _QUEUE:
+                    while len(self._items) >= MAX_QUEUED:
                         self._has_room.clear()
                         await self._has_room.wait()
         except Exception as exc:  # noqa: BLE001 - passed to the reader

@@ -16,8 +16,8 @@ from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
 
-_MAX_PARTS: Final = 64
-_MAX_PENDING: Final = 8  # of each kind: clients choose the smaller pools
+MAX_PARTS: Final = 64
+MAX_PENDING: Final = 8
 _THREADS: Final = 2
 FIRST: Final = (0,)  # the place of the record's first population
 
@@ -28,18 +28,29 @@ PartT = TypeVar("PartT")
 
 
 class ActiveCalibration:
-    """The calibration that requests decide with. A reader takes the record once: no half swaps."""
+    """The calibration that requests decide with. A reader takes the record once: no half swaps.
 
-    def __init__(self, metrics: Metrics) -> None:
+    Clients choose the smaller pools, so ``max_parts`` and ``max_pending`` limit each kind of part.
+
+    Args:
+        metrics: Takes the number of rows and the time of the active calibration.
+        max_parts: Maximum number of cached parts.
+        max_pending: Maximum number of parts that are computed at once; one more is refused.
+    """
+
+    def __init__(
+        self, metrics: Metrics, *, max_parts: int = MAX_PARTS, max_pending: int = MAX_PENDING
+    ) -> None:
         self._metrics = metrics
         self._record: CalibrationRecord | None = None
         self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
         # Own threads, so that thresholds hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
+        limits = threads, max_parts, max_pending
         # Keys have the record's id, so that a swap never serves a part of another record.
-        self._sub_pools = _PartCache[_Place, Calibration](threads)
-        self._grouped = _PartCache[_Place, GroupedRows](threads)
-        self._groups = _PartCache[tuple[_Place, RowPlan], GroupThreshold](threads)
+        self._sub_pools = _PartCache[_Place, Calibration](*limits)
+        self._grouped = _PartCache[_Place, GroupedRows](*limits)
+        self._groups = _PartCache[tuple[_Place, RowPlan], GroupThreshold](*limits)
         # An own thread, so that no other work delays an activation.
         self._swapping = ThreadPoolExecutor(1, thread_name_prefix="racer-activation")
         self._followers: list[Callable[[CalibrationRecord], None]] = []
@@ -72,7 +83,7 @@ class ActiveCalibration:
     async def swap(self, record: CalibrationRecord) -> None:
         """Sort the record's scores and index its queries on a thread, then replace it."""
         for population in record.populations:
-            await self._prepare(_warm, population.calibration)
+            await self._prepare(Calibration.sort_scores, population.calibration)
             await self._prepare(_index_queries, population.calibration)
         for follower in self._followers:
             await self._prepare(follower, record)
@@ -117,7 +128,7 @@ class ActiveCalibration:
         place = (record.id, names, populations)
         rows = await self._grouped.get(place, lambda: GroupedRows(calibration))
         plan = rows.plan(group)
-        return await self._groups.get((place, plan), lambda: _warmed_group(rows, plan))
+        return await self._groups.get((place, plan), lambda: _sorted_group(rows, plan))
 
     async def sub_pool(
         self, record: CalibrationRecord, names: Pool, *, populations: tuple[int, ...] = FIRST
@@ -131,16 +142,17 @@ class ActiveCalibration:
             return record.rows(populations)
         return await self._sub_pools.get(
             (record.id, names, populations),
-            lambda: _warmed(record.rows(populations).restrict(names)),
+            lambda: _sorted(record.rows(populations).restrict(names)),
         )
 
 
 class _PartCache(Generic[KeyT, PartT]):
     """LRU cache of what threads compute: each part once, however many callers wait for it."""
 
-    def __init__(self, threads: Executor) -> None:
+    def __init__(self, threads: Executor, max_parts: int, max_pending: int) -> None:
         self._threads = threads
-        self._parts: LRUCache[KeyT, asyncio.Future[PartT]] = LRUCache(_MAX_PARTS)
+        self._max_pending = max_pending
+        self._parts: LRUCache[KeyT, asyncio.Future[PartT]] = LRUCache(max_parts)
         self._pending: set[asyncio.Future[PartT]] = set()
 
     async def get(self, key: KeyT, compute: Callable[[], PartT]) -> PartT:
@@ -164,31 +176,25 @@ class _PartCache(Generic[KeyT, PartT]):
         self._parts.clear()
 
     def _start(self, compute: Callable[[], PartT]) -> asyncio.Future[PartT]:
-        if len(self._pending) >= _MAX_PENDING:
-            raise Overloaded(f"{_MAX_PENDING} thresholds are being computed already")
+        if len(self._pending) >= self._max_pending:
+            raise Overloaded(f"{self._max_pending} thresholds are being computed already")
         part = asyncio.get_running_loop().run_in_executor(self._threads, compute)
         self._pending.add(part)
         part.add_done_callback(self._pending.discard)
         return part
 
 
-def _warmed_group(rows: GroupedRows, plan: RowPlan) -> GroupThreshold:
+def _sorted_group(rows: GroupedRows, plan: RowPlan) -> GroupThreshold:
     applied = rows.serving(plan)
-    _warm(applied.calibration)
+    applied.calibration.sort_scores()
     return applied
 
 
-def _warmed(calibration: Calibration) -> Calibration:
-    _warm(calibration)
+def _sorted(calibration: Calibration) -> Calibration:
+    calibration.sort_scores()
     return calibration
 
 
 def _index_queries(calibration: Calibration) -> None:
     """Hash the fingerprints off the event loop."""
     _ = calibration.queries
-
-
-def _warm(calibration: Calibration) -> None:
-    """Sort once, off the event loop; afterwards the threshold of any alpha is a lookup."""
-    for score in calibration.offered:
-        calibration.lambda_hat(calibration.options.alpha, score)

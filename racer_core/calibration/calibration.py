@@ -195,6 +195,11 @@ class Calibration:
         paper = self.options.risk_target is RiskTarget.PAPER
         return augment_truth(labels) if paper else labels | ~any_column(labels)[:, None]
 
+    def sort_scores(self) -> None:
+        """Sort the critical scores of every offered score; ``lambda_hat`` is then a look-up."""
+        for score in self.offered:
+            self._critical(score)
+
     @property
     def row_critical_scores(self) -> FloatArray:
         """s_i of the rows that count, ascending, for the calibration's own score."""

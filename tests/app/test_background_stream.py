@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from app.concurrency.background_stream import _QUEUE, BackgroundStream  # pyright: ignore[reportPrivateUsage]
+from app.concurrency.background_stream import MAX_QUEUED, BackgroundStream
 
 
 class Source:
@@ -40,7 +40,9 @@ def numbers(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
 
 
-@pytest.mark.parametrize("count", [0, 1, _QUEUE - 1, _QUEUE, _QUEUE + 1, 5 * _QUEUE])
+@pytest.mark.parametrize(
+    "count", [0, 1, MAX_QUEUED - 1, MAX_QUEUED, MAX_QUEUED + 1, 5 * MAX_QUEUED]
+)
 def test_every_item_arrives_in_order(count: int) -> None:
     """Fewer and more than may wait; also when the first was waited for."""
 
@@ -61,11 +63,11 @@ def test_a_source_waits_for_its_reader() -> None:
         source = Source(1_000)
         stream = BackgroundStream(source())
         await asyncio.sleep(0.05)
-        assert source.made == _QUEUE
+        assert source.made == MAX_QUEUED
         items = stream.items(lambda _: b"")
         assert await anext(items) == b"0"
         await asyncio.sleep(0.05)
-        assert source.made == _QUEUE + 1
+        assert source.made == MAX_QUEUED + 1
         await stream.stop()
 
     asyncio.run(story())

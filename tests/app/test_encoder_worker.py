@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import Any, cast
@@ -19,12 +19,13 @@ import pytest
 from app import lifespan
 from app.calibrations import record_builder, row_reader
 from app.errors import Overloaded
-from app.routing import active_calibration
+from app.routing import encoder_worker
 from app.routing.encoder_worker import EncoderWorker
 from app.routing.scorer import ScoredQuery
 from app.store import Store
 from app.telemetry.metrics import Metrics
 from racer_core import strict_json
+from racer_core.calibration.calibration import Calibration
 from racer_core.encoder.base import Encoder, EncoderOutput
 from racer_core.encoder.char_ngrams import SPEC, CharNgramEncoder
 from racer_core.racer import Racer, RouterScores
@@ -214,59 +215,39 @@ class Clock:
         return self.now
 
 
-def test_who_waited_too_long_is_refused_when_its_turn_comes(
+@pytest.mark.parametrize(
+    ("late", "in_time", "served"),
+    [((1, 2), (3, 4), ["3", "4"]), ((1, 2, 3), (), ["2", "3"])],
+    ids=["queries in time take the batch", "late queries fill the batch"],
+)
+def test_a_late_query_is_refused_only_where_it_would_take_the_place_of_another(
     monkeypatch: pytest.MonkeyPatch,
+    late: Sequence[int],
+    in_time: Sequence[int],
+    served: list[str],
 ) -> None:
-    """The encoder's time goes to those who are still in time; while it stands still, it waits."""
+    """After a pause of the whole process late queries are scored up to one batch."""
     clock = Clock()
     monkeypatch.setattr("app.routing.encoder_worker.time", clock)
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         first = ask(worker, 0)
         await begun(racer)
-        late = ask(worker, 1, 2)
+        waiting = ask(worker, *late)
         await asyncio.sleep(0)
         clock.now = 0.75
-        in_time = ask(worker, 3, 4)
+        waiting += ask(worker, *in_time)
         await asyncio.sleep(0)
         clock.now = 1.25
-        assert not any(task.done() for task in late)
+        assert not any(task.done() for task in waiting)
         racer.free.set()
-        answers = await asyncio.gather(*first, *late, *in_time, return_exceptions=True)
+        await asyncio.gather(*first)
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        numbers = [str(number) for number in (*late, *in_time)]
         assert [type(each) for each in answers] == [
-            ScoredQuery,
-            Overloaded,
-            Overloaded,
-            ScoredQuery,
-            ScoredQuery,
+            ScoredQuery if number in served else Overloaded for number in numbers
         ]
-        assert racer.batches == [["0"], ["3", "4"]]
-
-    play(scenario, wait_s=1.0, batch=2)
-
-
-def test_who_waited_too_long_is_served_where_there_is_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A process that stood still for a while has nobody to make room for, or only for some."""
-    clock = Clock()
-    monkeypatch.setattr("app.routing.encoder_worker.time", clock)
-
-    async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
-        first = ask(worker, 0)
-        await begun(racer)
-        late = ask(worker, 1, 2, 3)
-        await asyncio.sleep(0)
-        clock.now = 1.25
-        racer.free.set()
-        answers = await asyncio.gather(*first, *late, return_exceptions=True)
-        assert [type(each) for each in answers] == [
-            ScoredQuery,
-            Overloaded,
-            ScoredQuery,
-            ScoredQuery,
-        ]
-        assert racer.batches == [["0"], ["2", "3"]]
+        assert racer.batches == [["0"], served]
 
     play(scenario, wait_s=1.0, batch=2)
 
@@ -592,17 +573,26 @@ def test_a_slow_encoder_does_not_block_the_loop(serve: Serve, stub: StubEncoder)
     assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) < GAP_S
 
 
+class LoopExecutor(Executor):
+    """Stands in for the encoder's thread: runs each task where it is submitted."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Takes what a pool of threads takes."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A future that is done."""
+        done = Future[Any]()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 def test_a_blocked_loop_would_be_noticed(
     serve: Serve, stub: StubEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: the same encoder on the event loop is seen."""
+    monkeypatch.setattr(encoder_worker, "ThreadPoolExecutor", LoopExecutor)
     gateway = serve(limits={"decisions_kept": 0})  # every query is scored
     stub.sleep_s = 0.5
-
-    async def on_the_loop(self: EncoderWorker, texts: Sequence[str]) -> RouterScores:
-        return self._racer.score(texts)
-
-    monkeypatch.setattr(EncoderWorker, "_on_thread", on_the_loop)
     assert longest_gap(gateway, lambda: [gateway.route(ONE) for _ in range(2)]) > GAP_S
 
 
@@ -692,7 +682,7 @@ LARGE = {"query": " " * 70_000 + ONE}
         (record_builder, "build", "POST", "/calibrate", NEW_ROWS),
         (record_builder, "evidence", "POST", "/calibrate", NEW_ROWS),
         (Store, "add", "POST", "/calibrate", NEW_ROWS),
-        (active_calibration, "_warm", "POST", "/calibrate", NEW_ROWS),
+        (Calibration, "sort_scores", "POST", "/calibrate", NEW_ROWS),
         (Store, "activate", "POST", "/calibrations/{id}/activate", {}),
         (Store, "summaries", "GET", "/calibrations", {}),
         (Store, "summary", "GET", "/calibrations/{id}", {}),
@@ -727,7 +717,7 @@ def test_a_new_sub_pool_does_not_block_the_loop(
 ) -> None:
     """Thresholds of a smaller pool are recomputed on a thread, each pool once."""
     gateway = serve()
-    threads = slow(monkeypatch, active_calibration, "_warmed")
+    threads = slow(monkeypatch, Calibration, "sort_scores")
     pools = combinations(POOL, 2)  # one an attempt: the next time it is remembered
 
     def busy() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from app.answering import math_process
 from app.answering.math_process import MAX_WORKERS, MathPool
 
 # Gives back what it is told, a hundred times over where it is told so, or never answers.
@@ -42,11 +41,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", stub)
-    monkeypatch.setattr(math_process, "_MESSAGE_BYTES", 100)
 
     def run(story: Story) -> None:
         async def scene() -> None:
-            pool = MathPool(1)
+            pool = MathPool(1, message_bytes=100)
             try:
                 async with asyncio.timeout(20):
                     await story(pool, started)

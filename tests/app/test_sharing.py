@@ -22,7 +22,6 @@ from app.monitoring.drift_store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.calibration_sync import STORE_TIMEOUT_S
 from app.store import Store, notifications
-from app.store.notifications import NotificationListener
 from app.telemetry.metrics import Metrics
 from tests.support.cuttable import Cuttable, End
 from tests.support.databases import Postgres
@@ -101,13 +100,13 @@ def test_an_activation_on_one_is_used_by_all(
 ) -> None:
     """Uploaded, rolled back, by either of three; told, without asking, or found by asking alone."""
 
-    async def deaf(self: NotificationListener) -> None:
-        pass
+    async def refused(*_: object, **__: object) -> None:
+        raise psycopg.OperationalError("no connection to listen on")
 
     if notified:
         monkeypatch.setattr(notifications, "POLL_S", 600.0)
     else:
-        monkeypatch.setattr(NotificationListener, "_listen", deaf)
+        monkeypatch.setattr(psycopg.AsyncConnection, "connect", refused)
     gateways = [start() for _ in range(3)]
     first = active(gateways[0])
     second = calibrated(gateways[1], 1)["id"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import combinations
 
 import pytest
 
+from app import lifespan
 from app.errors import Overloaded
-from app.routing import active_calibration
 from app.routing.active_calibration import ActiveCalibration
 from app.telemetry.metrics import Metrics
 from racer_core.calibration.calibration import Calibration
@@ -22,36 +24,38 @@ Part = Callable[[tuple[str, ...]], Awaitable[Calibration]]
 PAIRS = tuple(combinations(POOL, 2))
 
 
-class Warming:
-    """Stands in for what a thread does to a part: held up until it is let go, and counted."""
+class HeldSorting:
+    """Holds up the sorting of smaller pools' scores until ``free`` is set, and counts it."""
 
     def __init__(self) -> None:
         self.pools: list[tuple[str, ...]] = []
         self.threads: set[str] = set()
+        self.begun = threading.Event()
         self.free = threading.Event()
 
-    def __call__(self, calibration: Calibration) -> Calibration:
-        """On a thread."""
-        assert self.free.wait(30)
-        self.pools.append(calibration.pool)
-        self.threads.add(threading.current_thread().name.partition("_")[0])
-        return calibration
+    def __call__(self, calibration: Calibration) -> None:
+        """Sort on a thread."""
+        if calibration.pool != POOL:
+            self.begun.set()
+            assert self.free.wait(30)
+            self.pools.append(calibration.pool)
+            self.threads.add(threading.current_thread().name.partition("_")[0])
 
 
 @pytest.fixture
-def warming(monkeypatch: pytest.MonkeyPatch) -> Warming:
-    """How parts of pools are computed."""
-    stub = Warming()
-    monkeypatch.setattr(active_calibration, "_warmed", stub)
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldSorting:
+    """The stub in the place of ``Calibration.sort_scores``."""
+    stub = HeldSorting()
+    monkeypatch.setattr(Calibration, "sort_scores", lambda each: stub(each))
     return stub
 
 
-def play(story: Callable[[Part], Awaitable[None]]) -> None:
-    """Run a story with what asks for the part of a pool."""
+def play(story: Callable[[Part], Awaitable[None]], **limits: int) -> None:
+    """Run a story with the function that returns the part of a pool."""
     made = calibration_record(rows=40)
 
     async def run() -> None:
-        calibrations = ActiveCalibration(Metrics())
+        calibrations = ActiveCalibration(Metrics(), **limits)
         await calibrations.swap(made)
         async with asyncio.timeout(60):
             await story(lambda names: calibrations.sub_pool(made, names))
@@ -59,11 +63,8 @@ def play(story: Callable[[Part], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_past_the_limit_no_further_part_is_begun(
-    warming: Warming, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_past_the_limit_no_further_part_is_begun(held: HeldSorting) -> None:
     """Refused at once; whoever asks for one that is under way waits for it, and later all do."""
-    monkeypatch.setattr(active_calibration, "_MAX_PENDING", 2)
     one, two, three = PAIRS
 
     async def story(part: Part) -> None:
@@ -71,39 +72,41 @@ def test_past_the_limit_no_further_part_is_begun(
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await part(three)
-        warming.free.set()
+        held.free.set()
         assert [(await each).pool for each in first] == [one, two, two]
         assert (await part(three)).pool == three
-        assert sorted(warming.pools) == sorted(PAIRS)
-        assert warming.threads == {"racer-threshold"}  # parts hold up no other work
+        assert sorted(held.pools) == sorted(PAIRS)
+        assert held.threads == {"racer-threshold"}  # parts hold up no other work
 
-    play(story)
+    play(story, max_pending=2)
 
 
-def test_the_part_that_is_asked_for_most_lately_is_kept(
-    warming: Warming, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_part_that_is_asked_for_most_lately_is_kept(held: HeldSorting) -> None:
     """An outage's pool, which every request asks for, outlives those that one client invents."""
-    monkeypatch.setattr(active_calibration, "_MAX_PARTS", 2)
-    warming.free.set()
+    held.free.set()
     outage, *invented = PAIRS
 
     async def story(part: Part) -> None:
         for names in (outage, invented[0], outage, invented[1], outage):
             assert (await part(names)).pool == names
-        assert warming.pools == [outage, *invented]
+        assert held.pools == [outage, *invented]
 
-    play(story)
+    play(story, max_parts=2)
 
 
 def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, held: HeldSorting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once and with the guarantee: no threshold is needed to call everyone."""
+    limited = partial(ActiveCalibration, max_pending=1)
+    monkeypatch.setattr(lifespan, "ActiveCalibration", limited)
     gateway = serve()
-    with monkeypatch.context() as full:
-        full.setattr(active_calibration, "_MAX_PENDING", 0)
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(gateway.route, ONE, candidates=POOL[1:])
+        assert held.begun.wait(10)
         decision = gateway.route(ONE, candidates=POOL[:2])
+        held.free.set()
+        assert "sub_pool_pending_whole_pool" not in first.result()["certificate"]["reasons"]
     assert sorted(decision["selected"]) == sorted(POOL[:2])
     assert "sub_pool_pending_whole_pool" in decision["certificate"]["reasons"]
     assert gateway.route(ONE, candidates=POOL[:2])["selected"] == ["adder"]

@@ -1,8 +1,10 @@
 """What the packages may import and call."""
 
 import ast
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,12 @@ def test_light_modules_import_nothing_heavy(module):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+@cache
+def parsed(path):
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
@@ -64,7 +72,7 @@ def test_nothing_runs_code_that_it_loaded(package):
     found = [
         f"{path.relative_to(ROOT)}: {each}"
         for path in sorted((ROOT / package).rglob("*.py"))
-        for each in violations(ast.parse(path.read_text(encoding="utf-8")))
+        for each in violations(parsed(path))
     ]
     assert found == []
 
@@ -84,3 +92,70 @@ def test_nothing_runs_code_that_it_loaded(package):
 def test_the_search_finds_what_it_looks_for(source):
     """Else the test above could never fail."""
     assert list(violations(ast.parse(source)))
+
+
+PRIVATE = re.compile(r"(?<!\w)_[a-zA-Z]\w*")
+
+
+def defined(tree):
+    """The names of functions, classes, variables and attributes that a module defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def touched(text, private):
+    """The private names that a test imports, reads of another object or replaces."""
+    if private.isdisjoint(PRIVATE.findall(text)):
+        return
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ImportFrom(names=names):
+                found = [alias.name for alias in names]
+            case ast.Attribute(value=ast.Name(id="self" | "cls" | "os")):
+                found = []
+            case ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
+                found = [name]
+            case ast.Call(func=func, args=arguments) if ast.unparse(func).endswith("attr"):
+                texts = [each.value for each in arguments[:2] if isinstance(each, ast.Constant)]
+                found = [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
+            case _:
+                found = []
+        yield from private.intersection(found)
+
+
+def test_no_test_touches_a_private_name():
+    """A test of a private name breaks when the code moves and the behaviour stays."""
+    private = {
+        name
+        for package in ("racer_core", "app")
+        for path in (ROOT / package).rglob("*.py")
+        for name in defined(parsed(path))
+        if PRIVATE.fullmatch(name)
+    }
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in touched(path.read_text(encoding="utf-8"), private)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from app.server import _listen",
+        "worker._listen()",
+        "monkeypatch.setattr(Worker, '_listen', stub)",
+        "monkeypatch.setattr('app.server._listen', stub)",
+        "getattr(worker, '_listen')",
+        "vars(worker)['_listen']",
+    ],
+)
+def test_the_search_finds_private_names(source):
+    """Otherwise the test above could never fail."""
+    assert list(touched(source, {"_listen"})) == ["_listen"]

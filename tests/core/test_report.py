@@ -20,7 +20,7 @@ from racer_core.offline.protocol import Protocol
 from racer_core.offline.report import canvas, tables
 from racer_core.offline.report.differences import differences
 from racer_core.offline.report.grid import spread
-from racer_core.offline.report.risk_law import RiskLaw, _moments, risk_law
+from racer_core.offline.report.risk_law import RiskLaw, risk_law, risk_moments
 from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
@@ -491,7 +491,7 @@ def test_limit_of_the_mean_risk_is_passed_as_seldom_as_it_says(n, trials, splits
     20,000 draws: 1 % of them is 200 ± 14, and more than 280 come with a chance below 1e-6.
     """
     alpha, rate = 0.1, 0.01
-    mean, variance, third = _moments(n, trials, alpha)
+    mean, variance, third = risk_moments(n, trials, alpha)
     law = RiskLaw(mean=mean, variance=variance, third=third, interval=(0.0, 1.0), splits=splits)
     rng = np.random.default_rng(8)
     missed = allowed_misses(n, alpha) + 1

@@ -88,7 +88,7 @@ def _own(view: View, alpha: float) -> RiskLaw | None:
     if not test_rows.all():
         return None
     moments = [
-        _moments(int(n), int(trials), alpha) for n, trials in zip(rows, test_rows, strict=True)
+        risk_moments(int(n), int(trials), alpha) for n, trials in zip(rows, test_rows, strict=True)
     ]
     means, variances, thirds = np.array(moments).T
     n, trials = round(float(rows.mean())), round(float(test_rows.mean()))
@@ -103,7 +103,7 @@ def _own(view: View, alpha: float) -> RiskLaw | None:
     )
 
 
-def _moments(n: int, trials: int, alpha: float) -> tuple[float, float, float]:
+def risk_moments(n: int, trials: int, alpha: float) -> tuple[float, float, float]:
     """Mean, variance and third central moment of the beta-binomial risk of one split.
 
     All are 0 if the whole pool is called.
