@@ -39,8 +39,8 @@ REQUEST_LINE_BYTES: Final = 8 * 2**10
 MIN_BODY_BYTES_PER_S: Final = 2**10  # on average, once the grace period is over
 BODY_GRACE_S: Final = 5.0
 NO_SLOT_HEADER_S: Final = 5.0
-_RATE_CHECK_EVERY_S: Final = 1.0
-_LINGER_S: Final = 2.0  # for the rest of a body whose request is answered already
+RATE_CHECK_S: Final = 1.0
+LINGER_S: Final = 2.0
 BODY_RECEIVED: Final = "is_body_received"  # in the state of a request's scope
 _INT: Final = struct.Struct("i")
 _LINE_OVERHEAD: Final = 4  # colon, space, line end
@@ -58,6 +58,8 @@ class ConnectionConfig(uvicorn.Config):
         body_grace_s: Seconds before the transfer rate of a body is checked.
         no_slot_header_s: Deadline in seconds for a head with a valid key on a connection without a
             slot.
+        rate_check_s: Seconds between two checks of a body's transfer rate.
+        linger_s: Seconds for the rest of a body whose request is answered already.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class ConnectionConfig(uvicorn.Config):
         upload_paths: Collection[str],
         body_grace_s: float = BODY_GRACE_S,
         no_slot_header_s: float = NO_SLOT_HEADER_S,
+        rate_check_s: float = RATE_CHECK_S,
+        linger_s: float = LINGER_S,
     ) -> None:
         super().__init__(
             app,
@@ -89,6 +93,8 @@ class ConnectionConfig(uvicorn.Config):
         self.upload_paths = upload_paths
         self.body_grace_s = body_grace_s
         self.no_slot_header_s = no_slot_header_s
+        self.rate_check_s = rate_check_s
+        self.linger_s = linger_s
 
 
 class _Part(enum.Enum):
@@ -122,6 +128,8 @@ class Connection(HttpToolsProtocol):
         self._upload_paths = config.upload_paths
         self._body_grace_s = config.body_grace_s
         self._no_slot_header_s = config.no_slot_header_s
+        self._rate_check_s = config.rate_check_s
+        self._linger_s = config.linger_s
         self._has_slot = True  # among the unauthenticated connections of its address
         self._was_authenticated = False  # by an earlier request
         self._part = _Part.NOTHING
@@ -254,7 +262,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # the next request has begun, or this one goes on
         if self._part is _Part.BODY and self.cycle.response_complete:
             self._stop_receive_timer()
-            self._receive_timer = self.loop.call_later(_LINGER_S, self.transport.close)
+            self._receive_timer = self.loop.call_later(self._linger_s, self.transport.close)
 
     # Deadlines of requests.
 
@@ -290,7 +298,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(_too_slow("body"))
             return
         left_s = self._body_deadline_s - elapsed_s
-        wait_s = min(_RATE_CHECK_EVERY_S, left_s) if left_s > 0 else _RATE_CHECK_EVERY_S
+        wait_s = min(self._rate_check_s, left_s) if left_s > 0 else self._rate_check_s
         self._receive_timer = self.loop.call_later(wait_s, self._check_body_rate)
 
     # Deadlines of responses.

@@ -35,6 +35,10 @@ class UnauthenticatedConnections:
         self._limit = limit
         self._connections: dict[str, set[OpenConnection]] = {}
 
+    def __len__(self) -> int:
+        """Number of client addresses that hold a slot."""
+        return len(self._connections)
+
     def enter(self, connection: OpenConnection, address: str) -> bool:
         """Take a slot; False if all are taken by connections without authentication."""
         if self._limit is None:

@@ -20,7 +20,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from app.api.routes import ROUTES
-from app.http.connection import ConnectionConfig
+from app.http.connection import LINGER_S, ConnectionConfig
 from app.http.connection_limits import UnauthenticatedConnections
 from app.http.refused_connections import RefusedConnections
 from app.settings import Limits
@@ -28,7 +28,7 @@ from app.telemetry.metrics import Metrics
 from tests.support.waiting import wait_until
 
 HEADER_S, BODY_S, STALLED_S, SUMMARY_S = 0.4, 0.8, 0.8, 0.5
-GRACE_S, NO_SLOT_S = 1.0, 0.5
+GRACE_S, NO_SLOT_S, RATE_CHECK_S = 1.0, 0.5, 0.1
 BIG = 64 * 2**20
 
 
@@ -69,7 +69,14 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
 class Bare:
     """The protocol around a plain application, without the rest of the gateway."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(
+        self,
+        *,
+        body_grace_s: float = GRACE_S,
+        linger_s: float = LINGER_S,
+        summary_s: float = SUMMARY_S,
+        **limits: Any,
+    ) -> None:
         short = {"header_s": HEADER_S, "body_s": BODY_S, "stalled_s": STALLED_S}
         wanted = short | {"connections_per_address": None} | limits
         self.metrics = Metrics()
@@ -78,10 +85,12 @@ class Bare:
             application,
             limits=configured,
             unauthenticated=UnauthenticatedConnections(configured.connections_per_address),
-            refused=RefusedConnections(self.metrics.connection_refusals, every_s=SUMMARY_S),
+            refused=RefusedConnections(self.metrics.connection_refusals, every_s=summary_s),
             upload_paths=ROUTES.upload_paths,
-            body_grace_s=GRACE_S,
+            body_grace_s=body_grace_s,
             no_slot_header_s=NO_SLOT_S,
+            rate_check_s=RATE_CHECK_S,
+            linger_s=linger_s,
         )
         self.server = uvicorn.Server(config)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -170,7 +179,7 @@ def request(
 @pytest.fixture(scope="module")
 def bare() -> Iterator[Bare]:
     """Short deadlines and the other limits as they are by default."""
-    with Bare() as server:
+    with Bare(summary_s=600) as server:  # no summary in the log of another test
         yield server
 
 
@@ -223,7 +232,8 @@ def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None
 
 def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
     """Ten times too slow ends long before the deadline; somewhat too fast goes through."""
-    server = start(body_s=60)
+    grace_s = 0.4
+    server = start(body_s=60, body_grace_s=grace_s)
     body = b"x" * 2**13
     with server.connect() as slow, server.connect() as fast:
         head = request(f"content-length: {len(body)}")
@@ -234,12 +244,12 @@ def test_a_body_has_a_least_speed(start: Callable[..., Bare]) -> None:
         dripper.start()
         for start_at in range(0, len(body), 2**11):
             fast.sendall(body[start_at : start_at + 2**11])
-            time.sleep(0.8)  # 2.5 KiB a second
+            time.sleep(0.3)  # 6.7 KiB a second
         status, response = one(fast)
         assert (status, response["size"]) == (200, len(body))
         assert status_and_code(rest(slow)) == (408, "request_timeout")
         dripper.join()
-    assert GRACE_S < time.monotonic() - begun < 10 * GRACE_S
+    assert grace_s < time.monotonic() - begun < 10 * grace_s
 
 
 def test_uploads_have_a_deadline_of_their_own(start: Callable[..., Bare]) -> None:
@@ -555,19 +565,18 @@ def test_an_earlier_answer_starts_no_deadline_of_the_next(start: Callable[..., B
             read += len(part)
 
 
-def test_an_early_answer_does_not_wait_for_the_body(start: Callable[..., Bare]) -> None:
+def test_an_early_answer_does_not_wait_for_the_body(bare: Bare, start: Callable[..., Bare]) -> None:
     """Of a refused upload the rest is not awaited for long; a short rest costs no connection."""
-    server = start(body_s=60)
-    with server.connect() as endless:
+    with start(body_s=60, linger_s=0.3).connect() as endless:
         endless.sendall(request("content-length: 100000000", path="/early", body=b"x" * 1000))
         assert one(endless)[0] == 200
         begun = time.monotonic()
         with contextlib.suppress(OSError):
-            while time.monotonic() - begun < 20:
+            while time.monotonic() - begun < 10:
                 endless.sendall(b"x" * 200)
                 time.sleep(0.05)
-        assert time.monotonic() - begun < 20
-    with server.connect() as short:
+        assert 0.3 < time.monotonic() - begun < 10
+    with bare.connect() as short:
         short.sendall(request("content-length: 4", path="/early", body=b"12"))
         assert one(short)[0] == 200
         short.sendall(b"34" + request(path="/next", method="GET"))
