@@ -18,7 +18,8 @@ import numpy as np
 import rig
 from verdict import Goal, aims, table
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.types import RiskTarget, Score
 

@@ -24,10 +24,13 @@ from numpy.typing import NDArray
 
 from app.monitoring import drift_statistics
 from app.monitoring.drift_statistics import CRITICAL_SCORE, EMBEDDING, RISK, UNLABELLED
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_quantile
-from racer_core.calibration.monitoring import DriftState, RiskEProcess, UpwardMartingale
+from racer_core.calibration.martingales import UpwardMartingale
+from racer_core.calibration.monitoring import DriftState
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.components import principal_components, projected

@@ -32,7 +32,8 @@ import torch
 import transformers
 from transformers import DebertaV2Config, DebertaV2Model
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import unit_rows
 from racer_core.encoder.deberta import LeanDeberta
 from racer_core.encoder.graphs import Graphs, Shape, embedder

@@ -34,7 +34,8 @@ from measures import held, quantile
 from safetensors.numpy import load_file, save_file
 from verdict import Goal, aims, number, table
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import EncoderOutput, EncoderSpec, unit_rows
 from racer_core.encoder.char_ngrams import SPEC

@@ -39,7 +39,8 @@ from app.routing.calibration_sync import CalibrationSync
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 
 POOL = tuple(f"candidate-{number}" for number in range(8))
 WRITERS = (1, 2, 4)

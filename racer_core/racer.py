@@ -20,7 +20,8 @@ import numpy as np
 from racer_core import artifacts
 from racer_core.artifacts import Artifact
 from racer_core.calibration.augmentation import checked_scores
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.components import projected
 from racer_core.errors import (

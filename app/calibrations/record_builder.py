@@ -29,7 +29,8 @@ from app.settings import Settings
 from app.store import now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.wire.schemas import CalibrateOptions
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
 from racer_core.records.near_copies import count_near_copies

@@ -12,7 +12,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from racer_core.artifacts import Artifact
-    from racer_core.offline.evaluate import Evaluation
+    from racer_core.offline.evaluation_result import Evaluation
     from racer_core.offline.report.grid import Grid
 
 

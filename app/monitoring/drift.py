@@ -38,11 +38,9 @@ from app.monitoring.metrics import MonitoringMetrics
 from app.routing.reasons import Reason
 from app.store import SharedState, now
 from app.store.calibration_record import CalibrationRecord
-from racer_core.calibration.monitoring import (
-    DriftState,
-    RiskEProcess,
-    UpwardMartingale,
-)
+from racer_core.calibration.martingales import UpwardMartingale
+from racer_core.calibration.monitoring import DriftState
+from racer_core.calibration.risk_e_process import RiskEProcess
 
 log = logging.getLogger(__name__)
 

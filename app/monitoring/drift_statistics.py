@@ -14,16 +14,15 @@ from typing import Any, Final
 import numpy as np
 
 from app.monitoring.decision_record import DecisionRecord
-from racer_core.calibration.calibration import Calibration, Sets
-from racer_core.calibration.monitoring import (
-    DriftState,
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.decision import Sets
+from racer_core.calibration.martingales import (
     ExchangeabilityMartingale,
     ProjectionMartingale,
-    RiskEProcess,
-    Stream,
     UpwardMartingale,
-    split_false_alarm,
 )
+from racer_core.calibration.monitoring import DriftState, Stream, split_false_alarm
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
 from racer_core.types import FloatArray, IdArray, RiskTarget
 

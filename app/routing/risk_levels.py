@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.routing.decision import CertifiedDecision
-from racer_core.calibration.calibration import Levels
+from racer_core.calibration.decision import Levels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import InputError
 from racer_core.offline.embeddings import CachedEncoder, default_cache
-from racer_core.offline.evaluate import AVERAGE, MERGED, Evaluation, evaluate
+from racer_core.offline.evaluate import evaluate
+from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
 from racer_core.offline.protocol import Control, Order, Protocol, Shares
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table

@@ -31,7 +31,7 @@ from app.upstream.http_client import UpstreamAnswer, UpstreamClient
 from app.upstream.replicas import Replica, Target
 from app.upstream.reply import Reply
 from app.upstream.retries import Retries
-from app.upstream.stream import pieces_of
+from app.upstream.stream import pieces_of, recording_usage, with_first
 from app.upstream.targets import open_targets
 from app.wire import parsing
 from app.wire.format import ApiFormat
@@ -163,9 +163,9 @@ class Fleet:
                 async with AsyncExitStack() as attempt:
                     answer = await attempt.enter_async_context(self._attempt(call))
                     rest = pieces_of(candidate, api_format, answer)
-                    pieces = _with_first(await anext(rest), rest)
+                    pieces = with_first(await anext(rest), rest)
                     if call.span is not None:
-                        pieces = _recording_usage(pieces, call.span, api_format)
+                        pieces = recording_usage(pieces, call.span, api_format)
                     return attempt.pop_all(), pieces
 
             attempt, pieces = await self._with_retries(call, once)
@@ -388,21 +388,3 @@ class Fleet:
 
 def _model_and_usage(body: Mapping[str, Any]) -> ModelAndUsage:
     return body.get("model"), parsing.counts(body.get("usage"), parsing.CHAT_USAGE)
-
-
-async def _recording_usage(
-    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, api_format: ApiFormat
-) -> AsyncGenerator[dict[str, Any]]:
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            span.set_response(piece.get("model"), api_format.usage(piece))
-            yield piece
-
-
-async def _with_first(
-    first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]
-) -> AsyncGenerator[dict[str, Any]]:
-    async with contextlib.aclosing(rest):
-        yield first
-        async for piece in rest:
-            yield piece

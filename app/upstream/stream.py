@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from app.concurrency.threads import off_loop
 from app.errors import UpstreamError
+from app.telemetry.tracing import CallSpan
 from app.upstream.http_client import UpstreamAnswer
 from app.wire import parsing
 from app.wire.event_template import EventTemplate
@@ -68,6 +69,26 @@ async def pieces_of(
     if not finished or finished != seen or not (has_end_mark or len(finished) == api_format.n):
         raise UpstreamError(f"{name} cut its stream", kind="upstream_disconnected")
     await answer.finish()
+
+
+async def recording_usage(
+    pieces: AsyncGenerator[dict[str, Any]], span: CallSpan, api_format: ApiFormat
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the pieces and record the model and the token usage that they report in a span."""
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            span.set_response(piece.get("model"), api_format.usage(piece))
+            yield piece
+
+
+async def with_first(
+    first: dict[str, Any], rest: AsyncGenerator[dict[str, Any]]
+) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the first piece, which was awaited before the stream counts as open, and the rest."""
+    async with contextlib.aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
 
 
 async def _events(name: str, answer: UpstreamAnswer) -> AsyncGenerator[str]:

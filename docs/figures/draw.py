@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.offline.report.canvas import COLOURS, LAW, Canvas
 from racer_core.types import BoolArray, FloatArray, Score
 

@@ -14,6 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
+from racer_core.calibration.decision import (
+    Levels,
+    Sets,
+    decision_from_sets,
+    whole_pool_decision,
+)
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.realised_risk import RealisedRisk
@@ -24,6 +31,7 @@ from racer_core.calibration.threshold import (
     threshold_from_sorted,
 )
 from racer_core.errors import CalibrationError, InputError
+from racer_core.renamed import renamed
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -35,44 +43,6 @@ from racer_core.types import (
     checked_alpha,
     checked_pool,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationOptions:
-    """The terms of the guarantee; ``alpha`` and ``score`` may differ per request."""
-
-    alpha: float = 0.1
-    score: Score = Score.GAP
-    risk_target: RiskTarget = RiskTarget.ANSWERABLE
-    delta: float | None = None  # None: mean over calibration sets; else exact binomial rule
-    r: int = 1  # right candidates wanted in the set
-    null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
-    smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
-
-    def __post_init__(self) -> None:
-        """Refuse invalid options."""
-        checked_alpha(self.alpha)
-        if self.delta is not None:
-            checked_alpha(self.delta, "delta")
-        if self.r < 1:
-            raise CalibrationError("r must be at least 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sets:
-    """Prediction sets for a batch."""
-
-    selected: BoolArray  # (B, K)
-    null_selected: BoolArray  # (B,)
-    null_abstained: BoolArray  # (B,): emptied because p_null >= tau
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
-    """The decisions for one query at several risk levels; a larger alpha never enlarges the set."""
-
-    nonconformity: tuple[float, ...]  # s(x, m), in the order of the pool; lower fits better
-    decisions: tuple[RoutingDecision, ...]  # in the order of the alphas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,34 +301,17 @@ class Calibration:
         return Levels(
             nonconformity=tuple(fit[0, : len(self.pool)].tolist()),
             decisions=tuple(
-                self._decision(
-                    self._sets_of(fit, row, lambda_hat), row[0], alpha, score, lambda_hat, truncated
+                decision_from_sets(
+                    self._sets_of(fit, row, lambda_hat),
+                    self.pool,
+                    row[0],
+                    alpha=alpha,
+                    score=score,
+                    lambda_hat=lambda_hat,
+                    truncated=truncated,
                 )
                 for alpha, lambda_hat in zip(alphas, thresholds, strict=True)
             ),
-        )
-
-    def _decision(
-        self,
-        sets: Sets,
-        scores: FloatArray,
-        alpha: float,
-        score: Score,
-        lambda_hat: float,
-        truncated: bool,
-    ) -> RoutingDecision:
-        """The set of one query, best first."""
-        chosen = np.flatnonzero(sets.selected[0])
-        best_first: list[int] = chosen[np.argsort(-scores[chosen], kind="stable")].tolist()
-        return RoutingDecision(
-            selected=tuple(self.pool[i] for i in best_first),
-            scores=tuple(float(scores[i]) for i in best_first),
-            null_selected=bool(sets.null_selected[0]),
-            alpha=alpha,
-            score=score,
-            lambda_hat=lambda_hat,
-            truncated=truncated,
-            abstain_reason=None if chosen.size else _abstain_reason(sets),
         )
 
     def whole_pool(
@@ -370,14 +323,12 @@ class Calibration:
         truncated: bool = False,
     ) -> RoutingDecision:
         """The decision to call the whole pool, for queries without a usable threshold or score."""
-        order = sorted(range(len(self.pool)), key=lambda i: -scores[i])
-        return RoutingDecision(
-            selected=tuple(self.pool[i] for i in order),
-            scores=tuple(scores[i] for i in order),
-            null_selected=self.options.risk_target is RiskTarget.PAPER,  # the whole of M'
+        return whole_pool_decision(
+            self.pool,
+            scores,
+            risk_target=self.options.risk_target,
             alpha=self.options.alpha if alpha is None else checked_alpha(alpha),
             score=score or self.options.score,
-            lambda_hat=math.inf,
             truncated=truncated,
         )
 
@@ -436,24 +387,7 @@ class Calibration:
         )
 
 
-def _abstain_reason(sets: Sets) -> str:
-    if sets.null_abstained[0]:
-        return "p_null"
-    return "null_only" if sets.null_selected[0] else "empty"
-
-
-def choose_null_threshold(
-    scores: FloatArray, labels: BoolArray, false_abstain_budget: float = 0.01
-) -> float | None:
-    """tau: the smallest p_null at which at most the budgeted share of answerable rows abstain.
-
-    Choose it on validation rows, never on calibration rows. None when no value keeps the budget.
-    """
-    p_null = null_score(checked_scores(scores))
-    answerable = np.sort(p_null[any_column(labels)])
-    if not answerable.size:
-        return None
-    for tau in np.unique(p_null):
-        if np.mean(answerable >= tau) <= false_abstain_budget:
-            return float(tau)
-    return None
+__getattr__ = renamed(
+    __name__,
+    {"choose_null_threshold": "racer_core.calibration.null_threshold.choose_null_threshold"},
+)

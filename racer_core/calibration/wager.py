@@ -1,4 +1,4 @@
-"""Wager: capital spread over several bets, the arithmetic below every drift test.
+"""Wager and e-process: capital spread over several bets, the arithmetic of every drift test.
 
 A bet is fair if the mean of its factor, given the past, is at most 1 under the null hypothesis. The
 total capital is then a test supermartingale: P(it ever reaches 1 / level) <= level.
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from racer_core.errors import InputError
+from racer_core.types import checked_alpha
 
 State = dict[str, Any]  # JSON
 
@@ -89,3 +90,26 @@ class Wager:
 
 def _reserve(rounds: int) -> float:
     return 1.0 / (1.0 + math.log1p(rounds))
+
+
+class EProcess:
+    """Base class of the drift tests: a wager, and the level at which it raises an alarm."""
+
+    def __init__(self, wager: Wager, level: float) -> None:
+        self.wager = wager
+        self.level = checked_alpha(level, "level")
+
+    @property
+    def e_value(self) -> float:
+        """The current capital: 1 at the start; its mean never exceeds 1 while nothing changes."""
+        return math.exp(min(self.wager.log_value, 700.0))  # e**710 is more than a double holds
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether the capital has ever reached 1 / level. Stays true."""
+        return self.wager.log_peak >= -math.log(self.level)
+
+    @property
+    def false_alarm(self) -> float:
+        """P(ever alarmed) while nothing changes is at most this."""
+        return self.level

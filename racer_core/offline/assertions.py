@@ -17,7 +17,7 @@ from typing import Final
 
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.errors import AssertionRefuted, InputError
-from racer_core.offline.evaluate import Evaluation, Setting
+from racer_core.offline.evaluation_result import Evaluation, Setting
 from racer_core.offline.report.risk_law import risk_law
 from racer_core.offline.report.view import RISK, View
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -22,11 +21,18 @@ from racer_core.calibration.threshold import (
     critical_scores,
     threshold_from_sorted,
 )
+from racer_core.offline.evaluation_result import (
+    AVERAGE,
+    MERGED,
+    BestSetting,
+    Evaluation,
+    Runs,
+    Setting,
+)
 from racer_core.offline.protocol import (
     COMPARED_AT,
     CalibrationScope,
     Order,
-    Protocol,
     Rows,
     Split,
     halves,
@@ -38,96 +44,6 @@ from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
-
-MERGED = "merged"
-AVERAGE = "average"
-
-
-@dataclass(frozen=True, slots=True, order=True, kw_only=True)
-class Setting:
-    """One row of a report."""
-
-    scope: str  # a benchmark, `merged` or `average`
-    risk_target: RiskTarget
-    score: Order
-    alpha: float
-
-
-Runs = dict[str, list[float]]  # a measure in every split
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestSetting:
-    """The alpha and the vote with the best accuracy on a split's validation rows."""
-
-    scope: str
-    risk_target: RiskTarget
-    score: Order
-    alpha: float
-    rule: Method
-    accuracy: float  # on the test rows, as are the next two
-    size: float
-    risk: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """All measures, in every split."""
-
-    pool: tuple[str, ...]
-    encoder: str
-    router: str
-    protocol: Protocol  # its scores are those that could be measured
-    rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
-    n_train: int
-    copies: int  # rows that were left out because an earlier one asks the same
-    answered: bool  # whether the rows have answers, which votes need
-    cells: Mapping[Setting, Runs]
-    controls: Mapping[str, Runs]  # by scope
-    choices: tuple[BestSetting, ...]
-
-    def mean(self, setting: Setting, measure: str) -> float:
-        """The mean over splits; NaN if a measure does not exist."""
-        return float(np.mean(self.cells[setting].get(measure, [math.nan])))
-
-    def sd(self, setting: Setting, measure: str) -> float:
-        """The standard deviation over splits."""
-        return float(np.std(self.cells[setting].get(measure, [math.nan])))
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        """Benchmarks in order, then `average` or `merged` if there are several."""
-        return tuple(self.controls)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values: means, standard deviations and every split."""
-        return {
-            "pool": self.pool,
-            "encoder": self.encoder,
-            "router": self.router,
-            "protocol": asdict(self.protocol),
-            "rows": self.rows,
-            "n_train": self.n_train,
-            "copies": self.copies,
-            "answered": self.answered,
-            "cells": [
-                asdict(setting)
-                | {
-                    "mean": {name: _number(np.mean(runs)) for name, runs in cell.items()},
-                    "sd": {name: _number(np.std(runs)) for name, runs in cell.items()},
-                    "splits": {name: [_number(x) for x in runs] for name, runs in cell.items()},
-                }
-                for setting, cell in self.cells.items()
-            ],
-            "controls": {
-                scope: {
-                    "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
-                    "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
-                }
-                for scope, runs in self.controls.items()
-            },
-            "choices": [asdict(choice) for choice in self.choices],
-        }
 
 
 def evaluate(
@@ -259,7 +175,7 @@ class _SplitEvaluation:
         """The controls that the sets are compared with, on the same test rows."""
         test, labels = self._part.test, self._labels[self._part.test]
         scores = self._table.rows.scores[test]
-        everyone = np.ones_like(labels)
+        whole_pool = np.ones_like(labels)
         measured = {
             f"candidate {name}": float(labels[:, column].mean())
             for column, name in enumerate(self._table.pool)
@@ -275,7 +191,7 @@ class _SplitEvaluation:
             temperature = self._validation_votes.best_temperature(validation)
             for rule in self._test_votes.rules:
                 measured[f"full pool {rule}"] = self._test_votes.accuracy(
-                    rule, everyone, temperature
+                    rule, whole_pool, temperature
                 )
             best = self._validation_votes.best_rule(validation, temperature)
             measured["full pool tuned"] = measured[f"full pool {best}"]
@@ -386,11 +302,6 @@ class _SplitEvaluation:
         return self._temperatures[key]
 
 
-def _number(value: float | np.floating[Any]) -> float | None:
-    """NaN, a share of no rows, is null in JSON."""
-    return None if math.isnan(value) else float(value)
-
-
 def _append(runs: Runs, measured: Mapping[str, float]) -> None:
     for name, value in measured.items():
         runs.setdefault(name, []).append(value)
@@ -411,4 +322,4 @@ def _averaged(parts: list[Runs]) -> Runs:
     return {name: np.mean([part[name] for part in parts], axis=0).tolist() for name in parts[0]}
 
 
-__getattr__ = renamed(__name__, {"Choice": "BestSetting"})
+__getattr__ = renamed(__name__, {"Choice": "racer_core.offline.evaluation_result.BestSetting"})

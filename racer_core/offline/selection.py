@@ -9,11 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.calibration.augmentation import augment_truth
-from racer_core.calibration.calibration import (
-    Calibration,
-    CalibrationOptions,
-    choose_null_threshold,
-)
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.null_threshold import choose_null_threshold
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray, one_hot
 from racer_core.aggregation.stacked import StackedVote, clipped_logit
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError

@@ -16,7 +16,7 @@ import numpy as np
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
 from racer_core.aggregation.vote import Method, Weight
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, halves

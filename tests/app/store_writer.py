@@ -19,7 +19,8 @@ import numpy as np
 from app.calibrations.evidence import evidence
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 
 ARTIFACT = "a" * 64
 

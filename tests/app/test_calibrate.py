@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.store import Store
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import FloatArray, LabelledRows, RiskTarget, Score

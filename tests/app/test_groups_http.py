@@ -19,7 +19,8 @@ from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, l
 from app.settings import key_format
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
 from tests.support.gateway import (

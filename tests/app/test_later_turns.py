@@ -13,8 +13,9 @@ import pytest
 
 from app.store import Store
 from app.store.calibration_record import Population
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.laws import beta_binomial_interval
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, Score
 from tests.support.gateway import (

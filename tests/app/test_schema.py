@@ -20,7 +20,8 @@ from app.store import Store, schema
 from app.store.calibrations import record_digest
 from app.store.engine import open_engine
 from app.store.tables import Base
-from racer_core.calibration.monitoring import DriftState, RiskEProcess
+from racer_core.calibration.monitoring import DriftState
+from racer_core.calibration.risk_e_process import RiskEProcess
 from tests.support.gateway import Command, Serve
 
 from .test_store import record

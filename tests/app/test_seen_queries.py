@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from app.monitoring.seen_queries import SeenQueries
-from racer_core.calibration.monitoring import ExchangeabilityMartingale
+from racer_core.calibration.martingales import ExchangeabilityMartingale
 from tests.core.laws import assert_at_most
 
 RARE = 1e-6

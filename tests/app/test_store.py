@@ -16,7 +16,8 @@ import pytest
 from app.errors import Conflict, NotFound, SettingsError, StoreError
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train

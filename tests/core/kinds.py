@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, any_column
 from tests.support.strategies import pool_of

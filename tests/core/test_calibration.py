@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import calibrate_threshold
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget, Score

@@ -5,12 +5,14 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from racer_core.calibration.calibration import CalibrationOptions, choose_null_threshold
 from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.null_threshold import choose_null_threshold
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError, RowsError
-from racer_core.offline.evaluate import AVERAGE, MERGED, Setting, evaluate
+from racer_core.offline.evaluate import evaluate
+from racer_core.offline.evaluation_result import AVERAGE, MERGED, Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import EvaluationTable, GroupOrders, build_table

@@ -10,18 +10,17 @@ import math
 import numpy as np
 import pytest
 
-from racer_core.calibration.monitoring import (
+from racer_core.calibration.martingales import (
     EPSILONS,
     JUMP,
-    DriftState,
     ExchangeabilityMartingale,
     ProjectionMartingale,
-    RiskEProcess,
     UpwardMartingale,
-    Wager,
     smoothed_p_value,
-    split_false_alarm,
 )
+from racer_core.calibration.monitoring import DriftState, split_false_alarm
+from racer_core.calibration.risk_e_process import RiskEProcess
+from racer_core.calibration.wager import Wager
 from racer_core.errors import CalibrationError, InputError
 from tests.core.laws import assert_at_most
 from tests.support.lazy import LazyModule

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.types import BoolArray, Score
 from tests.core.laws import assert_split_risk

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.calibration import choose_null_threshold
+from racer_core.calibration.null_threshold import choose_null_threshold
 from tests.support.strategies import tables
 
 

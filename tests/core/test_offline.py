@@ -10,7 +10,8 @@ import pytest
 from racer_core.calibration.metrics import SetMetrics
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import CalibrationError, InputError, RowsError
-from racer_core.offline.evaluate import Setting, evaluate
+from racer_core.offline.evaluate import evaluate
+from racer_core.offline.evaluation_result import Setting
 from racer_core.offline.protocol import Protocol, Shares
 from racer_core.offline.reporting import silent
 from racer_core.offline.table import build_table

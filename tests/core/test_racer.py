@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core.artifacts import Artifact
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import ArtifactError, CalibrationError, InputError, OverlapError, RowsError
 from racer_core.racer import Racer, RouterScores

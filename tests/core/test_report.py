@@ -15,7 +15,8 @@ from PIL import Image
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
-from racer_core.offline.evaluate import AVERAGE, Setting, evaluate
+from racer_core.offline.evaluate import evaluate
+from racer_core.offline.evaluation_result import AVERAGE, Setting
 from racer_core.offline.protocol import Protocol
 from racer_core.offline.report import canvas, tables
 from racer_core.offline.report.differences import differences

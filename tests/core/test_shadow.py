@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
-from racer_core.calibration.monitoring import RiskEProcess
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import (
     RIGHT,
     UNKNOWN,

@@ -11,7 +11,7 @@ from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import agreement, answer_classes
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, aggregate
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import (
     allowed_misses,
     calibrate_threshold,

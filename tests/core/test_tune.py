@@ -8,7 +8,7 @@ import pytest
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
-from racer_core.calibration.calibration import CalibrationOptions
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError, RowsError
 from racer_core.offline.protocol import PAPER_ALPHAS, halves
 from racer_core.offline.tune import (

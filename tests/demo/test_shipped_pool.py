@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from racer_core.calibration.calibration import CalibrationOptions
 from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows, RiskTarget, Score

@@ -16,7 +16,8 @@ from app.settings.monitoring import MonitoringSettings
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.types import FloatArray
 
 POOL = ("adder", "speller", "poet")

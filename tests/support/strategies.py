@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from racer_core.calibration.calibration import Calibration, CalibrationOptions
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score

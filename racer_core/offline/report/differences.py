@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from racer_core.aggregation.vote import Method
-from racer_core.offline.evaluate import Evaluation
+from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.view import FULL_POOL, View, described, views
 from racer_core.types import FloatArray, RiskTarget, Score

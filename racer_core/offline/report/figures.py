@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from racer_core.aggregation.vote import Method
-from racer_core.offline.evaluate import Evaluation
+from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.protocol import Control, Order
 from racer_core.offline.report import tables
 from racer_core.offline.report.canvas import COLOURS, LAW, Canvas, plain

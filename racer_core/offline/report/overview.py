@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from racer_core.offline.evaluate import AVERAGE, Evaluation
+from racer_core.offline.evaluation_result import AVERAGE, Evaluation
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
 from racer_core.offline.report.view import ANSWERABLE, View, described, views

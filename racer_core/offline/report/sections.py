@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from racer_core.aggregation.vote import Method
-from racer_core.offline.evaluate import AVERAGE, Evaluation
+from racer_core.offline.evaluation_result import AVERAGE, Evaluation
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.report import differences, figures, overview, tables
 from racer_core.offline.report.differences import Difference

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from racer_core.aggregation.vote import Method
-from racer_core.offline.evaluate import AVERAGE, Evaluation, Setting
+from racer_core.offline.evaluation_result import AVERAGE, Evaluation, Setting
 from racer_core.offline.protocol import Order
 from racer_core.types import FloatArray, RiskTarget
 

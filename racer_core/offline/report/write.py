@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from racer_core.errors import InputError
-from racer_core.offline.evaluate import Evaluation
+from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.report import markdown, page
 from racer_core.offline.report.canvas import check_matplotlib
 from racer_core.offline.report.differences import differences

@@ -1,0 +1,29 @@
+"""Calibration options: the terms of the guarantee that a calibration is computed for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from racer_core.errors import CalibrationError
+from racer_core.types import RiskTarget, Score, checked_alpha
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationOptions:
+    """The terms of the guarantee; ``alpha`` and ``score`` may differ per request."""
+
+    alpha: float = 0.1
+    score: Score = Score.GAP
+    risk_target: RiskTarget = RiskTarget.ANSWERABLE
+    delta: float | None = None  # None: mean over calibration sets; else exact binomial rule
+    r: int = 1  # right candidates wanted in the set
+    null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
+    smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
+
+    def __post_init__(self) -> None:
+        """Refuse invalid options."""
+        checked_alpha(self.alpha)
+        if self.delta is not None:
+            checked_alpha(self.delta, "delta")
+        if self.r < 1:
+            raise CalibrationError("r must be at least 1")

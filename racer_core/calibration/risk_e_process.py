@@ -1,0 +1,117 @@
+"""Risk e-process: a sequential test of judged losses against a bound on the mean loss.
+
+References:
+    Waudby-Smith & Ramdas 2024 (betting). Podkopaev & Ramdas 2022 (monitoring the risk that the
+    calibration promised).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Self
+
+from racer_core.calibration.laws import beta_quantile
+from racer_core.calibration.wager import EProcess, State, Wager
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import checked_alpha
+
+
+class RiskEProcess(EProcess):
+    """A bet on judged losses against "the mean loss is at most rho".
+
+    Assumption under that hypothesis: given the past, the next judged loss times its weight has a
+    mean of at most rho times the weight's mean. This holds if the draw that selects queries for
+    judging does not depend on them. For risk among answerable queries, pass only those.
+
+    With v = weight / max_weight each alternative risk p > rho multiplies its capital by
+    1 + b v (loss - rho), b = (p - rho) / (rho (1 - rho)): for weights of one and losses of 0 and 1
+    the likelihood ratio p / rho or (1 - p) / (1 - rho). Since p is at most halfway from rho to 1
+    and v <= 1, no factor is below 1/2. Queries that are not judged change nothing and need not be
+    passed.
+
+    Args:
+        rho: The largest mean loss that must not raise an alarm.
+        level: Alarm when the capital reaches 1 / level.
+        max_weight: The largest possible weight: 1 / the smallest sampling rate. Leave it and every
+            weight at 1 if all queries are sampled at one rate.
+        rho_may_fail: Probability that rho itself is too low; part of ``false_alarm``.
+    """
+
+    kind = "risk"
+
+    def __init__(
+        self, rho: float, *, level: float, max_weight: float = 1.0, rho_may_fail: float = 0.0
+    ) -> None:
+        self.rho = checked_alpha(rho, "rho")
+        self.bets = _bets_against(self.rho)
+        super().__init__(Wager(len(self.bets)), level)
+        if not (math.isfinite(max_weight) and max_weight > 0.0):
+            raise InputError("max_weight must be a positive number: 1 / the smallest sampling rate")
+        self.max_weight = float(max_weight)
+        self.rho_may_fail = float(rho_may_fail)
+
+    @classmethod
+    def for_calibration(cls, n: int, misses: int, *, delta: float, max_weight: float = 1.0) -> Self:
+        """Monitor a threshold that left ``misses`` of ``n`` calibration rows uncovered.
+
+        rho is not alpha: the realised risk of a calibrated threshold exceeds alpha for about half
+        of all calibration sets, and a long test would report that as drift. Given the rows the
+        risk is Beta(misses + 1, n - misses), so it exceeds rho, the 1 - delta / 2 quantile, with
+        probability delta / 2. Otherwise the alarm at level delta / 2 is false with probability
+        delta / 2. Together: at most delta.
+
+        Raises:
+            CalibrationError: No finite threshold was valid (``misses`` -1): the whole pool is
+                called, and there is no risk to monitor.
+        """
+        if not 0 <= misses < n:
+            raise CalibrationError("no finite threshold is in use, so there is no risk to monitor")
+        half = checked_alpha(delta, "delta") / 2.0
+        rho = beta_quantile(1.0 - half, misses + 1, n - misses)
+        return cls(rho, level=half, max_weight=max_weight, rho_may_fail=half)
+
+    def update(self, loss: float, weight: float = 1.0) -> None:
+        """Bet on the next judged loss.
+
+        Args:
+            loss: In [0, 1].
+            weight: 1 / the probability with which this query was sampled, in (0, max_weight].
+        """
+        if not 0.0 <= loss <= 1.0:  # also false for NaN
+            raise InputError("a loss must lie between 0 and 1")
+        if not 0.0 < weight <= self.max_weight:
+            raise InputError(f"a weight must lie in (0, {self.max_weight}]: raise max_weight")
+        gain = weight / self.max_weight * (loss - self.rho)
+        self.wager.settle([1.0 + bet * gain for bet in self.bets])
+
+    @property
+    def false_alarm(self) -> float:
+        """P(ever alarmed) while the calibration's guarantee holds is at most this."""
+        return self.level + self.rho_may_fail
+
+    def to_state(self) -> State:
+        """Everything that a restart needs."""
+        return {
+            "kind": self.kind,
+            "rho": self.rho,
+            "level": self.level,
+            "max_weight": self.max_weight,
+            "rho_may_fail": self.rho_may_fail,
+            "wager": self.wager.to_state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Continue where ``to_state`` was taken."""
+        names = ("level", "max_weight", "rho_may_fail")
+        monitor = cls(state["rho"], **{name: state[name] for name in names})
+        monitor.wager.restore(state["wager"])
+        return monitor
+
+
+def _bets_against(rho: float) -> list[float]:
+    """b(p) for alternatives p that halve the distance from 1 to rho, down to rho / 16."""
+    halvings = 4 + math.ceil(-math.log2(rho))
+    alternatives = [rho + (1.0 - rho) * 0.5**k for k in range(1, halvings + 1)]
+    return [(p - rho) / (rho * (1.0 - rho)) for p in alternatives]

@@ -1,0 +1,109 @@
+"""Evaluation results: the measures of every setting in every split, as the reports read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from racer_core.aggregation.vote import Method
+from racer_core.offline.protocol import Order, Protocol
+from racer_core.types import RiskTarget
+
+MERGED = "merged"
+AVERAGE = "average"
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class Setting:
+    """One row of a report."""
+
+    scope: str  # a benchmark, `merged` or `average`
+    risk_target: RiskTarget
+    score: Order
+    alpha: float
+
+
+Runs = dict[str, list[float]]  # a measure in every split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestSetting:
+    """The alpha and the vote with the best accuracy on a split's validation rows."""
+
+    scope: str
+    risk_target: RiskTarget
+    score: Order
+    alpha: float
+    rule: Method
+    accuracy: float  # on the test rows, as are the next two
+    size: float
+    risk: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """All measures, in every split."""
+
+    pool: tuple[str, ...]
+    encoder: str
+    router: str
+    protocol: Protocol  # its scores are those that could be measured
+    rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
+    n_train: int
+    copies: int  # rows that were left out because an earlier one asks the same
+    answered: bool  # whether the rows have answers, which votes need
+    cells: Mapping[Setting, Runs]
+    controls: Mapping[str, Runs]  # by scope
+    choices: tuple[BestSetting, ...]
+
+    def mean(self, setting: Setting, measure: str) -> float:
+        """The mean over splits; NaN if a measure does not exist."""
+        return float(np.mean(self.cells[setting].get(measure, [math.nan])))
+
+    def sd(self, setting: Setting, measure: str) -> float:
+        """The standard deviation over splits."""
+        return float(np.std(self.cells[setting].get(measure, [math.nan])))
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Benchmarks in order, then `average` or `merged` if there are several."""
+        return tuple(self.controls)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: means, standard deviations and every split."""
+        return {
+            "pool": self.pool,
+            "encoder": self.encoder,
+            "router": self.router,
+            "protocol": asdict(self.protocol),
+            "rows": self.rows,
+            "n_train": self.n_train,
+            "copies": self.copies,
+            "answered": self.answered,
+            "cells": [
+                asdict(setting)
+                | {
+                    "mean": {name: _number(np.mean(runs)) for name, runs in cell.items()},
+                    "sd": {name: _number(np.std(runs)) for name, runs in cell.items()},
+                    "splits": {name: [_number(x) for x in runs] for name, runs in cell.items()},
+                }
+                for setting, cell in self.cells.items()
+            ],
+            "controls": {
+                scope: {
+                    "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
+                }
+                for scope, runs in self.controls.items()
+            },
+            "choices": [asdict(choice) for choice in self.choices],
+        }
+
+
+def _number(value: float | np.floating[Any]) -> float | None:
+    """NaN, a share of no rows, is null in JSON."""
+    return None if math.isnan(value) else float(value)
