@@ -70,10 +70,8 @@ def noisy_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared_pool() -> Iterator[FakePool]:
     """Scripted candidates that run for the whole session; `pool` resets them for each test."""
-    fake = FakePool()
-    fake.start()
-    yield fake
-    fake.stop()
+    with FakePool() as fake:
+        yield fake
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from app.cli import main
 from app.cli.doctor import EXIT_UNHEALTHY
 from app.cli.verify import EXIT_DIFFERS
 from racer_core.offline.assertions import NAMES
-from tests.upstreams.single_server import served
+from tests.upstreams.scripted import FakePool
 
 from .test_every_command import COMMANDS, WITHOUT_JSON
 
@@ -79,7 +79,7 @@ def test_its_commands_run(tmp_path: Path) -> None:
         return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
 
     *completions, doctor, first = re.findall(r"```sh\n(.*?)```", DOCUMENT, re.DOTALL)
-    with served("qwen") as one, served("llama") as two:
+    with FakePool(models=["qwen"]) as one, FakePool(models=["llama"]) as two:
         for place, server in enumerate((one, two), 1):
             assert f"http://10.0.0.{place}:8000" in first
             first = first.replace(f"http://10.0.0.{place}:8000", server.url)

@@ -44,7 +44,7 @@ from tests.support.gateway import (
     running,
 )
 from tests.support.lazy import LazyModule
-from tests.upstreams.single_server import FakeServer, served
+from tests.upstreams.scripted import FakePool
 
 from .test_store import record
 
@@ -66,14 +66,14 @@ def is_so(finding: Finding, state: State, *words: str) -> None:
 
 
 @pytest.fixture
-def servers() -> Iterator[dict[str, FakeServer]]:
+def servers() -> Iterator[dict[str, FakePool]]:
     """A server for each of the pool."""
     with ExitStack() as stack:
-        yield {name: stack.enter_context(served(name)) for name in POOL}
+        yield {name: stack.enter_context(FakePool(models=[name])) for name in POOL}
 
 
 @pytest.fixture
-def config(tmp_path: Path, artifact: Path, servers: dict[str, FakeServer]) -> Path:
+def config(tmp_path: Path, artifact: Path, servers: dict[str, FakePool]) -> Path:
     """A gateway's configuration in front of them."""
     pool = [{"name": name, "base_url": each.url} for name, each in servers.items()]
     return configure(tmp_path / "gateway", artifact, "", candidates=pool)
@@ -96,7 +96,7 @@ def everything_under(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_healthy_gateway_has_nothing_to_cure(
-    racer: Command, config: Path, servers: dict[str, FakeServer]
+    racer: Command, config: Path, servers: dict[str, FakePool]
 ) -> None:
     """Calibrated and running. Red when a check fails on what is well, or changes a byte."""
     with running(config, ENVIRONMENT) as gateway:
@@ -126,12 +126,12 @@ def test_before_the_first_start_nothing_is_made(racer: Command, config: Path) ->
 
 
 def test_one_failure_is_exit_code_1(
-    racer: Command, config: Path, servers: dict[str, FakeServer]
+    racer: Command, config: Path, servers: dict[str, FakePool]
 ) -> None:
     """A warning is not. People get a table with the cure."""
     servers["poet"].models.clear()
     assert racer("doctor", "--config", config)[0] == 0
-    servers["poet"].status = 503
+    servers["poet"].models_status = 503
     code, out, _ = racer("doctor", "--config", config)
     assert code == 1
     assert "endpoint poet" in out
@@ -301,7 +301,7 @@ def endpoint(config: Path, **candidate: Any) -> Finding:
 
 def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
     """Whole, another model, no key, a wrong one, no list, and nobody there."""
-    with served("qwen", "org/qwen") as server:
+    with FakePool(models=["qwen", "org/qwen"]) as server:
         is_so(endpoint(tmp_path, base_url=server.url), OK, "serves qwen")
         is_so(endpoint(tmp_path, base_url=server.url, model="org/qwen"), OK, "serves org/qwen")
         other = endpoint(tmp_path, base_url=server.url, model="llama")
@@ -311,24 +311,24 @@ def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
         is_so(endpoint(tmp_path, base_url=server.url, api_key_env="WRONG"), FAILED, "$WRONG")
         is_so(endpoint(tmp_path, base_url=server.url, api_key_env="RIGHT"), OK)
     is_so(endpoint(tmp_path, base_url=UNREACHABLE), FAILED, "cannot be reached")
-    with served() as server:
+    with FakePool() as server:
         is_so(endpoint(tmp_path, base_url=server.url), WARNING, "lists no model")
         for status, state in ((404, WARNING), (500, WARNING), (502, FAILED), (503, FAILED)):
-            server.status = status
+            server.models_status = status
             is_so(endpoint(tmp_path, base_url=server.url), state, f"answers {status}")
-        server.status, server.body = 200, b"<html>"
+        server.models_status, server.models_body = 200, b"<html>"
         is_so(endpoint(tmp_path, base_url=server.url), WARNING, "no list of models")
 
 
 def test_of_several_replicas_the_worst_counts(tmp_path: Path) -> None:
     """In either order."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         for urls in ([server.url, UNREACHABLE], [UNREACHABLE, server.url]):
             is_so(endpoint(tmp_path, base_urls=urls), FAILED, UNREACHABLE)
 
 
 def test_an_evaluator_of_its_own_is_looked_at_too(
-    config: Path, servers: dict[str, FakeServer]
+    config: Path, servers: dict[str, FakePool]
 ) -> None:
     """Its server may be down while all candidates are up."""
     values = yaml.safe_load(config.read_text())
@@ -343,7 +343,7 @@ def test_an_evaluator_of_its_own_is_looked_at_too(
 @pytest.mark.parametrize("ahead_s", [0.0, 100.0, -100.0])
 def test_a_server_s_clock_is_read_off_its_answer(ahead_s: float, tmp_path: Path) -> None:
     """To the second or two that a header leaves open."""
-    with served("qwen", ahead_s=ahead_s) as server:
+    with FakePool(models=["qwen"], ahead_s=ahead_s) as server:
         values = {"schema_version": 1, "candidates": [{"name": "qwen", "base_url": server.url}]}
         configured, secrets = settings.parse(json.dumps(values), tmp_path, {})
         _, (listing,) = endpoints.check(configured, secrets)
@@ -558,7 +558,7 @@ def test_a_port_is_free_taken_or_a_gateway_s(config: Path) -> None:
     for _ in range(2):
         is_so(ports.check_port("port", "127.0.0.1", port), OK, "is free")
     is_so(ports.check_port("port", "127.0.0.1", 0), OK, "picks a free port")
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         taken = int(server.url.removesuffix("/v1").rpartition(":")[2])
         is_so(ports.check_port("port", "127.0.0.1", taken), FAILED, "in use", "--port")
         assert server.seen == ["GET /healthz"]

@@ -12,7 +12,7 @@ from app.settings import load
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import read_rows
 from tests.support.first_gateway_page import DEMO, ask_these, blocks, section, walk
-from tests.upstreams.single_server import served
+from tests.upstreams.scripted import FakePool
 
 NAMES = ("abacus", "mirror", "tribune")
 TOOLS = ("bash", "openssl", "shuf")
@@ -31,10 +31,10 @@ def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                served(
-                    name,
-                    answer=lambda query, answers={r.query: r.answers[name] for r in rows}: (
-                        answers.get(query, "42") or ""
+                FakePool(
+                    models=[name],
+                    answer=lambda body, answers={r.query: r.answers[name] for r in rows}: (
+                        answers.get(body["messages"][-1]["content"], "42") or ""
                     ),
                 )
             )

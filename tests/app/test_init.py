@@ -14,7 +14,7 @@ from app import settings
 from app.settings import schema
 from app.tools import first_configuration
 from tests.support.gateway import Command
-from tests.upstreams.single_server import served
+from tests.upstreams.scripted import FakePool
 
 UNREACHABLE = "http://127.0.0.1:1"
 SECRET = "sk-of-the-servers-0a1b2c3d4e5f"
@@ -64,7 +64,10 @@ def fails_and_writes_nothing(racer: Command, code: int, *arguments: object) -> s
 
 def test_every_model_is_a_candidate(racer: Command) -> None:
     """Of all servers, in order; ``/v1`` is added; a model at two servers has two replicas."""
-    with served("qwen", "org/llama-3:8b") as one, served("org/llama-3:8b") as two:
+    with (
+        FakePool(models=["qwen", "org/llama-3:8b"]) as one,
+        FakePool(models=["org/llama-3:8b"]) as two,
+    ):
         values = written(racer, one.url.removesuffix("/v1"), two.url)
     decoding = {"temperature": 0, "max_tokens": 512}
     assert values["candidates"] == [
@@ -76,7 +79,7 @@ def test_every_model_is_a_candidate(racer: Command) -> None:
 
 def test_the_gateway_starts_with_it(racer: Command) -> None:
     """As far as `racer validate` goes, which opens what a start opens."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         values = written(racer, server.url, "--out", "deep/er/gateway.yaml", "--port", 8123)
     assert values["port"] == 8123
     assert racer("validate", "--config", "deep/er/gateway.yaml")[0] == 0
@@ -99,7 +102,7 @@ def test_the_gateway_starts_with_it(racer: Command) -> None:
 )
 def test_a_name_that_does_not_fit_is_made_to(racer: Command, model: str, name: str) -> None:
     """And ``model`` keeps what the server calls it. Red when YAML reads it as something else."""
-    with served(model) as server:
+    with FakePool(models=[model]) as server:
         (candidate,) = written(racer, server.url)["candidates"]
     assert candidate["name"] == name
     assert candidate.get("model", candidate["name"]) == model
@@ -107,7 +110,7 @@ def test_a_name_that_does_not_fit_is_made_to(racer: Command, model: str, name: s
 
 def test_two_models_of_one_name_are_told_apart(racer: Command) -> None:
     """Else the file would not load."""
-    with served("/a/qwen", "/b/qwen") as server:
+    with FakePool(models=["/a/qwen", "/b/qwen"]) as server:
         values = written(racer, server.url)
     assert [each["name"] for each in values["candidates"]] == ["qwen", "qwen-2"]
 
@@ -115,7 +118,7 @@ def test_two_models_of_one_name_are_told_apart(racer: Command) -> None:
 def test_the_key_stays_in_the_environment(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent, and its variable is named. Red when a byte of it reaches the disk."""
     monkeypatch.setenv("FLEET_KEY", SECRET)
-    with served("qwen", key=SECRET) as server:
+    with FakePool(models=["qwen"], key=SECRET) as server:
         values = written(racer, server.url, "--key-env", "FLEET_KEY")
         assert "--key-env" in fails_and_writes_nothing(racer, 2, server.url, "--out", "other.yaml")
     assert values["candidates"][0]["api_key_env"] == "FLEET_KEY"
@@ -125,7 +128,7 @@ def test_the_key_stays_in_the_environment(racer: Command, monkeypatch: pytest.Mo
 def test_the_usual_variables_are_enough(racer: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the ``openai`` client, where no URL is given."""
     assert "$OPENAI_BASE_URL" in fails_and_writes_nothing(racer, 2)
-    with served("gpt", key=SECRET) as server:
+    with FakePool(models=["gpt"], key=SECRET) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("OPENAI_API_KEY", SECRET)
         values = written(racer)
@@ -165,7 +168,7 @@ def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
 
 def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
     """Exit code 3, for a pool that lacks somebody is another pool."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         stderr = fails_and_writes_nothing(racer, 3, server.url, UNREACHABLE)
         assert f"{UNREACHABLE}/v1 cannot be reached" in stderr
         assert "--keep-unreachable" in stderr
@@ -179,7 +182,7 @@ def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Comman
 def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
     """Neither file, and before anybody is asked."""
     Path(there).write_text("mine")
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         assert "--force" in fails_and_writes_nothing(racer, 2, server.url)
         assert server.seen == []
         written(racer, server.url, "--force")
@@ -191,14 +194,14 @@ def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
 def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]) -> None:
     """Nothing is left in or beside it. Red when it is found out while the files are written."""
     Path("inner").mkdir()
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         stderr = fails_and_writes_nothing(racer, 2, server.url, "--out", folder, *force)
     assert "is a folder: name a file in it with --out" in stderr
 
 
 def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:
     """A second configuration in the same folder."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         written(racer, server.url)
         written(racer, server.url, "--out", "second.yaml")
 
@@ -206,23 +209,23 @@ def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"status": 500}, "answers 500"),
-        ({"body": b"<html>"}, "no list of models"),
-        ({"body": b'{"data": 7}'}, "no list of models"),
-        ({"body": b'{"data": [{"id": 7}]}'}, "no list of models"),
-        ({"body": b'{"object": "list"}'}, "no list of models"),
+        ({"models_status": 500}, "answers 500"),
+        ({"models_body": b"<html>"}, "no list of models"),
+        ({"models_body": b'{"data": 7}'}, "no list of models"),
+        ({"models_body": b'{"data": [{"id": 7}]}'}, "no list of models"),
+        ({"models_body": b'{"object": "list"}'}, "no list of models"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_no_list_is_said(racer: Command, change: dict[str, Any], words: str) -> None:
     """As somebody who cannot be reached."""
-    with served(**change) as server:
+    with FakePool(**change) as server:
         assert words in fails_and_writes_nothing(racer, 3, server.url)
 
 
 def test_a_server_without_models_is_said(racer: Command) -> None:
     """There is nothing to write."""
-    with served() as server:
+    with FakePool() as server:
         assert "no model is served" in fails_and_writes_nothing(racer, 2, server.url)
 
 
@@ -239,7 +242,7 @@ def test_a_url_with_a_password_is_refused(racer: Command) -> None:
 
 def test_people_are_told_the_next_step(racer: Command) -> None:
     """Behind what was found."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         code, out, _ = racer("init", server.url)
     assert code == 0
     assert out.splitlines()[-1] == "next: racer doctor --config racer.yaml"
@@ -247,6 +250,6 @@ def test_people_are_told_the_next_step(racer: Command) -> None:
 
 def test_the_server_is_asked_once(racer: Command) -> None:
     """However often its URL is given."""
-    with served("qwen") as server:
+    with FakePool(models=["qwen"]) as server:
         written(racer, server.url, f"{server.url}/")
     assert server.seen == ["GET /v1/models"]

@@ -11,13 +11,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from app.tools.labelling.graders import MathGrader
 from app.tools.labelling.judge import MAX_QUOTED_CHARS, judge_prompt
@@ -26,7 +25,7 @@ from racer_core.records.reader import read_rows
 from racer_core.types import Turn
 from tests.support.gateway import POOL, Command, candidates, configure
 from tests.support.waiting import wait_while_running
-from tests.upstreams.scripted import FakePool, Script
+from tests.upstreams.scripted import FakePool
 
 QUESTIONS = [
     {"query": f"What is {n} plus {n}?", "reference": str(2 * n), "task": "sums", "group": "de"}
@@ -682,43 +681,29 @@ def test_a_judges_failure_is_ungraded_and_verdicts_are_kept(
     assert len(judged(pool)) - before == 1
 
 
-class _Judge(FakePool):
-    """A judge with its own server, whose verdict depends on what it reads."""
+def verdicts(by_part: Mapping[str, str]) -> Callable[[dict[str, Any]], str]:
+    """The answers of a judge whose verdict depends on a part of its prompt."""
 
-    verdicts: Mapping[str, str] = {}  # by a part of the prompt
-
-    async def reply(
-        self, request: web.Request, body: dict[str, Any], script: Script
-    ) -> web.StreamResponse:
+    def answer(body: dict[str, Any]) -> str:
         prompt = body["messages"][0]["content"]
-        text = next((self.verdicts[part] for part in self.verdicts if part in prompt), "")
-        return await super().reply(request, body, Script(text=text))
+        return next((by_part[part] for part in by_part if part in prompt), "")
+
+    return answer
 
 
-@pytest.fixture
-def judge() -> Iterator[_Judge]:
-    """The judge, running."""
-    server = _Judge()
-    server.start()
-    yield server
-    server.stop()
-
-
-def test_verdicts_survive_an_interruption(
-    by_judge: Label, pool: FakePool, judge: _Judge, tmp_path: Path
-) -> None:
+def test_verdicts_survive_an_interruption(by_judge: Label, pool: FakePool, tmp_path: Path) -> None:
     """One verdict was readable, the other was not: only that answer is judged again.
 
     Fails when verdicts are not kept beside the answers.
     """
     pool.say("poet", "a rose")
-    judge.verdicts = {"a rose": "1"}
     questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
-    assert by_judge(questions, judge=judge.url)[0] == 1
-    assert len(judge.requests) == 2
-    judge.verdicts = {"a rose": "0", "42": "0"}
-    assert by_judge(questions, judge=judge.url)[0] == 0
-    assert len(judge.requests) == 3
+    with FakePool(answer=verdicts({"a rose": "1"})) as judge:
+        assert by_judge(questions, judge=judge.url)[0] == 1
+        assert len(judge.requests) == 2
+        judge.answer = verdicts({"a rose": "0", "42": "0"})
+        assert by_judge(questions, judge=judge.url)[0] == 0
+        assert len(judge.requests) == 3
     assert lines(tmp_path / "rows.jsonl")[0]["correct"] == {
         "adder": False, "speller": False, "poet": True,
     }  # fmt: skip

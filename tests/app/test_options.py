@@ -422,10 +422,8 @@ def test_headers_and_a_key_of_another_name_reach_the_candidate(
 @pytest.fixture
 def second_pool() -> Iterator[FakePool]:
     """Another server of the same candidates."""
-    fake = FakePool()
-    fake.start()
-    yield fake
-    fake.stop()
+    with FakePool() as fake:
+        yield fake
 
 
 def test_replicas_share_a_candidates_calls(

@@ -36,11 +36,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     folder = tmp_path_factory.mktemp("monitoring")
     rows = labelled(0, 400), labelled(5_000, 200)
     train(*rows, folder / "artifact", encoder=CharNgramEncoder(), kind="knn")
-    pool = FakePool()
-    pool.start()
     changes: dict[str, Any] = {"watching": {"false_alarm": 0.01}, "fleet": {"failures": 2}}
-    path = configure(folder, folder / "artifact", pool.url, **changes)
-    try:
+    with FakePool() as pool:
+        path = configure(folder, folder / "artifact", pool.url, **changes)
         with running(path, ENVIRONMENT) as gateway:
             gateway.calibrate()
             gateway.chat(TWO)
@@ -52,8 +50,6 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
                 gateway.ask(question, model="poet")
             assert until(lambda: "candidate_ejections_total{" in gateway.get("/metrics").text, 30)
             text = gateway.get("/metrics").text
-    finally:
-        pool.stop()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

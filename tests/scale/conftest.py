@@ -89,10 +89,8 @@ def postgres() -> Iterator[databases.Postgres]:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[FakePool]:
     """Scripted candidates; everyone answers 42."""
-    fake = FakePool()
-    fake.start()
-    yield fake
-    fake.stop()
+    with FakePool() as fake:
+        yield fake
 
 
 @pytest.fixture(scope="session")

@@ -47,10 +47,8 @@ class SlowToBegin(FakePool):
 
 @pytest.fixture(scope="module")
 def _slow() -> Iterator[FakePool]:
-    fake = SlowToBegin()
-    fake.start()
-    yield fake
-    fake.stop()
+    with SlowToBegin() as fake:
+        yield fake
 
 
 def script(fake: FakePool) -> None:

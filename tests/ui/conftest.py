@@ -50,10 +50,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def candidates() -> Iterator[FakePool]:
     """Scripted candidates, of any name."""
-    pool = FakePool()
-    pool.start()
-    yield pool
-    pool.stop()
+    with FakePool() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A pool of scripted candidates on a real socket: what a vLLM server would answer, and its faults.
 
 Each candidate is a model name on one server. ``say`` sets its answer; ``fail`` sets how it breaks.
-``rate_rows`` sets how sure a model is of proposed answers, when it is asked as an evaluator.
+``rate`` sets how sure a model is of proposed answers, when it is asked as an evaluator.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import json
 import math
 import re
 import threading
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from email.utils import formatdate
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -76,8 +79,16 @@ class FakePool:
     rated: list[dict[str, Any]] = field(default_factory=list)  # every body asked of an evaluator
     cancelled: list[str] = field(default_factory=list)
     trapped: list[str] = field(default_factory=list)  # paths that nobody should have asked for
+    seen: list[str] = field(default_factory=list)  # method and path of every request with a reply
     running: list[str] = field(default_factory=list)
     peak: int = 0  # candidates that were answering at the same time
+    answer: Callable[[dict[str, Any]], str] = lambda _: "42"  # of a candidate without a script
+    # The list of models, which ``racer init`` and ``racer doctor`` read.
+    models: list[Any] = field(default_factory=list)
+    models_status: int = 200
+    models_body: bytes | None = None  # instead of the list
+    key: str | None = None  # that the list wants
+    ahead_s: float | None = 0.0  # the ``Date`` header, against this machine's clock; None for none
 
     def say(self, name: str, text: str, **behaviour: Any) -> None:
         """Let a candidate answer ``text``; see :class:`Script` for the rest."""
@@ -94,7 +105,7 @@ class FakePool:
     def reset(self) -> None:
         """Forget scripts and requests."""
         kept = (self.scripts, self.requests, self.headers, self.paths)
-        for each in (*kept, self.cancelled, self.trapped):
+        for each in (*kept, self.cancelled, self.trapped, self.seen):
             each.clear()
         self.raters.clear()
         self.rated.clear()
@@ -108,14 +119,15 @@ class FakePool:
         """How often each candidate was called with each question."""
         return Counter((body["model"], body["messages"][0]["content"]) for body in self.requests)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Serve on a free port of the loopback interface."""
         ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True)
         self._thread.start()
         assert ready.wait(10)
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close every connection and the port."""
         self._loop.call_soon_threadsafe(self._done.set)
         self._thread.join(10)
@@ -128,6 +140,7 @@ class FakePool:
         app.router.add_post("/v1/embeddings", self._embed)
         app.router.add_get("/v1/models", self._list)  # what a probe asks for
         app.router.add_route("*", "/{path:.*}", self._trap)
+        app.on_response_prepare.append(self._prepare)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -139,6 +152,13 @@ class FakePool:
         await self._done.wait()
         await runner.cleanup()
 
+    async def _prepare(self, request: web.Request, response: web.StreamResponse) -> None:
+        self.seen.append(f"{request.method} {request.path}")
+        if self.ahead_s is None:
+            del response.headers["date"]
+        else:
+            response.headers["date"] = formatdate(time.time() + self.ahead_s, usegmt=True)
+
     async def _trap(self, request: web.Request) -> web.Response:
         self.trapped.append(request.path)
         return web.Response(text="<html>not here</html>", status=404, content_type="text/html")
@@ -148,7 +168,7 @@ class FakePool:
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.requests.append(body)
         self.paths.append(request.path)
-        script = self.scripts.get(body["model"], Script())
+        script = self.scripts.get(body["model"]) or Script(text=self.answer(body))
         self.running.append(body["model"])
         self.peak = max(self.peak, len(self.running))
         try:
@@ -173,8 +193,12 @@ class FakePool:
         self.paths.append(request.path)
         return _json(json.dumps(embeddings(body)).encode())
 
-    async def _list(self, _: web.Request) -> web.Response:
-        return _json(b'{"object": "list", "data": []}')
+    async def _list(self, request: web.Request) -> web.Response:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            return web.json_response({}, status=401)
+        models = {"object": "list", "data": [{"id": model} for model in self.models]}
+        body = json.dumps(models).encode() if self.models_body is None else self.models_body
+        return web.Response(body=body, status=self.models_status, content_type="application/json")
 
     async def _rate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
