@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from app.routing.reasons import breaks
 from app.store.calibration_record import CalibrationRecord
-from racer_core.calibration.calibration import Calibration
 from racer_core.types import RoutingDecision
 
 
@@ -37,24 +36,35 @@ class Certificate:
     def of(
         cls,
         record: CalibrationRecord,
-        calibration: Calibration,
         decision: RoutingDecision,
         reasons: tuple[str, ...],
+        *,
+        pool: tuple[str, ...],
+        n: int,
         group: str | None = None,
     ) -> Self:
-        """Certify a decision that ``calibration``, of the record or a sub-pool of it, made."""
-        options = calibration.options
+        """Certify a decision that the record made.
+
+        Args:
+            record: The record.
+            decision: The decision.
+            reasons: The reasons of its premises.
+            pool: The candidates among which the set was chosen.
+            n: The rows that set the threshold; 0 if the threshold was not ready.
+            group: Their group; None: pooled rows.
+        """
+        options = record.calibration.options
         return cls(
             risk_target=options.risk_target,
             alpha=decision.alpha,
             delta=options.delta,
             r=options.r,
             group=group,
-            pool=calibration.pool,
+            pool=pool,
             trivial=decision.trivial,
             lambda_hat=decision.lambda_hat,
             score=decision.score,
-            n=calibration.n,
+            n=n,
             calibration_id=record.id,
             reasons=tuple(dict.fromkeys((*record.void_reasons, *reasons))),
         )

@@ -27,9 +27,11 @@ from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.decision import whole_pool_decision
+from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InfeasibleAlphaError, InputError
 from racer_core.racer import TrainedRouter
-from racer_core.types import RoutingDecision
+from racer_core.types import RoutingDecision, checked_alpha
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ class RoutingService:
         found = await asyncio.to_thread(
             threshold.calibration.levels,
             routed.fingerprint,
-            [scored.scores[self._trained.pool.index(name)] for name in pool],
+            self._scores_of(pool, scored),
             alphas_for(request.caller.max_alpha, routed.decision.alpha),
             neighbours=scored.neighbours,
             score=routed.decision.score,
@@ -176,23 +178,28 @@ class RoutingService:
         rows = self._rows.select(record, choice.names, query)
         group = self._grouping.of_request(query.text, options.group, request.caller.group)
         threshold = await self._threshold(record, choice.names, group, rows.populations)
-        is_pending = threshold is None
-        if threshold is None:
-            threshold = await asyncio.to_thread(_unwarmed, record, rows.populations, choice.names)
-        calibration = threshold.calibration
         fingerprint = self._trained.fingerprint(query.text)
         is_other_kind = query.is_other_kind and bool(rows.differing)
-        # Causes inside the query, for which no threshold is valid.
-        whole_pool = is_pending or choice.has_unable or query.is_too_long or is_other_kind
-        decision = self._decide(calibration, scored, options, fingerprint, whole_pool=whole_pool)
-        usual, requested = calibration.options, request.options.alpha
+        usual, requested = record.calibration.options, request.options.alpha
+        why_whole_pool: Reason | None = None
+        # The threshold is not ready, or none is valid for causes inside the query.
+        if threshold is None or choice.has_unable or query.is_too_long or is_other_kind:
+            selects_all = True
+            decision = self._whole_pool(choice.names, usual, scored, options)
+        else:
+            selects_all = scored is None
+            calibration = threshold.calibration
+            decision = self._decide(calibration, scored, options, fingerprint)
+            if decision.trivial:
+                why_whole_pool = _why_whole_pool(calibration, decision, scored)
+        n = 0 if threshold is None else threshold.calibration.n
         premises = Premises(
             rows=rows,
             choice=choice,
             is_too_long=query.is_too_long,
             is_other_kind=is_other_kind,
-            is_pending=is_pending,
-            has_rows=calibration.n > 0,
+            is_pending=threshold is None,
+            has_rows=threshold is None or n > 0,
             is_alpha_requested=requested is not None and requested != usual.alpha,
             is_score_requested=options.score not in (None, usual.score),
             is_group_requested=(
@@ -203,20 +210,20 @@ class RoutingService:
                     for place in rows.populations
                 )
             ),
-            is_group_calibrated=threshold.is_calibrated,
-            whole_pool=(
-                _why_whole_pool(calibration, decision, scored)
-                if decision.trivial and not whole_pool
-                else None
-            ),
+            is_group_calibrated=threshold is None or threshold.is_calibrated,
+            whole_pool=why_whole_pool,
         )
-        selects_all = scored is None or whole_pool
         routed = CertifiedDecision(
             decision=decision,
             certificate=Certificate.of(
-                record, calibration, decision, premises.reasons, threshold.group
+                record,
+                decision,
+                premises.reasons,
+                pool=choice.names,
+                n=n,
+                group=None if threshold is None else threshold.group,
             ),
-            pool_scores=self._best_first(calibration.pool, scored),
+            pool_scores=self._best_first(choice.names, scored),
             fingerprint=fingerprint,
             scored=scored,
             record=record,
@@ -311,26 +318,35 @@ class RoutingService:
             return None
         return scored if scored.usable else None
 
+    def _whole_pool(
+        self,
+        names: tuple[str, ...],
+        usual: CalibrationOptions,
+        scored: ScoredQuery | None,
+        options: DecisionOptions,
+    ) -> RoutingDecision:
+        """The decision to call all of these candidates, which needs no row."""
+        return whole_pool_decision(
+            names,
+            [0.0] * len(names) if scored is None else self._scores_of(names, scored),
+            risk_target=usual.risk_target,
+            alpha=usual.alpha if options.alpha is None else checked_alpha(options.alpha),
+            score=options.score or usual.score,
+            truncated=scored is not None and scored.truncated,
+        )
+
     def _decide(
         self,
         calibration: Calibration,
         scored: ScoredQuery | None,
         options: DecisionOptions,
         fingerprint: bytes,
-        *,
-        whole_pool: bool,
     ) -> RoutingDecision:
         if scored is None:
-            unknown = [0.0] * len(calibration.pool)
-            return calibration.whole_pool(unknown, alpha=options.alpha, score=options.score)
-        scores = [scored.scores[self._trained.pool.index(name)] for name in calibration.pool]
-        if whole_pool:
-            return calibration.whole_pool(
-                scores, alpha=options.alpha, score=options.score, truncated=scored.truncated
-            )
+            return self._whole_pool(calibration.pool, calibration.options, None, options)
         decision = calibration.decide(
             fingerprint,
-            scores,
+            self._scores_of(calibration.pool, scored),
             neighbours=scored.neighbours,
             alpha=options.alpha,
             score=options.score,
@@ -343,6 +359,9 @@ class RoutingService:
                 "or calibrate on more rows"
             )
         return decision
+
+    def _scores_of(self, names: Sequence[str], scored: ScoredQuery) -> list[float]:
+        return [scored.scores[self._trained.pool.index(name)] for name in names]
 
     def _existing(self, names: Sequence[str]) -> Sequence[str]:
         for name in names:
@@ -367,13 +386,6 @@ class RoutingService:
             self._metrics.abstained.inc()
         if not routed.certificate.holds:
             self._metrics.void.inc()
-
-
-def _unwarmed(
-    record: CalibrationRecord, populations: tuple[int, ...], names: tuple[str, ...]
-) -> GroupThreshold:
-    """The rows without a threshold, for the description of the decision to call them all."""
-    return GroupThreshold(calibration=record.rows(populations).restrict(names), group=None)
 
 
 def _why_whole_pool(

@@ -109,4 +109,27 @@ def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
         assert "sub_pool_pending_whole_pool" not in first.result()["certificate"]["reasons"]
     assert sorted(decision["selected"]) == sorted(POOL[:2])
     assert "sub_pool_pending_whole_pool" in decision["certificate"]["reasons"]
+    assert decision["certificate"]["holds"]
+    assert decision["certificate"]["n"] == 0, "no row set a threshold"
     assert gateway.route(ONE, candidates=POOL[:2])["selected"] == ["adder"]
+
+
+def test_requests_past_the_limit_compute_nothing_of_their_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pools are not read from the rows: the work of a refused request knows no row."""
+    monkeypatch.setattr(lifespan, "ActiveCalibration", partial(ActiveCalibration, max_pending=0))
+    gateway = serve()
+    read: list[tuple[str, ...]] = []
+
+    def restrict(_: Calibration, names: tuple[str, ...]) -> Calibration:
+        read.append(names)
+        raise AssertionError
+
+    monkeypatch.setattr(Calibration, "restrict", restrict)
+    for alpha in (0.1, 0.2, 0.3):
+        decision = gateway.route(ONE, candidates=POOL[1:], alpha=alpha)
+        assert sorted(decision["selected"]) == sorted(POOL[1:])
+        assert decision["certificate"]["guarantee"]["pool"] == list(POOL[1:])
+        assert decision["certificate"]["guarantee"]["alpha"] == alpha
+    assert read == []
