@@ -1,8 +1,11 @@
 """Retry policy: which failed calls are repeated, after which pause, and how many in total.
 
-Two retry budgets bound the retries: one of each target, inside one of the process. When every
-candidate fails, the number of calls grows by the configured share and not by the number of
-attempts. When one candidate fails, its calls grow by the same share of its own calls.
+Two retry budgets bound the retries: one of each target, inside one of the process. In each,
+
+    retries <= max(3, share * calls)
+
+holds since the start and in any ten seconds, at every rate of calls. With the default share of 0.2
+a target that fails every call gets at most 1.2 times its calls, from the fifteenth call on.
 
 All callers share the budgets. A caller whose queries fail can use up the retries of a candidate;
 failed calls of other callers are then not repeated.
@@ -21,7 +24,7 @@ from app.errors import UpstreamError, UpstreamRateLimited, UpstreamTimeout, Upst
 from app.settings import FleetSettings
 
 WINDOW_S: Final = 10.0
-FLOOR: Final = 3  # retries that each budget allows in a window, however few calls it has
+FLOOR: Final = 3  # retries that each budget allows before its calls have earned any
 BASE_S: Final = 0.05  # upper limit of the first pause; it doubles with each further retry
 CAP_S: Final = 1.0
 
@@ -31,7 +34,11 @@ _INVALID = "upstream_invalid_response"
 
 
 class RetryBudget:
-    """Allows retries up to a share of the calls of the last ten seconds.
+    """Allows ``max(FLOOR, share * calls)`` retries, since the start and in the last ten seconds.
+
+    Each call earns ``share`` of a retry. The first ``FLOOR`` retries are lent, and the first calls
+    repay them. Credit beyond ``max(FLOOR, share * calls)`` of the last ten seconds is lost, so that
+    a long time without failures allows no burst of retries.
 
     Args:
         share: Retries for each call.
@@ -49,13 +56,16 @@ class RetryBudget:
         self._share = share
         self._within = within
         self._clock = clock
-        self._calls: deque[float] = deque()
+        self._calls: deque[float] = deque()  # times of the last ten seconds
         self._retries: deque[float] = deque()
+        self._count = 0  # calls since the start
+        self._spent = 0.0  # retries since the start, and lost credit
 
     def record_call(self) -> None:
         """Count a call that is no retry."""
         self._drop_old(self._calls)
         self._calls.append(self._clock())
+        self._count += 1
         if self._within is not None:
             self._within.record_call()
 
@@ -63,13 +73,18 @@ class RetryBudget:
         """Return whether one more retry is allowed, and count it if so."""
         self._drop_old(self._calls)
         self._drop_old(self._retries)
-        allowed = max(FLOOR, self._share * len(self._calls)) if self._share else 0
-        if len(self._retries) + 1 > allowed:
+        earned, allowed = self._allowed(self._count), self._allowed(len(self._calls))
+        self._spent = max(self._spent, earned - allowed)
+        if self._spent + 1 > earned or len(self._retries) + 1 > allowed:
             return False
         if self._within is not None and not self._within.take():
             return False
+        self._spent += 1
         self._retries.append(self._clock())
         return True
+
+    def _allowed(self, calls: int) -> float:
+        return max(FLOOR, self._share * calls) if self._share else 0.0
 
     def _drop_old(self, times: deque[float]) -> None:
         oldest = self._clock() - WINDOW_S

@@ -9,6 +9,8 @@ from collections import deque
 
 import pytest
 import uvloop
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from app.errors import (
     UpstreamError,
@@ -53,8 +55,47 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
     assert len(retries) >= 0.19 * len(calls)  # and what is allowed is made use of
 
 
-def test_a_few_retries_are_always_allowed_unless_none_are() -> None:
-    """A share of nothing would leave a quiet gateway without any."""
+@given(
+    share=st.sampled_from([0.0, 0.1, 0.2, 0.3, 1.0]),
+    history=st.lists(
+        st.tuples(st.booleans(), st.sampled_from([0.0, 0.1, 3.0, 10.0, 60.0])), max_size=200
+    ),
+)
+@example(share=0.2, history=[(True, 11.0), (False, 0.0)] * 100)  # a call every 11 s, all fail
+def test_retries_are_at_most_three_or_a_share_of_the_calls(
+    share: float, history: list[tuple[bool, float]]
+) -> None:
+    """At every rate, since the start and in any ten seconds: retries <= max(3, share x calls)."""
+    now = 0.0
+    budget = RetryBudget(share, clock=lambda: now)
+    calls, retries = list[float](), list[float]()
+    for is_call, wait_s in history:
+        now += wait_s
+        if is_call:
+            budget.record_call()
+            calls.append(now)
+        elif budget.take():
+            retries.append(now)
+        for since in (-1.0, now - WINDOW_S):
+            count = sum(each > since for each in calls)
+            most = max(FLOOR, share * count) if share else 0
+            assert sum(each > since for each in retries) <= most + 1e-9
+
+
+def test_a_quiet_candidate_has_a_fifth_of_its_calls_repeated() -> None:
+    """A call every 20 s, all of which fail: 40 of 200 are repeated, not none and not all."""
+    now = 0.0
+    budget = RetryBudget(0.2, clock=lambda: now)
+    retries = 0
+    for number in range(200):
+        now = 20.0 * number
+        budget.record_call()
+        retries += budget.take()
+    assert 38 <= retries <= 40
+
+
+def test_the_first_retries_are_allowed_unless_none_are() -> None:
+    """A share of nothing would leave a gateway without any after its start."""
     budget = RetryBudget(0.2, clock=lambda: 0.0)
     budget.record_call()
     assert [budget.take() for _ in range(5)] == [True] * FLOOR + [False] * 2
