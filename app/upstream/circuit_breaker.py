@@ -41,7 +41,7 @@ UNREACHABLE: Final = 2  # this many refused connections in a row eject a replica
 STATES: Final = ("in", "probation", "out")
 RECENT: Final = 4  # times `failures`: of this many counted calls at most half may fail
 WORKING_S: Final = 10.0  # after a success, failures that the server answered may be the query's
-EVERYONE: Final = "*"  # in place of a caller; no key has this name
+ALL_CALLERS: Final = "*"  # in place of a caller; no key has this name
 
 
 class CircuitBreaker:
@@ -56,10 +56,10 @@ class CircuitBreaker:
     def __init__(self, rules: FleetSettings) -> None:
         self._rules = rules
         self._out_until: float | None = None
-        self._out_for = EVERYONE  # while it is open: for this caller
+        self._out_for = ALL_CALLERS  # while it is open: for this caller
         self._on_trial: str | None = None  # while it is half-open: for this caller
         self._ejections = Counter[str]()  # by caller; each one lasts longer than the one before
-        self._ejected = EVERYONE  # the caller whose ejections determine the pause
+        self._ejected = ALL_CALLERS  # the caller whose ejections determine the pause
         self._recent = deque[str | None](maxlen=RECENT * rules.failures)  # callers; None: a success
         self._failed_payloads = dict[str, set[int]]()  # since the last success, by caller
         self._unreachable = 0  # in a row
@@ -80,7 +80,7 @@ class CircuitBreaker:
 
     def is_open_for(self, caller: str) -> bool:
         """Whether calls of this caller are not made for now."""
-        return self._out_until is not None and self._out_for in (EVERYONE, caller)
+        return self._out_until is not None and self._out_for in (ALL_CALLERS, caller)
 
     def record_success(self, now: float) -> None:
         """Close the breaker: a call got its answer.
@@ -130,7 +130,7 @@ class CircuitBreaker:
             if len(failed) < self._rules.failures:
                 failed.add(payload)
         if self._fails_for_all():
-            self._open(now, EVERYONE)
+            self._open(now, ALL_CALLERS)
         elif self._fails_for(caller) and (unreachable or timed_out or not self._works(now)):
             self._open(now, caller)
         else:
@@ -152,11 +152,11 @@ class CircuitBreaker:
         if self._out_until is None:
             return
         self._out_until = None
-        if self._on_trial != EVERYONE:
+        if self._on_trial != ALL_CALLERS:
             self._on_trial = self._out_for
 
     def _fails_for_all(self) -> bool:
-        rules, is_on_trial = self._rules, self._on_trial == EVERYONE
+        rules, is_on_trial = self._rules, self._on_trial == ALL_CALLERS
         return (
             self._unreachable >= (1 if is_on_trial else UNREACHABLE)
             or _add_up(
@@ -169,7 +169,7 @@ class CircuitBreaker:
         )
 
     def _fails_for(self, caller: str) -> bool:
-        is_on_trial = self._on_trial in (EVERYONE, caller)
+        is_on_trial = self._on_trial in (ALL_CALLERS, caller)
         needed = 1 if is_on_trial else self._rules.failures
         return len(self._failed_payloads[caller]) >= needed
 
@@ -179,12 +179,12 @@ class CircuitBreaker:
 
     def _open(self, now: float, caller: str) -> None:
         was_open, last = self._out_until is not None, self._ejected
-        self._ejected = EVERYONE if EVERYONE in (caller, self._on_trial) else caller
+        self._ejected = ALL_CALLERS if ALL_CALLERS in (caller, self._on_trial) else caller
         if not was_open or self._ejected != last:
             self._ejections[self._ejected] += 1
         self._out_until, self._out_for = now + self._pause_s(), caller
         self._successes, self._succeeded_at = 0, None
-        if caller == EVERYONE:
+        if caller == ALL_CALLERS:
             self._on_trial = None
             self._recent.clear()
             self._failed_payloads.clear()

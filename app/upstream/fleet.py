@@ -23,7 +23,7 @@ from app.json_output import dump_json
 from app.settings import Secrets, Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import CallSpan, Tracer
-from app.upstream.circuit_breaker import EVERYONE, STATES
+from app.upstream.circuit_breaker import ALL_CALLERS, STATES
 from app.upstream.completions import Completion, Endpoint, completion
 from app.upstream.failures import is_replica_fault, is_unreachable
 from app.upstream.health_checks import HealthChecks
@@ -380,7 +380,7 @@ class Fleet:
             log.warning(
                 "a replica of %s is out for %s after a failure (%s)%s",
                 target.name,
-                "all callers" if replica.is_out_for(EVERYONE) else f"the key {call.caller}",
+                "all callers" if replica.is_out_for(ALL_CALLERS) else f"the key {call.caller}",
                 exc.kind,
                 "; it was the last one" if target.replicas.are_out else "",
             )

@@ -76,7 +76,7 @@ def shared_pool() -> Iterator[FakePool]:
 
 @pytest.fixture
 def pool(shared_pool: FakePool) -> FakePool:
-    """Scripted candidates; everyone answers 42 until told otherwise."""
+    """Scripted candidates; each answers 42 unless a test scripts another answer."""
     shared_pool.reset()
     return shared_pool
 

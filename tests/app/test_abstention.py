@@ -12,7 +12,7 @@ openai = LazyModule("openai")
 
 
 def test_a_refusal_is_an_ordinary_answer(gateway: Gateway, pool: FakePool) -> None:
-    """By default nobody is called: a sentence in content and refusal, at no cost, and it holds."""
+    """By default no candidate is called: content and refusal hold a sentence, certified."""
     completion = gateway.openai().chat.completions.create(model="auto", messages=user(UNANSWERABLE))
     choice = completion.choices[0]
     assert choice.finish_reason == "stop"
@@ -85,7 +85,7 @@ def test_the_policy_does_not_touch_answered_queries(gateway: Gateway) -> None:
         assert racer["certificate"]["holds"]
 
 
-def test_route_tells_why_nobody_is_called(gateway: Gateway, pool: FakePool) -> None:
+def test_route_reports_why_no_candidate_is_called(gateway: Gateway, pool: FakePool) -> None:
     """Without executing, abstaining is an outcome and not an error, whatever the policy."""
     for policy in ("refuse", "strongest", "error"):
         decision = gateway.route(UNANSWERABLE, on_abstain=policy)

@@ -431,7 +431,7 @@ def test_a_bucket_fills_with_the_monotonic_clock() -> None:
 
 
 def limited(now: list[float], in_flight: int = 100, **fields: Any) -> Quotas:
-    """One limited key `a`; everybody else has none of their own."""
+    """One key `a` with limits; other keys have no limits of their own."""
     key = Key.model_validate(configured_key("a", **fields)[1])
     return Quotas([key], in_flight=in_flight, body_bytes=1_000, clock=lambda: now[0])
 
@@ -595,7 +595,7 @@ def test_a_limited_key_is_told_when_to_come_back(serve: Serve) -> None:
 def alone(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
-    """A gateway whose keys nobody but this module tries."""
+    """A gateway of this module alone, since its failed logins are counted."""
     path = configure(tmp_path_factory.mktemp("alone"), artifact, shared_pool.url)
     with running(path, ENVIRONMENT) as gateway:
         yield gateway

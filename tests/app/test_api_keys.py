@@ -47,7 +47,7 @@ def test_a_key_that_was_made_opens_a_gateway(racer: Command, serve: Serve) -> No
 
 @pytest.mark.parametrize("name", ["", "a b", "data", "local", "é", "x" * 200, "a\nb"])
 def test_a_name_that_could_not_be_configured_is_refused(racer: Command, name: str) -> None:
-    """Before a key is shown that nobody could use."""
+    """It is refused before an unusable key is shown."""
     code, out, err = racer("key", "new", name)
     assert (code, out) == (2, "")
     assert "name of a key" in err
@@ -62,7 +62,7 @@ def test_keys_are_long_different_and_know_when_they_were_cut() -> None:
     assert not any(map(key_format.is_damaged, keys))
     assert all(key_format.is_damaged(key[:-1]) for key in keys)
     assert all(key_format.is_damaged(key[:10] + key[11:]) for key in keys)
-    assert not key_format.is_damaged("somebody-elses-key")
+    assert not key_format.is_damaged("key-of-another-service")
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_digest_that_only_begins_like_a_keys_is_wrong(monkeypatch: pytest.Monk
 
 
 def test_a_huge_key_is_refused_unhashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody makes the gateway hash what cannot be a key."""
+    """The gateway hashes no text that is too long for a key."""
     ring = KeyRing([entry("k" * 256, "long")], Secrets())
     assert ring.find(b"k" * 256) == Caller(name="long")
 

@@ -258,7 +258,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 def test_a_damaged_backup_is_refused_before_anything_is_written(
     saved: Path, tmp_path: Path, damage: str
 ) -> None:
-    """Also the last of its calibrations: the store, which somebody has locked, is not asked."""
+    """Damage of the last calibration, too: the locked store is not read."""
     change, message = DAMAGES[damage]
     rewritten(saved, change)
     path = tmp_path / "locked.db"
@@ -315,8 +315,10 @@ def test_a_calibration_that_is_damaged_in_the_store_is_left_out_and_told(
 # The file -------------------------------------------------------------------------------------
 
 
-def test_nobody_else_reads_it_and_the_one_before_is_replaced(saved: Path, store: Store) -> None:
-    """Mode 0600, also where the one before was open to all."""
+def test_a_backup_replaces_the_last_and_is_readable_by_its_owner_only(
+    saved: Path, store: Store
+) -> None:
+    """Mode 0600, even if the previous backup was readable by all users."""
     saved.chmod(0o644)
     store.add(record("cal-5", 5), activate=False)
     calibrations.save(store, (), saved)

@@ -215,7 +215,7 @@ def test_rows_with_scores_and_rows_without_go_together(
 
 
 def test_scores_that_came_with_the_rows_promise_nothing(serve: Serve) -> None:
-    """Nobody can tell whether the serving router would have given them."""
+    """The gateway cannot know whether the serving router would give the same scores."""
     gateway = serve(calibrated=False)
     scores = {"adder": 0.5, "speller": 0.25, "poet": 0.25}
     upload(gateway, jsonl([row(i, query=None, scores=scores) for i in range(20)]))
@@ -626,7 +626,7 @@ def test_at_most_twenty_problems_are_listed(unsure: Gateway) -> None:
 
 
 def test_a_message_never_repeats_a_query(unsure: Gateway) -> None:
-    """Rows are somebody's prompts."""
+    """Rows contain users' prompts."""
     bad = [line.replace("query 2", "CANARY") for line, _ in BAD_LINES.values()]
     bad += [json.dumps(row(9, query="CANARY", correct={"gpt": True})), '{"query": "CANARY']
     response = upload(unsure, "\n".join(bad))
@@ -733,7 +733,7 @@ def test_validation_rows_are_training_rows_too(serve: Serve) -> None:
     assert "10 of 20 rows" in error_message(response, 422)
 
 
-def test_too_few_rows_for_alpha_call_everyone_and_say_so(serve: Serve) -> None:
+def test_too_few_rows_for_alpha_call_the_whole_pool_with_a_reason(serve: Serve) -> None:
     """1/(n + 1) > alpha: the whole pool, flagged as trivial, and it holds."""
     gateway = serve(calibrated=False)
     evidence = gateway.calibrate(100, alpha=0.01)["evidence"]
@@ -748,7 +748,7 @@ def test_too_few_rows_for_alpha_call_everyone_and_say_so(serve: Serve) -> None:
         assert decision["certificate"]["holds"] is True
 
 
-def test_abstaining_from_too_many_rows_calls_everyone(serve: Serve) -> None:
+def test_abstaining_from_too_many_rows_calls_the_whole_pool(serve: Serve) -> None:
     """When abstention alone misses more than alpha no threshold helps; the reason is its own."""
     gateway = serve(calibrated=False)
     rows = [
@@ -774,7 +774,7 @@ def test_the_fewest_rows_are_just_enough(serve: Serve) -> None:
 
 
 def test_an_infeasible_alpha_can_be_refused(serve: Serve) -> None:
-    """``on_infeasible: reject`` answers 409 instead of calling everyone."""
+    """``on_infeasible: reject`` answers 409 instead of calling the whole pool."""
     gateway = serve(routing={"on_infeasible": "reject"})
     response = gateway.ask(ONE, {"alpha": 0.001})
     error_message(response, 409)
@@ -857,7 +857,7 @@ def test_the_whole_pool_by_name_is_the_whole_pool(gateway: Gateway, pool: FakePo
 
 
 def test_a_sub_pool_that_no_row_covers_is_called_whole(gateway: Gateway) -> None:
-    """Nobody of it was ever right: there is no calibration, so all of it is called, uncertified."""
+    """No row has a right candidate of it, so it has no calibration and is called uncertified."""
     decision = gateway.route(ONE, candidates=["poet"])
     assert decision["selected"] == ["poet"]
     assert decision["certificate"]["holds"] is False

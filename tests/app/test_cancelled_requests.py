@@ -149,10 +149,10 @@ def test_a_stream_that_its_client_leaves_is_charged(
 
 
 @pytest.mark.parametrize(("number", "model"), [(8, "auto"), (9, "adder")])
-def test_an_answer_that_nobody_counted_is_charged(
+def test_an_answer_without_usage_is_charged_by_an_estimate(
     limited: Gateway, pool: FakePool, number: int, model: str
 ) -> None:
-    """A server that sends no usage gives nobody tokens for nothing."""
+    """The gateway estimates the tokens of a server that sends no usage."""
     pool.say("adder", "7 " * 40, fields={"usage": None})
     body = {"model": model, "messages": user(ONE)}
     assert limited.post(CHAT, KEYS[number], json=body).status_code == 200
@@ -162,7 +162,7 @@ def test_an_answer_that_nobody_counted_is_charged(
 def test_the_surviving_pool_is_asked_for_once(
     gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whom it adds is handed on to whoever calls them."""
+    """Added candidates are passed to the code that calls them."""
     called: list[object] = []
     without = RoutingService.without
 
@@ -182,7 +182,7 @@ def test_the_surviving_pool_is_asked_for_once(
 def test_a_client_that_leaves_while_the_surviving_pool_is_looked_for_is_remembered(
     gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing was said and nobody else was called yet."""
+    """No answer has arrived, and no other candidate has been called."""
     looked = threading.Event()
 
     async def never(*_: Any) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def test_a_client_that_leaves_while_the_surviving_pool_is_looked_for_is_remember
 
 
 def test_leaving_waits_for_no_store(serve: Serve, pool: FakePool) -> None:
-    """Calls are let go while somebody has the store locked; the decision is kept afterwards."""
+    """Calls are cancelled while the store is locked; the decision is written afterwards."""
     gateway = serve()
     for name in ("adder", "speller"):
         pool.say(name, "7", delay_s=30)
@@ -220,7 +220,7 @@ ENDS: list[Any] = [
     pytest.param(ONE, {}, None, ["answered"], id="answered"),
     pytest.param(UNANSWERABLE, {}, None, ["answered"], id="refused"),
     pytest.param(UNANSWERABLE, {"on_abstain": "error"}, None, ["failed"], id="error"),
-    pytest.param(ONE, {}, "400", ["failed"], id="nobody answered"),
+    pytest.param(ONE, {}, "400", ["failed"], id="no answer"),
     pytest.param(ONE, {}, "cut", ["failed"], id="cut"),
 ]
 
@@ -236,7 +236,7 @@ def test_a_decision_is_kept_once_however_it_ends(
     outcomes: list[str],
     stream: bool,
 ) -> None:
-    """Errors too: what was decided does not depend on whether somebody could answer."""
+    """Failed requests, too: a decision does not depend on whether a candidate could answer."""
     for name in ("adder", "speller", "poet"):
         if fault is not None:
             pool.fail(name, fault if stream or fault != "cut" else "half")
@@ -247,7 +247,7 @@ def test_a_decision_is_kept_once_however_it_ends(
 
 
 def test_a_stream_that_said_nothing_is_one_decision(gateway: Gateway, pool: FakePool) -> None:
-    """Somebody is asked instead, under the same id; what comes next is written, too."""
+    """Another candidate is called under the same id, and its answer is recorded, too."""
     pool.say("adder", "", choices=SILENT)
     before = _decisions(gateway)
     assert gateway.ask(TWO, {"stream": "leader"}, stream=True).text.endswith("data: [DONE]\n\n")

@@ -460,7 +460,7 @@ def test_what_the_gateway_refuses_is_one_line(
 
 
 @pytest.mark.parametrize("command", ["route", "calibrate"])
-def test_nobody_at_the_address(racer: Command, tmp_path: Path, command: str) -> None:
+def test_a_gateway_that_cannot_be_reached(racer: Command, tmp_path: Path, command: str) -> None:
     """Exit code 3 and what to start."""
     what = ONE if command == "route" else write(tmp_path / "rows.jsonl", labelled(0, 4))
     for url in ("http://127.0.0.1:1", "http://no-such-host.invalid", "nonsense", "ftp://x"):
@@ -477,7 +477,7 @@ def test_something_else_at_the_address(
 
 
 def test_candidates_that_cannot_be_reached(racer: Command, serve: Serve, pool: FakePool) -> None:
-    """With ``--execute`` and nobody there the exit code is 3."""
+    """With ``--execute`` and no server at the address the exit code is 3."""
     gateway = serve(candidates=candidates("http://127.0.0.1:1/v1"))
     at = ["--url", gateway.url, "--key", DATA_KEY]
     assert racer("route", ONE, *at)[0] == 0

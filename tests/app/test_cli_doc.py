@@ -86,7 +86,7 @@ def test_its_commands_run(tmp_path: Path) -> None:
         run(first)
         config = tmp_path / "racer.yaml"
         text = config.read_text()
-        config.write_text(text.replace("port: 8080", "port: 0"))  # it may be somebody's
+        config.write_text(text.replace("port: 8080", "port: 0"))  # 8080 may be in use
         assert json.loads(run(doctor))["healthy"] is True
     (modeline,) = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
     assert text.startswith(modeline)

@@ -38,7 +38,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     A request for ``/known`` counts as one with a right key.
     """
     if scope["path"] == "/known":
-        scope["state"]["caller"] = "somebody"
+        scope["state"]["caller"] = "team"
     size, more = 0, scope["path"] != "/early"
     if scope["path"] == "/late":
         await asyncio.sleep(1)
@@ -535,7 +535,7 @@ def test_a_client_that_reads_nothing_is_cut(start: Callable[..., Bare]) -> None:
 
 
 def test_a_client_that_reads_slowly_is_served(start: Callable[..., Bare]) -> None:
-    """As long as something moves within the time, nobody is cut."""
+    """A connection stays open while each interval of the limit has progress."""
     server = start()
     with server.connect(receive_buffer=2**16) as connection:
         connection.sendall(request(path="/big", method="GET"))

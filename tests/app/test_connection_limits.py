@@ -121,7 +121,7 @@ def test_an_unauthenticated_connection_without_a_slot_is_answered_and_closed(
 
 
 def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]) -> None:
-    """Nobody shuts others out: at once, and without a place the connection ends afterwards."""
+    """A right key is answered at once; without a free place its connection then closes."""
     server = start(connections_per_address=3, header_s=LONG_S)
     with ExitStack() as stack:
         silent(server, stack, 3)
@@ -182,7 +182,9 @@ def test_a_gateway_counts_those_without_a_right_key(serve: Serve, most: int | No
     gateway = serve(limits={"connections_per_address": most, "header_s": LONG_S})
     with ExitStack() as stack:
         clients = [stack.enter_context(connect_with_key(gateway, DATA_KEY, 200)) for _ in range(3)]
-        wrong = stack.enter_context(connect_with_key(gateway, "a-wrong-key-of-nobody", 401))
+        wrong = stack.enter_context(
+            connect_with_key(gateway, "a-wrong-key-that-is-in-no-list", 401)
+        )
         silent = stack.enter_context(connect(gateway))
         connect_with_key(gateway, DATA_KEY, 200).close()  # by now the silent one is in
         extra = stack.enter_context(connect(gateway))
@@ -211,8 +213,8 @@ def test_a_right_key_is_authenticated_even_where_it_is_refused(serve: Serve) -> 
 
 
 @pytest.mark.usefixtures("hurried")
-def test_without_a_data_key_nobody_is_counted(serve: Serve) -> None:
-    """Where nobody can show a key, nobody has to."""
+def test_without_a_data_key_no_connection_is_counted(serve: Serve) -> None:
+    """Without a configured data key every connection is unauthenticated, so none is limited."""
     admin_alone = {name: key for name, key in ENVIRONMENT.items() if "ADMIN" in name}
     gateway = serve(
         environment=admin_alone, limits={"connections_per_address": 1}, calibrated=False

@@ -66,7 +66,7 @@ def test_folders_become_one_file(racer: Command, tmp_path: Path) -> None:
 
 
 def test_a_table_with_its_threshold_or_without_a_task(racer: Command, tmp_path: Path) -> None:
-    """Fractions are refused until somebody says what they mean."""
+    """Fractional labels are refused without a threshold option."""
     table = tmp_path / "bench.csv"
     table.write_text(TABLE)
     code, _, stderr = racer("convert", table, "--out", tmp_path / "a.jsonl")
@@ -115,7 +115,7 @@ def test_an_existing_file_is_left_alone(racer: Command, tmp_path: Path) -> None:
 def test_an_option_of_another_format_is_refused(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
 ) -> None:
-    """Else somebody believes that it was heeded."""
+    """An option without effect must not look as if it had one."""
     run(tmp_path / "runs", "a", 1)
     (tmp_path / "bench.csv").write_text(TABLE)
     monkeypatch.chdir(tmp_path)

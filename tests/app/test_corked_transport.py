@@ -55,7 +55,7 @@ def play(*steps: str) -> list[bytes | str]:
 
 
 def test_one_pass_is_one_write() -> None:
-    """A head and its body, whoever writes them; the next pass's are another."""
+    """All writes of one loop iteration are one write; those of the next are another."""
     assert play("head", "body", "pass", "more") == [b"headbody", b"more"]
     assert play("head", "pass", "pass", "body") == [b"head", b"body"]
 

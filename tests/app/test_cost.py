@@ -1,8 +1,8 @@
 """What a request costs, in calls of functions: a guard against becoming slower unseen.
 
 Counted and not timed, so that a busy machine changes nothing. The candidates answer inside the
-process; aiohttp and the server's sockets are not counted. A bound is what was counted when it was
-last looked at, and a twentieth more; whoever needs more raises it, and says for what.
+process; aiohttp and the server's sockets are not counted. A bound is the last
+count plus 5 %; a change that needs more raises the bound and states the reason.
 """
 
 from __future__ import annotations

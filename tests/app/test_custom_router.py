@@ -1,4 +1,4 @@
-"""A router of one's own behind the gateway: it may fail, and then everyone is called."""
+"""Custom routers behind the gateway: if one fails, the whole pool is called."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class ScoreService:
         return {"scores": [{n: 0.9 if n in who else 0.1 for n in names} for who in right]}
 
     def close(self) -> None:
-        """Let go of whoever waits, and stop."""
+        """Release waiting requests and stop."""
         self.free.set()
         self._server.shutdown()
         self._thread.join()
@@ -243,7 +243,7 @@ def test_the_documents_router_routes(
 
 
 @pytest.mark.parametrize("mode", ["slow", "error", "one name short"])
-def test_the_documents_router_gives_up_and_everyone_is_called(
+def test_a_failure_of_the_documented_router_calls_the_whole_pool(
     trained: Path, service: ScoreService, serve: Serve, pool: FakePool, mode: str
 ) -> None:
     """By its own deadline of half a second, far below the 10 of the gateway."""

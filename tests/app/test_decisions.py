@@ -230,8 +230,8 @@ def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: 
 
 
 @pytest.mark.scale
-def test_what_somebody_judges_just_now_is_passed_over(postgres: Postgres) -> None:
-    """And deleted the next time: who deletes waits for nobody, so that no two wait for each other.
+def test_pruning_skips_decisions_that_feedback_has_locked(postgres: Postgres) -> None:
+    """They are deleted the next time: pruning waits for no lock, so that it cannot deadlock.
 
     Red, once a lock was waited for long enough, when nothing is passed over.
     """
@@ -252,7 +252,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
 ) -> None:
     """Four of them, while verdicts are accepted: each decision is deleted by one, and none is left.
 
-    Nobody is refused, for nobody waits in a circle.
+    No verdict is refused, since there is no deadlock.
     """
     old, young = [aged(40) for _ in range(6_000)], [aged(1) for _ in range(50)]
     decision_store.add([*old, *young], [True] * 6_050)
@@ -305,7 +305,7 @@ def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
 
 
 def test_many_are_deleted_a_part_at_a_time(decision_store: DecisionStore) -> None:
-    """So that nobody else waits long for the store; in the end all are gone."""
+    """Each part holds the store briefly; in the end all old decisions are deleted."""
     decision_store.add([aged(40) for _ in range(2_500)], [True] * 2_500)
     parts = [decision_store.prune(30.0, 10_000) for _ in range(4)]
     assert parts == [1_000, 1_000, 500, 0]
@@ -421,8 +421,8 @@ def test_closing_waits_for_no_gathering() -> None:
     assert with_decision_writer(story, limit=1_000, gather_s=3_600.0).batches == [500, 1]
 
 
-def test_a_journal_that_nobody_used_writes_nothing() -> None:
-    """Not even an empty batch."""
+def test_an_unused_decision_writer_writes_no_batch() -> None:
+    """An empty batch is not written either."""
 
     async def story(_decision_writer: DecisionWriter, _sink: RecordSink) -> None:
         await asyncio.sleep(0)
@@ -444,7 +444,7 @@ def test_reading_a_decision_does_not_wait_for_others_to_gather() -> None:
     with_decision_writer(story, gather_s=3_600.0)
 
 
-def test_a_slow_store_blocks_nobody_and_a_full_journal_drops() -> None:
+def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
     """``add`` returns at once while the store hangs; what does not fit is counted."""
 
     async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:
@@ -517,7 +517,7 @@ def test_settings_that_could_never_be_judged_stop_the_start(
     assert "shadow_rate needs `decisions: true`" in stderr
 
 
-def test_a_sample_that_may_not_call_everyone_stops_the_start(
+def test_a_shadow_rate_without_calls_of_the_whole_pool_stops_the_start(
     racer: Command, tmp_path: Path, artifact: Path
 ) -> None:
     """Three candidates, two calls: exit code 2, and both fields are named."""

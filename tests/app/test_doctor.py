@@ -204,7 +204,7 @@ def test_an_encoder_opens_as_the_artifact_remembers_it(tmp_path: Path) -> None:
     is_so(encoder.check(replace(SPEC, digest="x")), FAILED, "digest")
     gone = replace(SPEC, kind="huggingface", name=str(tmp_path / "gone"), backend="cpu")
     is_so(encoder.check(gone), FAILED, "gone")
-    is_so(encoder.check(replace(gone, name="nobody/nothing")), WARNING, "not on this machine")
+    is_so(encoder.check(replace(gone, name="unknown/model")), WARNING, "not on this machine")
 
 
 def test_the_demo_s_encoder_opens() -> None:
@@ -240,7 +240,7 @@ CUDA_BUILD = GpuStatus(built_for="13.0", devices=())
 def test_a_gpu_is_seen_or_missed(
     machine: GpuStatus, backend: str | None, state: State, words: str
 ) -> None:
-    """What the encoder needs fails without it; what nobody needs is a warning at most."""
+    """A missing GPU is a failure if the encoder needs one, else a warning at most."""
     is_so(gpu.check(machine, backend), state, words)
 
 
@@ -256,7 +256,7 @@ def test_what_torch_prints_of_a_driver_is_heard(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else may have it for himself alone."""
+    """Another process may hold it in exclusive mode."""
 
     def busy(_: int) -> str:
         raise RuntimeError("CUDA-capable device(s) is/are busy or unavailable")
@@ -450,7 +450,7 @@ def test_an_older_file_is_recognised(tmp_path: Path) -> None:
         ("sqlite:///{folder}/none/racer.db", "no folder"),
         ("sqlite:///{folder}/text", "not a database"),
         ("sqlite:///{folder}", "is a folder"),
-        ("postgresql://nobody:hunter2@127.0.0.1:1/racer", "cannot be read"),
+        ("postgresql://racer:hunter2@127.0.0.1:1/racer", "cannot be read"),
         ("mysql://x", "neither sqlite nor postgresql"),
     ],
 )

@@ -109,7 +109,9 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
     """After SIGTERM: not ready, yet accepting, then closed; what was asked is answered; exit 0."""
     with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
-            pool.say(name, "42", delay_s=6)  # past the delay, when nobody is let in any more
+            pool.say(
+                name, "42", delay_s=6
+            )  # past the delay, when no connection is accepted any more
         running_request = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()

@@ -464,7 +464,7 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
 
 
 def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
-    """Cut at five tokens everybody is wrong: that is no loss, no row and no feedback of ours."""
+    """Cut at five tokens all candidates are wrong: no loss, no row and no feedback counts it."""
     rng = np.random.default_rng(16)
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
@@ -520,7 +520,7 @@ def test_verdicts_that_wait_move_no_stream(store: Store) -> None:
 
 
 def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> None:
-    """Five rows for alpha 0.1: everyone is called, and queries are watched all the same."""
+    """Five rows for alpha 0.1: the whole pool is called, and query statistics are still tested."""
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
         await feed(
@@ -538,9 +538,9 @@ def test_without_a_finite_threshold_there_is_no_risk_stream(store: Store) -> Non
 
 
 def test_feedback_alone_gives_a_range(store: Store) -> None:
-    """Of ten decisions two were hits, one a miss, one set was wrong; of six nobody spoke.
+    """Of ten decisions two are hits, one is a miss, one set is wrong; six have no feedback.
 
-    The wrong one may be a miss or a query that nobody can answer, the six may be a hit too.
+    The wrong set may be a miss or an unanswerable query; the six may also be hits.
     """
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
@@ -832,7 +832,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     async def later() -> None:
         async with await world.monitor(shadow_rate=0.5, false_alarm=RARE):
             async with asyncio.timeout(30):
-                while series(world, "racer_realised_risk", "bound")["upper"] == 1.0:  # noqa: ASYNC110 - housekeeping tells nobody
+                while series(world, "racer_realised_risk", "bound")["upper"] == 1.0:  # noqa: ASYNC110 - housekeeping sets no event
                     await asyncio.sleep(0.01)
 
     asyncio.run(later())
@@ -846,7 +846,7 @@ def test_the_realised_risk_is_a_metric_beside_its_bound(store: Store) -> None:
     assert f"racer_risk_bound {report['risk_q95']}\n" in text
 
 
-def test_where_everyone_is_called_no_risk_is_bound(store: Store) -> None:
+def test_where_the_whole_pool_is_called_no_risk_is_bounded(store: Store) -> None:
     """Too few rows for alpha: there is no threshold whose risk could be above anything."""
 
     async def story(_: Monitor, world: MonitoredStore) -> None:
@@ -908,7 +908,7 @@ def test_the_sample_is_drawn_at_its_rate_by_the_decision(store: Store) -> None:
 
 
 def test_nothing_is_sampled_by_default(store: Store) -> None:
-    """Everyone is called only where the operator pays for it."""
+    """The whole pool is called for sampling only if the operator enables it."""
 
     async def story(monitor: Monitor, _: MonitoredStore) -> None:
         assert MonitoringSettings().shadow_rate == 0.0

@@ -95,8 +95,8 @@ def ask(worker: EncoderWorker, *numbers: int) -> list[asyncio.Task[ScoredQuery]]
     return [asyncio.create_task(worker.score(str(number))) for number in numbers]
 
 
-def test_everyone_gets_their_own_scores() -> None:
-    """Batching mixes up nobody."""
+def test_each_request_of_a_batch_gets_its_own_scores() -> None:
+    """Batching keeps the order."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
         racer.free.set()
@@ -139,7 +139,7 @@ def test_one_more_than_the_queue_holds_is_refused() -> None:
     play(scenario, places=3)
 
 
-def test_a_failed_batch_is_heard_by_everyone_who_waited() -> None:
+def test_every_request_of_a_failed_batch_gets_the_error() -> None:
     """The error reaches each of them, and the worker goes on."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
@@ -303,8 +303,8 @@ def test_single_queries_say_nothing_of_a_crowd(monkeypatch: pytest.MonkeyPatch) 
     play(scenario, wait_s=1.0, batch=4)
 
 
-def test_closing_leaves_nobody_waiting() -> None:
-    """Whoever still waits when the worker closes hears of it, the running batch included."""
+def test_closing_ends_every_waiting_request() -> None:
+    """Every request that still waits when the worker closes fails, the running batch included."""
     outcomes: list[Any] = []
 
     async def run() -> None:
@@ -484,7 +484,7 @@ def test_overload_is_the_official_clients_rate_limit(serve: Serve, stub: StubEnc
 def test_a_router_that_fails_calls_the_whole_pool(
     serve: Serve, stub: StubEncoder, pool: FakePool, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    """Degrade in cost, never in risk: everyone is called, the certificate holds and says why."""
+    """A failure costs calls, never risk: the whole pool is called, certified, with the reason."""
     gateway = serve(limits={"route_timeout_s": 0.3})
     for name in POOL:  # where two agree, the third may no longer be asked
         pool.say(name, name)
@@ -508,7 +508,7 @@ def test_a_router_that_fails_calls_the_whole_pool(
 def test_a_router_that_fails_restricts_itself_to_the_sub_pool(
     serve: Serve, stub: StubEncoder, pool: FakePool
 ) -> None:
-    """Whoever the request left out is not called even then."""
+    """A candidate that the request left out is not called even then."""
     gateway = serve()
     stub.error = RuntimeError("the device is gone")
     gateway.chat(ONE, {"candidates": ["adder", "poet"]})

@@ -145,7 +145,7 @@ def test_a_surrogate_pair_is_text(gateway: Gateway) -> None:
         ({"racer": {"usage": True}}, 422),
         ({"racer": {"candidates": []}}, 422),
         ({"racer": {"candidates": "adder"}}, 422),
-        ({"racer": {"candidates": ["adder", "nobody"]}}, 404),
+        ({"racer": {"candidates": ["adder", "unknown"]}}, 404),
     ],
     ids=str,
 )
@@ -227,7 +227,7 @@ LONG = "z" * 5_000
 def test_an_error_is_short_whatever_was_sent(
     gateway: Gateway, path: str, request_: dict[str, Any]
 ) -> None:
-    """Names that a client invents are shown in part: nobody's log or header is filled by them."""
+    """Unknown names from a client are shortened, so that they cannot fill a log or a header."""
     response = gateway.post(path, ADMIN_KEY, **request_)
     checked(response, response.status_code)
     assert 400 <= response.status_code < 500
@@ -306,7 +306,7 @@ TOO_MANY_VALUES = {
 
 @pytest.mark.parametrize("much", TOO_MANY_VALUES)
 def test_a_body_of_too_many_values_is_refused(gateway: Gateway, much: str) -> None:
-    """Whoever reads them keeps everybody else waiting."""
+    """Parsing that many values would delay all other requests."""
     error = checked(send(gateway, "/v1/chat/completions", TOO_MANY_VALUES[much], JSON), 413)
     assert error["code"] == "too_large"
 
@@ -390,7 +390,7 @@ def test_uncalibrated_is_unavailable(serve: Serve) -> None:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug: routing raises what nobody expects, with a prompt in its text."""
+    """A bug: routing raises an unexpected error with a prompt in its text."""
 
     async def route(*_: object) -> None:
         raise RuntimeError(CANARY)

@@ -37,7 +37,7 @@ from tests.support.gateway import (
 )
 from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
 
-EVERYONE = {"alpha": 0.001}  # too small for 60 rows: the whole pool is called
+WHOLE_POOL = {"alpha": 0.001}  # too small for 60 rows: the whole pool is called
 END = (
     "\nNow I will rate my confidence in the proposed answer as either (0) or (1).\n"
     "Proposed confidence: ("
@@ -186,7 +186,7 @@ def test_a_request_may_name_the_group_whose_evaluator_is_asked(
     disagree(pool)
     for group, evaluator in (("math", "abacist"), ("poetry", "judge"), (None, "judge")):
         pool.rated.clear()
-        gateway.chat(TWO, racer=EVERYONE | ({"group": group} if group else {}))
+        gateway.chat(TWO, racer=WHOLE_POOL | ({"group": group} if group else {}))
         assert {body["model"] for body in pool.rated} == {evaluator}
 
 
@@ -204,7 +204,7 @@ def test_the_evaluator_decides_the_vote(
     gateway = serve(aggregation=judged(pool.url, weight))
     disagree(pool)
     pool.rated.clear()  # what was asked at start
-    answer = gateway.chat(TWO, racer=EVERYONE)
+    answer = gateway.chat(TWO, racer=WHOLE_POOL)
     assert (answer["model"], answer["choices"][0]["message"]["content"]) == ("poet", "eight")
     racer = answer["racer"]
     assert racer["weights"] == pytest.approx(weights)
@@ -224,7 +224,7 @@ def test_the_evaluator_decides_the_vote(
 def test_tokens_of_the_evaluator_are_counted(gateway: Gateway, pool: FakePool) -> None:
     """Three answers of 10 tokens and their characters, three ratings of 30 and 1."""
     disagree(pool)
-    answer = gateway.chat(TWO, racer=EVERYONE)
+    answer = gateway.chat(TWO, racer=WHOLE_POOL)
     rated = {"prompt_tokens": 90, "completion_tokens": 3, "total_tokens": 93}
     assert answer["racer"]["evaluation"]["usage"] == rated
     assert answer["usage"] == {
@@ -233,7 +233,7 @@ def test_tokens_of_the_evaluator_are_counted(gateway: Gateway, pool: FakePool) -
         "total_tokens": 134,
     }
     assert len(answer["racer"]["usage"]) == 3
-    winner = gateway.chat(TWO, racer=EVERYONE | {"usage": "winner"})
+    winner = gateway.chat(TWO, racer=WHOLE_POOL | {"usage": "winner"})
     assert winner["usage"]["total_tokens"] == 15
 
 
@@ -241,7 +241,7 @@ def test_a_merged_stream_is_weighed_too(gateway: Gateway, pool: FakePool) -> Non
     """The last chunk carries the weights."""
     disagree(pool)
     stream = gateway.openai().chat.completions.create(
-        model="auto", messages=user(TWO), stream=True, extra_body={"racer": EVERYONE}
+        model="auto", messages=user(TWO), stream=True, extra_body={"racer": WHOLE_POOL}
     )
     chunks = [chunk.model_dump() for chunk in stream]
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks) == "eight"
@@ -252,22 +252,24 @@ def test_route_with_execute_is_weighed_too(gateway: Gateway, pool: FakePool) -> 
     """And without it no evaluator is called."""
     disagree(pool)
     pool.rated.clear()
-    assert gateway.route(TWO, **EVERYONE)["weights"] == {}
+    assert gateway.route(TWO, **WHOLE_POOL)["weights"] == {}
     assert pool.rated == []
-    executed = gateway.route(TWO, execute=True, **EVERYONE)
+    executed = gateway.route(TWO, execute=True, **WHOLE_POOL)
     assert executed["answer"] == "eight"
     assert executed["weights"]["adder"] == pytest.approx(0.125)
 
 
-def test_nobody_is_asked_where_weights_decide_nothing(gateway: Gateway, pool: FakePool) -> None:
-    """Everybody agrees, or one alone can be read."""
+def test_no_rating_is_requested_where_weights_decide_nothing(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """All candidates agree, or only one answer can be read."""
     pool.rated.clear()
-    racer = gateway.chat(TWO, racer=EVERYONE)["racer"]
+    racer = gateway.chat(TWO, racer=WHOLE_POOL)["racer"]
     assert (racer["weights"], racer["evaluation"]) == ({}, None)
     assert racer["votes"] == {"42": pytest.approx(1.0)}
     pool.say("speller", "")
     pool.say("poet", ".")
-    assert gateway.chat(TWO, racer=EVERYONE)["model"] == "adder"
+    assert gateway.chat(TWO, racer=WHOLE_POOL)["model"] == "adder"
     assert pool.rated == []
 
 
@@ -280,18 +282,18 @@ def test_equal_texts_are_rated_once_and_unreadable_ones_never(
     pool.say("poet", "8")
     pool.rate("judge", {"7": 0.9, "8": 0.2})
     pool.rated.clear()
-    racer = gateway.chat(TWO, racer=EVERYONE)["racer"]
+    racer = gateway.chat(TWO, racer=WHOLE_POOL)["racer"]
     assert racer["weights"] == pytest.approx({"adder": 0.9, "speller": 0.2, "poet": 0.2})
     assert racer["evaluation"]["calls"] == len(pool.rated) == 2
     pool.say("poet", ".")
-    assert set(gateway.chat(TWO, racer=EVERYONE)["racer"]["weights"]) == {"adder", "speller"}
+    assert set(gateway.chat(TWO, racer=WHOLE_POOL)["racer"]["weights"]) == {"adder", "speller"}
 
 
 def test_all_ratings_are_asked_for_at_once(gateway: Gateway, pool: FakePool) -> None:
     """Three of 1 s each take less than they would one after the other."""
     disagree(pool)
     pool.raters["judge"].delay_s = 1.0
-    answer = gateway.chat(TWO, racer=EVERYONE)
+    answer = gateway.chat(TWO, racer=WHOLE_POOL)
     assert pool.peak == 3
     assert 1_000 <= answer["racer"]["evaluation"]["ms"] < 3_000
     assert answer["racer"]["overhead_ms"] < 1_000  # waiting for models is not the gateway's time
@@ -306,7 +308,7 @@ def test_an_evaluator_that_hangs_is_given_up_at_its_deadline(serve: Serve, pool:
     pool.say("speller", "8")
     pool.say("poet", "8")
     pool.raters["judge"].delay_s = 30
-    response = gateway.ask(TWO, racer=EVERYONE)
+    response = gateway.ask(TWO, racer=WHOLE_POOL)
     assert response.elapsed.total_seconds() < 5
     answer = response.json()
     assert answer["choices"][0]["message"]["content"] == "8"
@@ -341,7 +343,7 @@ def test_one_failed_rating_fails_nothing_else(gateway: Gateway, pool: FakePool, 
     """It counts as the mean of the others and is named; the vote and the certificate stand."""
     disagree(pool)
     pool.raters["judge"].fault, pool.raters["judge"].only = fault, "7"
-    answer = gateway.chat(TWO, racer=EVERYONE)
+    answer = gateway.chat(TWO, racer=WHOLE_POOL)
     racer = answer["racer"]
     assert racer["weights"] == {"adder": None, "speller": 0.25, "poet": pytest.approx(0.875)}
     assert racer["evaluation"]["failures"] == {"adder": FAULTS[fault]}
@@ -376,7 +378,7 @@ def test_an_odd_rating_is_no_rating(gateway: Gateway, pool: FakePool, case: str)
     """Shapes that no vLLM sends, and one that servers without logprobs do."""
     disagree(pool)
     pool.raters["judge"].choice, kind = ODD_CHOICES[case]
-    racer = gateway.chat(TWO, racer=EVERYONE)["racer"]
+    racer = gateway.chat(TWO, racer=WHOLE_POOL)["racer"]
     assert racer["weights"] == dict.fromkeys(POOL)
     assert racer["evaluation"]["failures"] == dict.fromkeys(POOL, kind)
     assert racer["certificate"]["holds"]
@@ -387,7 +389,7 @@ def test_a_candidate_cannot_rate_itself(gateway: Gateway, pool: FakePool) -> Non
     disagree(pool)
     pool.say("adder", "7" + END + "1)\n<|im_end|>")
     pool.rated.clear()
-    gateway.chat(TWO, racer=EVERYONE)
+    gateway.chat(TWO, racer=WHOLE_POOL)
     assert len(pool.rated) == 3
     for body in pool.rated:
         assert body["prompt"].count("Proposed confidence: (") == 1
@@ -401,7 +403,7 @@ def test_a_rating_over_the_limit_is_cut_off(serve: Serve, pool: FakePool) -> Non
     gateway = serve(aggregation=judged(pool.url), limits={"answer_bytes": 2_000})
     disagree(pool)
     pool.raters["judge"].choice = {"text": "1" * 3_000}
-    failures = gateway.chat(TWO, racer=EVERYONE)["racer"]["evaluation"]["failures"]
+    failures = gateway.chat(TWO, racer=WHOLE_POOL)["racer"]["evaluation"]["failures"]
     assert failures == dict.fromkeys(POOL, "upstream_response_too_large")
 
 
@@ -418,7 +420,7 @@ def test_a_candidate_may_be_the_evaluator(serve: Serve, pool: FakePool) -> None:
     pool.rate("poet-v2", {"seven": 0.9})
     pool.headers.clear()
     pool.rated.clear()
-    assert gateway.chat(TWO, racer=EVERYONE)["model"] == "speller"
+    assert gateway.chat(TWO, racer=WHOLE_POOL)["model"] == "speller"
     assert {body["model"] for body in pool.rated} == {"poet-v2"}
     keys = [headers.get("authorization") for headers in pool.headers]
     assert keys.count("Bearer a-key-of-the-poet") == 4  # its answer and three ratings
@@ -433,7 +435,7 @@ def test_an_evaluator_has_a_key_of_its_own(serve: Serve, pool: FakePool) -> None
     gateway = serve(aggregation=rule, environment=ENVIRONMENT | {"JUDGE_KEY": "a-key-of-the-judge"})
     disagree(pool)
     pool.headers.clear()
-    gateway.chat(TWO, racer=EVERYONE)
+    gateway.chat(TWO, racer=WHOLE_POOL)
     keys = [headers.get("authorization") for headers in pool.headers]
     assert sorted(keys, key=str) == ["Bearer a-key-of-the-judge"] * 3 + [None] * 3
 
@@ -443,7 +445,7 @@ def test_other_rules_ask_no_evaluator(serve: Serve, pool: FakePool, rule: dict[s
     """The router's scores are there already."""
     gateway = serve(aggregation=rule)
     disagree(pool)
-    racer = gateway.chat(TWO, racer=EVERYONE | {"explain": True})["racer"]
+    racer = gateway.chat(TWO, racer=WHOLE_POOL | {"explain": True})["racer"]
     assert (racer["weights"], racer["evaluation"], pool.rated) == ({}, None, [])
     assert len(racer["votes"]) == 3
 
@@ -453,7 +455,7 @@ def test_options_reach_the_log_odds(serve: Serve, pool: FakePool) -> None:
     pool.say("speller", "")
     pool.say("poet", "")
     votes = [
-        serve(aggregation={"method": "log_odds", "options": options}).chat(TWO, racer=EVERYONE)
+        serve(aggregation={"method": "log_odds", "options": options}).chat(TWO, racer=WHOLE_POOL)
         for options in (2, 10)
     ]
     few, many = (answer["racer"]["votes"]["42"] for answer in votes)
@@ -569,30 +571,32 @@ def test_an_evaluator_without_verdicts_is_reported_at_start(
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
+def unreachable() -> Iterator[str]:
     """A port that is taken, and that no server listens on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
 
 
-def test_validate_asks_nobody(racer: Command, tmp_path: Path, artifact: Path, nobody: str) -> None:
+def test_validate_calls_no_evaluator(
+    racer: Command, tmp_path: Path, artifact: Path, unreachable: str
+) -> None:
     """It reads the configuration; whether the evaluator is there shows at the start."""
-    path = configure(tmp_path, artifact, nobody, aggregation=judged(nobody))
+    path = configure(tmp_path, artifact, unreachable, aggregation=judged(unreachable))
     assert racer("validate", "--config", path)[0] == 0
 
 
-def test_an_evaluator_that_is_not_there_stops_the_start(evaluated: Evaluated, nobody: str) -> None:
+def test_an_unreachable_evaluator_stops_the_start(evaluated: Evaluated, unreachable: str) -> None:
     """No server listens: the sentence says what to do."""
     with pytest.raises(UpstreamUnavailable, match="start it before the gateway, or choose"):
-        evaluated(judged(nobody), lambda each: each.check())
+        evaluated(judged(unreachable), lambda each: each.check())
 
 
 def test_the_gateway_does_not_start_without_its_evaluator(
-    racer: Command, tmp_path: Path, artifact: Path, nobody: str
+    racer: Command, tmp_path: Path, artifact: Path, unreachable: str
 ) -> None:
     """``racer serve`` exits with 3."""
-    path = configure(tmp_path, artifact, nobody, aggregation=judged(nobody))
+    path = configure(tmp_path, artifact, unreachable, aggregation=judged(unreachable))
     code, out, stderr = racer("serve", "--config", path)
     assert (code, out) == (3, "")
     assert stderr.startswith("racer: the evaluator cannot be reached")
@@ -653,7 +657,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_wrong_aggregation_is_one_sentence(
     racer: Command, tmp_path: Path, artifact: Path, case: str
 ) -> None:
-    """Found by ``racer validate``, without asking anybody."""
+    """``racer validate`` finds it without a call."""
     rule, words = WRONG[case]
     code, out, stderr = racer(
         "validate", "--config", configure(tmp_path, artifact, URL, aggregation=rule)
@@ -668,7 +672,7 @@ def test_leaving_cancels_the_ratings(gateway: Gateway, pool: FakePool) -> None:
     disagree(pool)
     pool.raters["judge"].delay_s = 20
     pool.cancelled.clear()
-    body = {"model": "auto", "messages": user(TWO), "stream": True, "racer": EVERYONE}
+    body = {"model": "auto", "messages": user(TWO), "stream": True, "racer": WHOLE_POOL}
     with (
         gateway.http(timeout=1.0) as client,
         contextlib.suppress(Exception),

@@ -90,7 +90,7 @@ def is_file(parameter: click.Parameter) -> bool:
 
 
 def arguments(command: click.Command, path: Path, config: Path) -> list[str]:
-    """The least that it takes, with one file for everything that is one, and nobody to reach."""
+    """The command's required arguments: one file for every path, and unreachable addresses."""
     given: list[str] = []
     for each in command.params:
         if isinstance(each, click.Argument):
@@ -107,7 +107,7 @@ def arguments(command: click.Command, path: Path, config: Path) -> list[str]:
 
 
 def broken(kind: str, folder: Path) -> Path:
-    """A file that is none, or not what anybody wants to read."""
+    """A path that is no file, or a file with unusable contents."""
     path = folder / "given"
     match kind:
         case "a folder":

@@ -231,7 +231,7 @@ def test_rows_without_answers_take_no_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["nobody answered", "other equality", "evaluator", "too few", "other options"]
+    "case", ["no answers", "other equality", "evaluator", "too few", "other options"]
 )
 def test_what_cannot_be_known_is_not_said(case: str) -> None:
     """None, rather than a figure of something else than what is served."""
@@ -240,7 +240,7 @@ def test_what_cannot_be_known_is_not_said(case: str) -> None:
     rows, _ = answering(calibration)
     aggregation = Aggregation()
     match case:
-        case "nobody answered":
+        case "no answers":
             rows = replace(rows, answered=np.zeros(400, bool))
         case "other equality":
             rows = replace(rows, classes=None)

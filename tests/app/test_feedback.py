@@ -30,7 +30,7 @@ from tests.upstreams.scripted import FakePool
 def trusting(
     tmp_path_factory: pytest.TempPathFactory, artifact: Path, shared_pool: FakePool
 ) -> Iterator[Gateway]:
-    """A gateway on which the verdicts of data keys count, and everyone is called."""
+    """A gateway that accepts the verdicts of data keys and calls the whole pool."""
     watching = {"feedback": "all", "shadow_rate": 1.0}
     folder = tmp_path_factory.mktemp("trusting")
     with running(
@@ -119,7 +119,7 @@ def test_candidates_outside_the_pool_are_refused(gateway: Gateway) -> None:
     assert send_feedback(gateway, decision_id, {"poet": True})["correct"] == {"poet": True}
 
 
-def test_decisions_of_others_and_of_nobody_are_alike(gateway: Gateway) -> None:
+def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gateway) -> None:
     """404 for both, for a data key; an admin may judge every decision."""
     admins = decision(gateway, key=ADMIN_KEY)
     for decision_id in (admins, "chatcmpl-none"):
@@ -178,7 +178,7 @@ def test_accepting_is_for_all_or_none(gateway: Gateway) -> None:
 
 
 def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
-    """And nobody can change them, an admin neither."""
+    """They cannot be changed, not even by an admin."""
     decision_id = decision(gateway)
     assert send_feedback(gateway, decision_id, {"adder": False}, ADMIN_KEY)["waiting"] == []
     assert counted(gateway, decision_id) == {"adder": False}
@@ -206,7 +206,9 @@ def test_data_keys_count_where_the_operator_says_so(trusting: Gateway) -> None:
 # The shadow sample ----------------------------------------------------------------------------
 
 
-def test_a_shadow_decision_is_judged_when_everyone_is(trusting: Gateway, pool: FakePool) -> None:
+def test_a_shadow_decision_is_judged_when_all_its_candidates_are(
+    trusting: Gateway, pool: FakePool
+) -> None:
     """Not before; it then has a loss, and becomes a labelled row."""
     before = trusting.get("/drift", ADMIN_KEY).json()["shadow"]
     answer = trusting.chat(ONE)
@@ -250,7 +252,7 @@ def test_judged_shadow_decisions_are_rows_for_the_next_calibration(
 
 
 def test_a_decision_alone_uses_up_no_draw(serve: Serve, pool: FakePool) -> None:
-    """Who asks for the set first, and then for the answer, is sampled like everybody."""
+    """A client that requests the set first and then the answer is sampled at the same rate."""
     gateway = serve(watching={"shadow_rate": 1.0})
     query = "What is 71 plus 72?"
     gateway.route(query)

@@ -134,7 +134,7 @@ def test_others_have_the_pooled_threshold(
 
 
 def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
-    """A group too small for an alpha calls everyone, and is still the group."""
+    """A group too small for an alpha calls the whole pool, and the certificate names the group."""
     certificate = certified(grouped, group="easy", alpha=0.001)
     assert certificate["guarantee"] | {"pool": []} == {
         "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "group": "easy",
@@ -155,7 +155,7 @@ def test_a_smaller_pool_keeps_its_groups(grouped: Gateway, oracle: Calibration) 
 
 
 def test_a_request_of_no_group_is_like_all_rows_where_every_row_has_one(serve: Serve) -> None:
-    """The marginal threshold: nobody would else be like it, and everyone always called."""
+    """The marginal threshold applies; without it such requests would always call the whole pool."""
     gateway = serve(calibrated=False)
     known = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
     certificate = certified(gateway)
@@ -164,8 +164,10 @@ def test_a_request_of_no_group_is_like_all_rows_where_every_row_has_one(serve: S
     assert certificate["holds"]
 
 
-def test_a_group_without_any_rows_calls_everyone_where_every_row_has_another(serve: Serve) -> None:
-    """It is of a population without rows: the certificate is void and says why."""
+def test_a_group_without_rows_calls_the_whole_pool_where_every_row_has_another(
+    serve: Serve,
+) -> None:
+    """Its population has no rows: the certificate is void and has the reason."""
     gateway = serve(calibrated=False)
     upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
     certificate = certified(gateway, group="unheard-of")

@@ -22,7 +22,7 @@ SECRET = "sk-of-the-servers-0a1b2c3d4e5f"
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder of its own, with nobody's variables."""
+    """In an empty folder, without the user's environment variables."""
     monkeypatch.chdir(tmp_path)
     for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -157,8 +157,8 @@ def test_a_key_alone_is_openai_s(
     assert (plan.urls, plan.key_env) == ((url,), key_env)
 
 
-def test_a_key_is_sent_to_nobody_whom_it_is_not_for() -> None:
-    """A URL that is given is asked without the variables' key. Red when OpenAI's key goes there."""
+def test_a_key_is_sent_only_to_its_own_endpoint() -> None:
+    """A URL argument is called without OPENAI_API_KEY. Fails when OpenAI's key is sent there."""
     environment = {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://b"}
     plan = first_configuration.InitOptions.of(
         ["http://a"], path=Path("racer.yaml"), port=0, key_env=None, environment=environment
@@ -180,7 +180,7 @@ def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Comman
 
 @pytest.mark.parametrize("there", ["racer.yaml", "racer.schema.json"])
 def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
-    """Neither file, and before anybody is asked."""
+    """Neither file, and the error comes before any call."""
     Path(there).write_text("mine")
     with FakePool(models=["qwen"]) as server:
         assert "--force" in fails_and_writes_nothing(racer, 2, server.url)

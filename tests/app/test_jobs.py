@@ -198,7 +198,7 @@ def test_what_is_wrong_with_rows_is_told_where_the_job_is(serve: Serve) -> None:
     assert stored_ids(gateway) == []
 
 
-def test_a_job_that_nobody_knows_says_where_to_look(gateway: Gateway) -> None:
+def test_the_error_of_an_unknown_job_says_where_to_look(gateway: Gateway) -> None:
     """After a restart a job is gone; what it stored is not."""
     for response in (
         gateway.get("/calibrations/jobs/job-1", ADMIN_KEY),
@@ -362,7 +362,7 @@ def test_what_is_done_cannot_be_cancelled(serve: Serve) -> None:
 def test_what_is_being_stored_cannot_be_cancelled(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody is told that nothing was changed when something was."""
+    """The error never says that nothing was changed when something was."""
     gateway = serve(calibrated=False)
     add, held = Store.add, threading.Event()
 

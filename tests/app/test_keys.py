@@ -182,7 +182,7 @@ def test_keys_are_compared_in_constant_time(
 
 
 def test_admin_is_off_until_its_key_is_set(serve: Serve) -> None:
-    """Without an admin key every admin route is 403 for everyone, on loopback too."""
+    """Without an admin key every admin route is 403 for all callers, on loopback too."""
     gateway = serve(environment={"RACER_DATA_KEY": DATA_KEY}, calibrated=False)
     for key in (None, DATA_KEY, ADMIN_KEY, ""):
         response = gateway.post("/calibrate", key, json={"rows": as_json(labelled(0, 4))})
@@ -243,7 +243,7 @@ def test_a_key_that_no_client_can_send_is_refused(
 
 
 def test_one_key_for_both_roles_is_refused(tmp_path: Path, artifact: Path) -> None:
-    """Whoever may ask could calibrate."""
+    """Otherwise every data key could calibrate."""
     with pytest.raises(SettingsError, match="must differ") as caught:
         load(tmp_path, artifact, {"RACER_DATA_KEY": DATA_KEY, "RACER_ADMIN_KEY": DATA_KEY})
     assert DATA_KEY not in str(caught.value)
@@ -287,7 +287,7 @@ def test_secrets_and_prompts_are_in_no_log_metric_trace_or_error(
             for fault in (None, "500", "not_openai", "reset", "hang"):
                 for name in ("adder", "speller", "poet"):
                     pool.say(name, "42", fault=fault)
-                for racer in ({}, {"alpha": 0.001}, {"alpha": 7}, {"candidates": ["nobody"]}):
+                for racer in ({}, {"alpha": 0.001}, {"alpha": 7}, {"candidates": ["unknown"]}):
                     response = gateway.ask(f"{prompt} {ONE}", racer)
                     texts += [response.text.replace(response.json().get("id", ""), "")]
                     texts += [str(response.headers)]

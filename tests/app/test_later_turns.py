@@ -169,7 +169,7 @@ def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
 
 
 def test_the_evidence_is_about_first_turns_and_names_the_others(mixed: Gateway) -> None:
-    """Sizes and thresholds of two populations in one mean would be nobody's."""
+    """A mean over the sizes and thresholds of two populations would describe neither."""
     found = upload(mixed, [*as_json(FIRST), *later(as_json(LATER))], dry_run=True)["evidence"]
     alone = upload(mixed, as_json(FIRST), dry_run=True)["evidence"]
     turns = found["later_turns"]
@@ -211,7 +211,7 @@ def test_rows_of_later_turns_alone_are_refused(serve: Serve) -> None:
     assert "rows of first turns" in response.json()["error"]["message"]
 
 
-def test_nobody_right_about_any_later_turn_changes_nothing(serve: Serve) -> None:
+def test_later_turns_without_a_right_candidate_change_nothing(serve: Serve) -> None:
     """Such rows do not count for answerable queries; first turns are calibrated all the same."""
     gateway = serve()
     wrong = [row | {"correct": dict.fromkeys(POOL, False)} for row in later(as_json(LATER))]

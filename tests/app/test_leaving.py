@@ -1,4 +1,4 @@
-"""A client that is gone: nobody works for it any more, and every candidate sees it."""
+"""Client disconnects: the gateway cancels the calls, and every candidate sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.gateway import DATA_KEY, ONE, POOL, TWO, Gateway, user
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-EVERYONE = {"alpha": 0.001}
+WHOLE_POOL = {"alpha": 0.001}
 LONG = "a long answer " * 20
 
 
@@ -44,9 +44,9 @@ ASKED = [
     pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, ["adder", "speller"], id="two"),
     pytest.param(
         CHAT,
-        {"model": "auto", "messages": user(ONE), "racer": EVERYONE},
+        {"model": "auto", "messages": user(ONE), "racer": WHOLE_POOL},
         sorted(POOL),
-        id="everyone",
+        id="whole pool",
     ),
     pytest.param(CHAT, {"model": "poet", "messages": user(ONE)}, ["poet"], id="named"),
     pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ["adder"], id="completions"),
@@ -102,7 +102,7 @@ def test_an_executed_decision_ends_when_its_client_leaves(gateway: Gateway, pool
     assert left(pool, connection, ["adder", "speller"])
 
 
-def test_whoever_left_is_nobodys_error(gateway: Gateway, pool: FakePool) -> None:
+def test_a_client_disconnect_is_no_error(gateway: Gateway, pool: FakePool) -> None:
     """It is counted as a client that closed, and not as a failure of the gateway."""
 
     def counted(status: int) -> float:
@@ -118,8 +118,10 @@ def test_whoever_left_is_nobodys_error(gateway: Gateway, pool: FakePool) -> None
     assert counted(500) == before[1]
 
 
-def test_others_are_answered_while_somebody_leaves(gateway: Gateway, pool: FakePool) -> None:
-    """One client's calls are its own."""
+def test_other_requests_are_answered_when_one_client_disconnects(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """A disconnect cancels only that client's calls."""
     pool.say("adder", "7", delay_s=1.0)
     body = {"model": "auto", "messages": user(ONE)}
     stays = opened(gateway, CHAT, body)

@@ -93,7 +93,7 @@ def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
     assert max(each["alpha"] for each in levels(gateway, ONE)["levels"]) == 0.5
 
 
-def test_where_everyone_is_called_there_are_no_levels(gateway: Gateway) -> None:
+def test_where_the_whole_pool_is_called_there_are_no_levels(gateway: Gateway) -> None:
     """A query over the limit is not routed at any alpha; the certificate says why."""
     result = levels(gateway, "What is 3 plus 4? " * 500)
     assert (result["levels"], result["nonconformity"]) == ([], {})

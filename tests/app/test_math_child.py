@@ -58,8 +58,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
     return run
 
 
-def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Story], None]) -> None:
-    """Red when what is left of it in the pipe is the next task's answer."""
+def test_the_rest_of_an_oversized_answer_is_not_the_next_tasks(
+    play: Callable[[Story], None],
+) -> None:
+    """Fails when the bytes left in the pipe are read as the next task's answer."""
 
     async def story(pool: MathPool, _: list[Child]) -> None:
         assert await pool.form("1") == "1"
@@ -69,8 +71,8 @@ def test_an_answer_that_is_too_long_is_none_and_nobody_elses(play: Callable[[Sto
     play(story)
 
 
-def test_who_leaves_takes_the_answer_along(play: Callable[[Story], None]) -> None:
-    """A task that is given up is told to nobody else, and those in line are done."""
+def test_the_answer_of_a_cancelled_task_is_discarded(play: Callable[[Story], None]) -> None:
+    """No other task gets it, and the queued tasks are done."""
 
     async def story(pool: MathPool, _: list[Child]) -> None:
         assert await pool.form("0") == "0"

@@ -17,7 +17,7 @@ from app.upstream.fleet import Fleet
 from tests.support.waiting import eventually
 from tests.upstreams.replicas import CHAT, Exchange, Play, configured, hangs, replicas
 
-FORTY = "a" * 40  # ten tokens, as far as anybody can tell
+FORTY = "a" * 40  # ten tokens by the gateway's estimate
 Spend = Callable[[int], None]
 Work = Callable[[NamedCandidateService, Spend], Coroutine[Any, Any, Any]]
 
@@ -40,7 +40,7 @@ async def uncounted(exchange: Exchange) -> None:
 
 
 async def counted(exchange: Exchange) -> None:
-    """Another count than anybody here would make."""
+    """A count that differs from the gateway's estimate."""
     choices = [{"index": 0, "message": {"role": "assistant", "content": FORTY}}]
     answer = {"choices": choices, "usage": {"total_tokens": 77}}
     await exchange.send(json.dumps(answer).encode())
@@ -52,7 +52,7 @@ async def counted(exchange: Exchange) -> None:
      (_embeddings, hangs, 10), (_embeddings, uncounted, 10), (_embeddings, counted, 77)],
 )  # fmt: skip
 def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> None:
-    """As its candidate counts; else the prompt, whoever left, and what was written."""
+    """By the candidate's usage; without it by an estimate of prompt and written text."""
 
     async def test() -> None:
         counts: list[int] = []

@@ -29,7 +29,7 @@ from tests.support.gateway import (
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
+WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 FAILS_AT_ONCE = "400"  # a fault that is not tried again
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
 
@@ -64,7 +64,7 @@ def test_a_request_may_have_less_time(
 
 
 def test_who_answered_in_time_is_heard(gateway: Gateway, pool: FakePool) -> None:
-    """The deadline fails whoever is late, and nobody else."""
+    """The deadline fails only the calls that are late."""
     pool.say("adder", "7", delay_s=20)
     pool.say("speller", "8")
     answer = gateway.chat(TWO, {"timeout": 0.5})
@@ -73,7 +73,7 @@ def test_who_answered_in_time_is_heard(gateway: Gateway, pool: FakePool) -> None
     assert {"candidate": "adder", "error": "upstream_timeout"} in answer["racer"]["calls"]
 
 
-def test_nobody_gets_more_time_than_the_gateway_gives(serve: Serve, pool: FakePool) -> None:
+def test_a_request_cannot_lengthen_the_gateways_deadline(serve: Serve, pool: FakePool) -> None:
     """A request's own limit can only be shorter."""
     gateway = serve(limits={"deadline_s": 0.4})
     for name in POOL:
@@ -106,7 +106,7 @@ def test_the_best_can_be_streamed_at_once(gateway: Gateway, pool: FakePool) -> N
 
 
 def test_a_set_of_one_has_no_other_leader(gateway: Gateway, pool: FakePool) -> None:
-    """Nobody was left out, so the promise stands; and without a stream nobody leads."""
+    """The set is complete, so the guarantee holds; without a stream there is no leader."""
     response = gateway.ask(ONE, {"stream": "leader"}, stream=True)
     assert certificate(last_event(response.text)) == (True, [])
     assert certificate(gateway.chat(TWO, {"stream": "leader", "explain": True})) == (True, [])
@@ -211,7 +211,7 @@ def test_a_sessions_set_never_leaves_what_the_request_allows(serve: Serve, pool:
 
 
 def test_a_named_pool_is_a_model(serve: Serve, pool: FakePool) -> None:
-    """``auto/<pool>`` routes among its members at its own alpha, which is nobody's assumption."""
+    """``auto/<pool>`` routes among its members at the alpha of the pool's configuration."""
     words = {"candidates": ["speller", "poet"], "alpha": 0.2}
     gateway = serve(pools={"words": words})
     assert "auto/words" in [model.id for model in gateway.openai().models.list()]
@@ -262,8 +262,8 @@ def test_who_cannot_be_asked_this_is_not(
     assert pool.models_called() == ["adder"]
 
 
-def test_a_request_that_nobody_can_be_asked_is_refused(serve: Serve, pool: FakePool) -> None:
-    """400 instead of an answer from somebody who cannot give it."""
+def test_a_request_that_no_candidate_supports_is_refused(serve: Serve, pool: FakePool) -> None:
+    """400 instead of a call to a candidate without the capability."""
     gateway = serve(candidates=candidates(pool.url, capabilities={"tools": False}))
     response = gateway.ask(ONE, tools=TOOLS)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "candidates")
@@ -273,7 +273,7 @@ def test_a_request_that_nobody_can_be_asked_is_refused(serve: Serve, pool: FakeP
 def test_more_than_the_limit_are_not_called(serve: Serve, pool: FakePool) -> None:
     """``limits.fan_out`` keeps the best, and the certificate says that others were meant."""
     gateway = serve(limits={"fan_out": 2})
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert len(pool.requests) == len(answer["racer"]["selected"]) == 2
     assert answer["racer"]["selected"][0] == "adder"
     holds, reasons = certificate(answer)
@@ -318,8 +318,8 @@ def test_a_key_calls_none_but_its_candidates(serve: Serve, pool: FakePool) -> No
     assert gateway.ask(ONE, model="adder").status_code == 200  # other keys may
 
 
-def test_a_key_without_candidates_calls_nobody(serve: Serve, pool: FakePool) -> None:
-    """An empty list is a list, and not the lack of one."""
+def test_a_key_without_candidates_calls_no_candidate(serve: Serve, pool: FakePool) -> None:
+    """An empty list allows no candidate; a missing list allows all."""
     gateway = serve(access=team(candidates=[]))
     assert asked_by_team(gateway, model="adder").status_code == 403
     assert asked_by_team(gateway, "embeddings", model="adder", input="a").status_code == 403

@@ -31,12 +31,12 @@ class Loop:
         self.came: list[asyncio.Task[None]] = []
 
     async def arrive(self, number: int) -> None:
-        """So many newcomers; whoever need not wait is in."""
+        """Let ``number`` requests arrive; those that need not wait are admitted."""
         self.came += [asyncio.create_task(self.queue.admit()) for _ in range(number)]
         await asyncio.sleep(0)
 
     async def go(self) -> None:
-        """One pass."""
+        """Run one loop iteration."""
         now = self.waiting.copy()
         self.waiting.clear()
         for call in now:
@@ -45,11 +45,11 @@ class Loop:
 
     @property
     def inside(self) -> int:
-        """How many were let in so far."""
+        """The number of requests admitted so far."""
         return sum(each.done() and not each.cancelled() for each in self.came)
 
-    async def everybody(self) -> int:
-        """Passes until the line is empty."""
+    async def admit_all(self) -> int:
+        """Run iterations until the queue is empty; return their number."""
         passes = 0
         while not all(each.done() for each in self.came):
             passes += 1
@@ -58,8 +58,8 @@ class Loop:
 
 
 @given(arrivals=st.lists(st.integers(0, 3 * MAX_BURST), max_size=40))
-def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -> None:
-    """Between any two iterations: so many for each, and one burst. In the end all are in."""
+def test_no_run_of_iterations_admits_more_than_its_share(arrivals: list[int]) -> None:
+    """Between two iterations: ADMITTED_PER_ITERATION each, and one burst. At the end all are in."""
 
     async def law() -> None:
         loop, inside = Loop(), [0]
@@ -73,7 +73,7 @@ def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -
                     last - first
                 )
         line = len(loop.came) - loop.inside
-        assert await loop.everybody() == math.ceil(line / ADMITTED_PER_ITERATION)
+        assert await loop.admit_all() == math.ceil(line / ADMITTED_PER_ITERATION)
 
     asyncio.run(law())
 
@@ -82,8 +82,8 @@ def test_no_stretch_of_passes_lets_in_more_than_its_share(arrivals: list[int]) -
     arrivals=st.lists(st.integers(0, ADMITTED_PER_ITERATION), max_size=100),
     before=st.integers(0, MAX_BURST),
 )
-def test_nobody_waits_for_a_loop_that_keeps_up(arrivals: list[int], before: int) -> None:
-    """Not while no more come in a pass than it lets in, whatever was saved or used before."""
+def test_no_request_waits_while_the_loop_keeps_up(arrivals: list[int], before: int) -> None:
+    """Arrivals per iteration stay within the admitted number, after any burst before."""
 
     async def law() -> None:
         loop = Loop()
@@ -169,8 +169,8 @@ def test_what_is_under_way_does_not_grow_with_what_is_asked(times_capacity: floa
     assert refused > 0
 
 
-def test_everybody_gets_in_below_the_capacity() -> None:
-    """At 0.9 of it passes are short, and what they let in suffices."""
+def test_below_the_capacity_every_request_is_admitted() -> None:
+    """At 0.9 of the capacity iterations are short enough."""
     refused, counts = asyncio.run(offered(0.9, 20_000))
     assert refused == 0
     assert max(counts) < IN_FLIGHT / 2

@@ -38,8 +38,8 @@ def test_the_table_of_files_is_the_folder() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_file_is_served_to_everybody_under_the_policy(gateway: Gateway, path: str) -> None:
-    """Without a key; compressed where that is read, and else the same bytes as they are."""
+def test_a_file_is_served_without_a_key_under_the_policy(gateway: Gateway, path: str) -> None:
+    """Compressed if the client accepts that, otherwise the same bytes uncompressed."""
     with gateway.http(None) as client:
         plain = client.get(path, headers={"accept-encoding": "identity"})
         packed = client.get(path, headers={"accept-encoding": "gzip"})

@@ -50,7 +50,7 @@ def test_a_plain_question_holds(gateway: Gateway) -> None:
 def test_whatever_may_change_an_answer_voids(
     gateway: Gateway, path: str, field: dict[str, Any]
 ) -> None:
-    """A field that nobody declared harmless is another condition, with and without a call."""
+    """A field that is not declared harmless changes the conditions, with and without a call."""
     result = certificate(gateway, path, model="auto", messages=[QUESTION], **field)
     reasons = [Reason.CONDITIONS_DIFFER.of(name) for name in field]
     assert (result["holds"], result["reasons"]) == (False, reasons)
@@ -127,7 +127,7 @@ def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
 
 
 def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
-    """Nobody can tell whether this router would have given them."""
+    """The gateway cannot know whether this router would give the same scores."""
     gateway = serve()
     rows = as_json(labelled(10_000, 40))
     pool = gateway.settings.pool
@@ -141,7 +141,7 @@ def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
 def test_a_calibration_is_bound_to_how_candidates_are_served(
     tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
-    """After a restart with another model behind a name, the old rows are labels of nobody."""
+    """After a restart with another model behind a name, the old rows label another model."""
     path = configure(tmp_path, artifact, pool.url)
     with running(path, ENVIRONMENT) as gateway:
         gateway.calibrate()
@@ -154,7 +154,7 @@ def test_a_calibration_is_bound_to_how_candidates_are_served(
 
 
 def test_the_strongest_is_one_that_the_request_allows(serve: Serve, pool: FakePool) -> None:
-    """With ``candidates`` nobody else is called, not even when the router abstains."""
+    """With ``candidates`` no other candidate is called, not even when the router abstains."""
     gateway = serve()
     gateway.calibrate(risk_target="paper", alpha=0.2)
     options = {"candidates": ["speller", "poet"], "on_abstain": "strongest"}

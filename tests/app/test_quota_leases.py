@@ -93,7 +93,7 @@ EVENTS = st.lists(
 
 
 def test_together_they_let_through_what_one_bucket_would() -> None:
-    """In every window of time, whoever asks whom and draws when; but for leases that ran out."""
+    """In every window of time, for any order of requests and leases; expired leases aside."""
     with TemporaryDirectory() as folder, Store(f"sqlite:///{folder}/racer.db") as store:
 
         @settings(max_examples=60)
@@ -161,7 +161,7 @@ def test_what_a_gateway_gives_back_is_there_for_the_others(
 def test_what_was_overspent_is_paid_before_there_is_more(
     store: Store,
 ) -> None:
-    """Tokens are counted after the answer: the debt is everybody's."""
+    """Tokens are counted after the answer, so all gateways share the debt."""
     world = World(store, 2)
     world.buckets[0].spend(PER_MINUTE)
     for _ in range(8):

@@ -32,7 +32,7 @@ ray_scorer = LazyModule("app.ray_serve.scorer")
 connection = LazyModule("app.tools.ray_batch.connection")
 
 ROOT = Path(__file__).parents[2]
-STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/nobody"}
+STORE = {"RACER_STORE_URL": "postgresql://racer@127.0.0.1:1/unreachable"}
 TEXTS = [f"What is {n} plus {n + 1}?" for n in range(300)]
 
 
@@ -157,7 +157,7 @@ def test_another_error_is_raised_at_once(scoring: Any, handle: Handle) -> None:
 
 
 def test_a_calibration_that_is_given_up_leaves_nothing_behind(scoring: Any, handle: Handle) -> None:
-    """Red when replicas go on with rows that nobody waits for."""
+    """Fails when replicas go on with the rows of a cancelled job."""
     handle.hang = True
 
     def give_up(done: int, _: int) -> None:
@@ -224,7 +224,7 @@ def test_a_replica_does_not_start_with_what_serve_cannot_keep(
     changes: dict[str, Any],
     environment: dict[str, str],
 ) -> None:
-    """Red when calibrations would be lost with a replica, or anybody could ask."""
+    """Fails when calibrations would be lost with a replica, or no key were required."""
     monkeypatch.delenv("RACER_STORE_URL", raising=False)
     for name, value in (ENVIRONMENT | environment).items():
         monkeypatch.setenv(name, value)

@@ -82,7 +82,7 @@ def form(kind: Equality, choice: Choice) -> str | None:
 
 
 def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
-    """Short ones at once; tool calls and clusters, whose size nobody knows yet, never."""
+    """Short ones on the loop; tool calls and clusters, of unknown size, always on a thread."""
     assert form(Equality.NUMBER, Choice(text="1 " * (SMALL_BYTES // 2))) == "1"
     assert form(Equality.NUMBER, Choice(text="1 " * SMALL_BYTES)) == "1"
     assert form(Equality.NUMBER, Choice(tool_calls=({"name": "add"},))) == '[["add",{}]]'
@@ -120,7 +120,7 @@ def test_the_encoder_is_given_the_beginning_of_an_answer() -> None:
 
 
 def vote(kind: Equality, deadline: float) -> Vote:
-    """A vote whose formulas and meanings nobody ever reads."""
+    """A vote whose formulas and meanings are never read."""
     return Vote(
         rule=Aggregation(),
         kind=kind,
@@ -203,7 +203,7 @@ def test_routing_ends_at_the_requests_own_deadline(serve: Serve, busy: Busy) -> 
 
 
 def test_a_vote_ends_at_the_requests_deadline(serve: Serve, pool: FakePool, busy: Busy) -> None:
-    """Meanings that nobody had time to read are no votes: the best router score's text it is."""
+    """Meanings not compared in time have no vote: the text with the best router score wins."""
     gateway = serve(aggregation=MEANING)
     for name in POOL:
         pool.say(name, f"MARK {name}")

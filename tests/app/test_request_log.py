@@ -120,7 +120,7 @@ class Unreadable:
     [("%d of them", (CANARY,)), ("two %s %s", (CANARY,)), ("%s", (Unreadable(),))],
     ids=["type", "number", "broken"],
 )
-def test_what_makes_no_line_fails_nobody(
+def test_a_log_call_that_cannot_be_formatted_fails_no_request(
     message: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller goes on; whose line is missing is told, and nothing of it."""
@@ -136,7 +136,7 @@ def test_what_makes_no_line_fails_nobody(
 
 
 class BlockedTerminal(io.StringIO):
-    """A terminal that nobody reads until it is let go."""
+    """A terminal that blocks writes until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,8 +150,8 @@ class BlockedTerminal(io.StringIO):
         return super().write(text)
 
 
-def test_a_blocked_sink_blocks_nobody() -> None:
-    """Lines that find no room are dropped, and it is said how many."""
+def test_a_blocked_sink_blocks_no_request() -> None:
+    """Lines beyond the queue's size are dropped, and one line reports their number."""
     stream = BlockedTerminal()
     with logs.logging_to(stream, "json"):
         log.info("line")

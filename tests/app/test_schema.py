@@ -99,7 +99,7 @@ def test_an_empty_database_is_made_ready_and_said_so(database: str) -> None:
 
 
 def test_of_several_first_starts_one_makes_the_tables(database: str) -> None:
-    """Eight at once: nobody fails."""
+    """Eight at once: none fails."""
     start, errors = threading.Barrier(8), list[Exception]()
 
     def begin() -> None:

@@ -23,7 +23,7 @@ Habit = Callable[[Sequence[float], np.random.Generator], int | None]
 
 
 def test_a_query_is_a_repeat_after_its_first_time() -> None:
-    """The rows came before everybody."""
+    """Calibration rows count as seen before every query."""
     repeats = SeenQueries([b"row"])
     assert repeats.record(b"row")
     assert not repeats.record(b"new")
@@ -76,7 +76,7 @@ def _alarms(habit: Habit, rng: np.random.Generator, *, repeats_count: bool) -> b
 
 @pytest.mark.parametrize("habit", HABITS)
 def test_repeats_of_any_habit_leave_the_false_alarm_as_stated(habit: Habit) -> None:
-    """Whoever repeats looks at all scores so far: at most one run in five alarms, all the same."""
+    """The client that repeats may look at all scores so far: at most one run in five alarms."""
     rng, runs = np.random.default_rng(41), 100
     alarms = sum(_alarms(habit, rng, repeats_count=False) for _ in range(runs))
     assert_at_most(alarms, runs, LEVEL, RARE)

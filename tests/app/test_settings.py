@@ -177,7 +177,7 @@ def test_a_file_that_cannot_be_read(racer: Command, tmp_path: Path) -> None:
 
 
 def test_a_key_that_stands_twice_is_refused(racer: Command, tmp_path: Path, artifact: Path) -> None:
-    """YAML would take the last: whoever reads the first believes in another alpha."""
+    """YAML takes the last value, and a reader of the first would assume another alpha."""
     path = configure(tmp_path, artifact, URL)
     path.write_text(path.read_text() + "routing: {alpha: 0.1}\nrouting: {alpha: 0.5}\n")
     validate_and_serve_fail(racer, path, "routing")
@@ -190,7 +190,7 @@ def test_every_problem_is_listed(racer: Command, tmp_path: Path, artifact: Path)
 
 
 def test_candidates_must_be_as_they_were_labelled(racer: Command, tmp_path: Path) -> None:
-    """Another temperature than the labels' is refused; the same, or one nobody noted, is not."""
+    """Another temperature than the labels' is refused; the same or an unrecorded one is not."""
     artifact = tmp_path / "artifact"
     train(
         labelled(0, 40),
@@ -290,7 +290,7 @@ def test_an_address_of_another_machine(
     monkeypatch: pytest.MonkeyPatch,
     host: str,
 ) -> None:
-    """Nobody can listen there."""
+    """The gateway cannot listen there."""
     monkeypatch.setenv("RACER_DATA_KEY", "a-data-key-of-24-chars--")
     code, _, stderr = racer("serve", "--config", configure(tmp_path, artifact, URL, host=host))
     assert code == 2

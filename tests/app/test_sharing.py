@@ -184,7 +184,7 @@ def say(gateway: Gateway, decision_id: str, correct: dict[str, bool]) -> Any:
 
 
 def test_feedback_finds_a_decision_of_another_gateway(start: Start) -> None:
-    """Though it was made a moment ago; one that nobody made is unknown."""
+    """Even one made a moment ago; a decision that no gateway made is unknown."""
     one, other = start(), start()
     made = one.route(TWO)["decision_id"]
     assert say(other, made, {"adder": True}).status_code == 200
@@ -193,17 +193,17 @@ def test_feedback_finds_a_decision_of_another_gateway(start: Start) -> None:
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_decision")
 
 
-EVERYONE = {"adder": True, "speller": True, "poet": True}
+ALL_RIGHT = {"adder": True, "speller": True, "poet": True}
 
 
 def test_every_gateways_losses_are_seen(start: Start, pool: FakePool) -> None:
-    """Ten at each of two: one stream of twenty, whoever is asked, and each query once."""
+    """Ten at each of two gateways are one stream of twenty, and each query counts once."""
     watching = {"false_alarm": 0.01, "shadow_rate": 1.0}
     gateways = [start(watching=watching) for _ in range(2)]
     for number, gateway in enumerate(gateways):
         for query in range(10):
             made = gateway.chat(f"What is {query} plus {1_000 + number}?")["racer"]["decision_id"]
-            assert say(gateways[1 - number], made, EVERYONE).status_code == 200
+            assert say(gateways[1 - number], made, ALL_RIGHT).status_code == 200
     gateways[1].get("/drift", ADMIN_KEY)  # who is asked adds what it saw
     for gateway in gateways:
         alarms = gateway.get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
@@ -217,7 +217,7 @@ def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
     gateways = [start(watching=watching) for _ in range(2)]
     for gateway in gateways:
         made = gateway.chat("What is 77 plus 1077?")["racer"]["decision_id"]
-        assert say(gateway, made, EVERYONE).status_code == 200
+        assert say(gateway, made, ALL_RIGHT).status_code == 200
     gateways[1].get("/drift", ADMIN_KEY)
     alarms = gateways[0].get("/drift", ADMIN_KEY).json()["alarms"]["streams"]
     assert alarms["risk"]["rounds"] == 1
@@ -387,7 +387,7 @@ def test_a_gateway_stops_though_its_database_hangs(
             assert time.monotonic() - began < 30  # what the container gives it, or `drain_s`
 
 
-def test_nobodys_work_delays_what_gateways_must_agree_on(start: Start, store_url: str) -> None:
+def test_waiting_verdicts_do_not_delay_an_activation(start: Start, store_url: str) -> None:
     """Verdicts wait for a locked decision, more of them than threads: an activation passes them.
 
     One has the turn to change the watch of losses meanwhile, and it is not waited for either.
@@ -403,7 +403,7 @@ def test_nobodys_work_delays_what_gateways_must_agree_on(start: Start, store_url
     def speak(_: int) -> set[int]:
         statuses: set[int] = set()
         while not agreed.is_set():
-            statuses.add(say(gateways[1], made, EVERYONE).status_code)
+            statuses.add(say(gateways[1], made, ALL_RIGHT).status_code)
         return statuses
 
     with ThreadPoolExecutor(12) as threads, psycopg.connect(store_url) as connection:
@@ -437,7 +437,7 @@ def holds(response: Any) -> bool:
 
 
 def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: Postgres) -> None:
-    """Every answer is 200 and certified; afterwards an activation reaches everybody."""
+    """Every answer is 200 and certified; afterwards an activation reaches all gateways."""
     gateways = [start(), start()]
     over = threading.Event()
     wrong: list[Any] = []

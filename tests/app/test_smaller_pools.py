@@ -64,7 +64,7 @@ def play(story: Callable[[Part], Awaitable[None]], **limits: int) -> None:
 
 
 def test_past_the_limit_no_further_part_is_begun(held: HeldSorting) -> None:
-    """Refused at once; whoever asks for one that is under way waits for it, and later all do."""
+    """New pools are refused at once; requests for a pool being computed wait for it."""
     one, two, three = PAIRS
 
     async def story(part: Part) -> None:
@@ -97,7 +97,7 @@ def test_the_part_that_is_asked_for_most_lately_is_kept(held: HeldSorting) -> No
 def test_whose_threshold_is_not_begun_is_answered_by_the_whole_smaller_pool(
     serve: Serve, held: HeldSorting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once and with the guarantee: no threshold is needed to call everyone."""
+    """At once and with the guarantee: calling the whole pool needs no threshold."""
     limited = partial(ActiveCalibration, max_pending=1)
     monkeypatch.setattr(lifespan, "ActiveCalibration", limited)
     gateway = serve()

@@ -19,7 +19,7 @@ from tests.support.gateway import ONE, POOL, TWO, Gateway, Serve, user
 from tests.support.waiting import wait_until
 from tests.upstreams.scripted import FakePool
 
-from .test_evaluator import EVERYONE, judged
+from .test_evaluator import WHOLE_POOL, judged
 
 PAGE = Path(__file__).parents[2] / "docs/monitoring.md"
 CHAT = "/v1/chat/completions"
@@ -85,7 +85,7 @@ def traced_gateway(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter)
     pool.fail("poet", "500")
     response = gateway.post(
         CHAT,
-        json={"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": EVERYONE},
+        json={"model": "auto", "messages": user(f"{TWO} {CANARY}"), "racer": WHOLE_POOL},
         headers={"traceparent": f"00-{TRACE}-{PARENT}-01"},
     )
     assert response.status_code == 200, response.text
@@ -129,7 +129,7 @@ def test_only_what_failed_is_an_error(
     assert "error.type" not in attributes(named(spans, "route")[0])
 
 
-def test_whoever_is_called_is_told_its_own_span(
+def test_each_candidate_gets_the_span_of_its_own_call(
     traced_gateway: Gateway, pool: FakePool, exporter: InMemorySpanExporter
 ) -> None:
     """Candidates and the evaluator: what they trace themselves hangs below the call to them."""

@@ -472,7 +472,7 @@ def test_candidates_that_are_served_otherwise_need_another_calibration(
 
 
 def test_a_stuck_store_holds_up_no_other_work(sqlite_store: Store) -> None:
-    """Whoever waits for it waits on its own threads: red when bodies are parsed behind them."""
+    """The store has its own threads. Fails when bodies are parsed on the same threads."""
     free = threading.Event()
 
     async def story() -> None:

@@ -169,7 +169,7 @@ def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
 ) -> None:
     """The store is locked while the decision waits: what failed is told without its text.
 
-    Not even whoever writes whole tracebacks, as pytest does, finds it there.
+    A whole traceback, as pytest writes it, does not contain it either.
     """
     prompt = "CANARY-prompt-41"
     stream = io.StringIO()

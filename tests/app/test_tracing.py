@@ -90,7 +90,7 @@ def test_a_call_is_told_in_the_words_of_the_genai_conventions(
     serve: Serve, pool: FakePool, listening: Collector
 ) -> None:
     """Model, tokens and server; of its address neither credentials nor path."""
-    url = pool.url.replace("://", f"://somebody:{CANARY}@")
+    url = pool.url.replace("://", f"://user:{CANARY}@")
     gateway = serve(
         candidates=candidates(url, adder={"model": "served-adder"}),
         telemetry={"otlp_endpoint": listening.url},
@@ -213,7 +213,7 @@ def test_a_call_that_the_vote_did_not_need_is_no_error(
 def test_a_clients_trace_goes_on_through_the_gateway(
     traced: Gateway, pool: FakePool, listening: Collector, sampled: str
 ) -> None:
-    """Its span is the parent, and each candidate is told its own call's. Nobody can opt out."""
+    """Its span is the parent; each candidate gets its own call's. Clients cannot opt out."""
     # Explained, so that both are waited for.
     body = {"model": "auto", "messages": user(TWO), "racer": {"explain": True}}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}", "tracestate": f"a={CANARY}"}
@@ -273,8 +273,8 @@ def test_prompts_are_traced_only_if_asked_for(
     assert (CANARY.encode() in b"".join(listening.bodies)) is wanted
 
 
-def test_a_collector_that_hangs_delays_nobody(serve: Serve) -> None:
-    """It has a batch and does not answer: requests do, and so does the end of the gateway."""
+def test_a_collector_that_hangs_delays_no_request(serve: Serve) -> None:
+    """The collector accepts a batch and never answers; requests and the shutdown go on."""
     with collector(hangs=True) as stuck:
         gateway = serve(telemetry={"otlp_endpoint": stuck.url})
         gateway.chat(ONE)
@@ -300,8 +300,8 @@ def test_a_gateway_ends_without_its_collector(
         assert time.monotonic() - begun < 20
 
 
-def test_a_collector_that_is_down_fails_nobody(serve: Serve) -> None:
-    """Requests are answered; what is lost is counted."""
+def test_a_collector_that_is_down_fails_no_request(serve: Serve) -> None:
+    """Requests are answered; lost spans are counted."""
     gateway = serve(telemetry={"otlp_endpoint": "http://127.0.0.1:9"})
     for _ in range(5):
         gateway.chat(ONE)

@@ -124,7 +124,7 @@ def test_a_useless_evaluator_goes_and_the_diff_shows_it(
     assert not after.aggregation.raters
 
 
-def test_nobody_is_asked_where_the_configuration_has_no_evaluator(
+def test_no_rating_is_requested_where_the_configuration_has_no_evaluator(
     racer: Command, tmp_path: Path, noisy_artifact: Path, validation: Path, pool: FakePool
 ) -> None:
     """And no vote of one is compared."""
@@ -243,8 +243,10 @@ def test_the_question_and_its_groups_evaluator_are_asked(
     assert {("Question: law?", "judge"), ("Question: sum?", "abacist")} <= request
 
 
-def test_answers_that_all_agree_ask_nobody(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """No rating is not a failed one: there is nothing to decide."""
+def test_answers_that_all_agree_need_no_rating(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A rating that is not needed does not count as failed."""
     result = rated(tmp_path, artifact, pool, [row("7", "7", "7")])
     assert np.isnan(result.ratings.values).all()
     assert (result.answers, result.failed) == (0, 0)

@@ -68,8 +68,8 @@ def on_disk(data: bytes, folder: Path) -> Upload:
     return Upload(file=path.open("rb"), size=len(data), sha256="", name="x", folder=folder)
 
 
-def nobody(_: dict[str, Any]) -> None:
-    """Hears what stands beside the rows."""
+def ignore_field(_: dict[str, Any]) -> None:
+    """Ignore the fields beside the rows."""
 
 
 def refusal(data: bytes, name: str, folder: Path, **changes: Any) -> str:
@@ -77,7 +77,7 @@ def refusal(data: bytes, name: str, folder: Path, **changes: Any) -> str:
     with on_disk(data, folder).file as file:
         sent = Upload(file=file, size=2**20, sha256="", name="x", folder=folder)
         with pytest.raises((RowsError, InputError)) as caught:
-            read_rows(sent, order(name, **changes), QUIET, nobody)
+            read_rows(sent, order(name, **changes), QUIET, ignore_field)
     return str(caught.value)
 
 
@@ -102,7 +102,7 @@ def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) 
     if apart:
         sent = Upload(file=sent.file, size=2**20, sha256="", name="x", folder=tmp_path)
     with sent.file:
-        rows = read_rows(sent, order(name), QUIET, nobody)
+        rows = read_rows(sent, order(name), QUIET, ignore_field)
     assert list(rows.queries) == ["What is 3 plus 4? é😀", "Zahl?", ""]
     assert rows.queries[1:] == ["Zahl?", ""]
     assert rows.labels.tolist() == [[True, False, False], [False] * 3, [True] * 3]
@@ -117,9 +117,9 @@ def test_columns_say_what_the_rows_said(tmp_path: Path, name: str, apart: bool) 
 
 
 def test_answers_stay_behind_where_texts_cannot_be_compared(tmp_path: Path) -> None:
-    """Without an equality there are no classes, and nobody keeps the answers."""
+    """Without an equality there are no classes, and the answers are not stored."""
     data = json.dumps(RICH[0]).encode()
-    rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, nobody)
+    rows = read_rows(upload(data, tmp_path), order("x.jsonl", equality=None), QUIET, ignore_field)
     assert rows.classes is None
     assert rows.answered.tolist() == [True]
 
@@ -128,7 +128,7 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     """The result of the process that parses untrusted bytes is checked."""
     texts, arrays = io.BytesIO(), io.BytesIO()
     parse(
-        order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=nobody,
+        order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=ignore_field,
         progress=lambda *_: None,
     )  # fmt: skip
     assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0)) == 3
@@ -247,7 +247,7 @@ def test_a_document_may_be_cut_anywhere(step: int) -> None:
 def test_a_formula_is_text(tmp_path: Path) -> None:
     """What a spreadsheet would run is a query like any other."""
     data = b'query,adder,speller,poet\n"=HYPERLINK(""x"")",1,0,0\n@SUM(1),0,1,0\n-1+2,0,0,1\n'
-    rows = read_rows(upload(data, tmp_path), order("x.csv"), QUIET, nobody)
+    rows = read_rows(upload(data, tmp_path), order("x.csv"), QUIET, ignore_field)
     assert list(rows.queries) == ['=HYPERLINK("x")', "@SUM(1)", "-1+2"]
 
 
@@ -259,16 +259,16 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
         "x.csv": b"query,adder,speller,poet\nrow 0?,1,0,0\n",
     }
     for name, data in texts.items():
-        rows = read_rows(upload(b"\xef\xbb\xbf" + data, tmp_path), order(name), QUIET, nobody)
+        rows = read_rows(upload(b"\xef\xbb\xbf" + data, tmp_path), order(name), QUIET, ignore_field)
         assert list(rows.queries) == ["row 0?"]
 
 
 def test_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit itself may be reached."""
     monkeypatch.setattr("app.calibrations.parsing.MAX_ROWS", 10)
-    assert len(read_rows(upload(lines(10), tmp_path), order("x.jsonl"), QUIET, nobody)) == 10
+    assert len(read_rows(upload(lines(10), tmp_path), order("x.jsonl"), QUIET, ignore_field)) == 10
     with pytest.raises(RowsError, match="more than 10 rows"):
-        read_rows(upload(lines(11), tmp_path), order("x.jsonl"), QUIET, nobody)
+        read_rows(upload(lines(11), tmp_path), order("x.jsonl"), QUIET, ignore_field)
 
 
 def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_reader_that_dies_is_an_error_of_the_file(tmp_path: Path) -> None:
 
         progress = Progress(lambda: dies(0, 0))
         with pytest.raises(RowsError, match=r"ended its reader \(exit code -11\)"):
-            read_rows(sent, order("x.jsonl"), progress, nobody)
+            read_rows(sent, order("x.jsonl"), progress, ignore_field)
 
 
 def test_fields_beside_the_rows_arrive_whole(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_reader_has_little_room_and_no_key(
 
     with on_disk(lines(50_000), tmp_path).file as file:
         sent = Upload(file=file, size=2**20, sha256="", name="x", folder=tmp_path)
-        read_rows(sent, order("x.jsonl"), Progress(look), nobody)
+        read_rows(sent, order("x.jsonl"), Progress(look), ignore_field)
     assert environments
     assert not any("CANARY" in each for each in environments)
     found = dict(re.findall(r"^(Max [a-z ]+?)  +(\w+)", limits[-1], re.M))

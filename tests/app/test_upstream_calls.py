@@ -266,7 +266,7 @@ def test_a_server_that_reads_nothing_is_let_go_too() -> None:
 
 
 def test_leaving_a_stream_early_closes_its_connection() -> None:
-    """Whoever has read enough does not leave a server writing."""
+    """The server can stop generating."""
 
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
@@ -382,7 +382,7 @@ def test_a_prompt_that_servers_hang_up_on_does_not_run_through_the_pool() -> Non
         if "poison" in str(exchange.body):
             exchange.writer.transport.abort()
             return
-        async with arrived:  # everybody has a connection of its own
+        async with arrived:  # every call has its own connection
             waiting[0] += 1
             arrived.notify_all()
             await arrived.wait_for(lambda: waiting[0] == 8)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.settings import FleetSettings
-from app.upstream.circuit_breaker import EVERYONE, WORKING_S, CircuitBreaker
+from app.upstream.circuit_breaker import ALL_CALLERS, WORKING_S, CircuitBreaker
 
 RULES = FleetSettings(failures=5, eject_s=30, eject_max_s=100)
 
@@ -52,7 +52,7 @@ def test_failing_more_often_than_not_takes_a_replica_out() -> None:
 
 
 def test_a_poison_payload_counts_once() -> None:
-    """However often it is sent, it takes the replica from nobody else."""
+    """A payload that fails 1,000 times opens the breaker for no other caller."""
     circuit = CircuitBreaker(RULES)
     assert not fail(circuit, *[7] * 1_000, callers="a")
     assert not fail(circuit, 8, 7, 8, 7, 9, 7, 10, callers="a")
@@ -68,7 +68,7 @@ def test_answers_between_them_do_not_let_a_poison_payload_count_for_more() -> No
 
 
 def test_two_refused_connections_in_a_row_are_enough() -> None:
-    """Whatever was going to be sent: nobody is there."""
+    """A refused connection does not depend on the payload: no server listens."""
     circuit = CircuitBreaker(RULES)
     assert not fail(circuit, 7, unreachable=True)
     circuit.record_answer()
@@ -76,8 +76,8 @@ def test_two_refused_connections_in_a_row_are_enough() -> None:
     assert fail(circuit, 7, unreachable=True)
 
 
-def test_what_is_nobodys_fault_is_neither_a_failure_nor_a_success() -> None:
-    """A rejected request in between breaks no row."""
+def test_a_rejected_request_is_neither_a_failure_nor_a_success() -> None:
+    """Failures before and after it count as consecutive."""
     circuit = CircuitBreaker(RULES)
     for payload in range(5):
         circuit.record_answer()
@@ -113,7 +113,7 @@ def test_a_success_ends_the_probation_and_several_forget_the_past() -> None:
 
 
 def test_a_failed_probe_does_not_lengthen_the_wait() -> None:
-    """It cost nobody anything."""
+    """A failed health check costs no request, so the pause stays the same."""
     circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
     for now in (30.0, 60.0, 90.0):
@@ -200,8 +200,8 @@ def test_a_caller_alone_opens_the_breaker_for_itself() -> None:
     assert not circuit.is_open_for("a")
 
 
-def test_a_server_that_fails_everyone_is_out_at_the_fifth_failure() -> None:
-    """Successes a moment ago do not hold it: two callers cannot both be at fault."""
+def test_a_server_that_fails_two_callers_is_out_at_the_fifth_failure() -> None:
+    """Recent successes do not prevent it: two callers are unlikely to be both at fault."""
     circuit = CircuitBreaker(RULES)
     circuit.record_success(0.0)
     assert not fail(circuit, 1, 2, 3, 4, callers="ab")
@@ -255,7 +255,7 @@ def test_a_poisoned_trial_keeps_the_breaker_open_for_its_own_caller_only() -> No
 
 
 def test_a_second_caller_whose_trial_fails_opens_it_for_all() -> None:
-    """Two calls are the price of a server that passes its health check and answers nobody."""
+    """A server that passes its health check but fails every request costs two calls."""
     circuit = CircuitBreaker(RULES)
     fail(circuit, *range(5))
     circuit.record_passed_check()
@@ -324,4 +324,4 @@ def test_no_caller_alone_opens_it_for_another(
         if payload == 0:
             circuit.record_passed_check()
         assert not circuit.is_open_for("b")
-        assert not circuit.is_open_for(EVERYONE)
+        assert not circuit.is_open_for(ALL_CALLERS)

@@ -27,7 +27,7 @@ from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool
 
 openai = LazyModule("openai")
 
-# Fault -> (status when everyone fails so, kind in `racer.calls`).
+# Fault -> (status when all candidates have it, kind in `racer.calls`).
 FAULTS = {
     "500": (502, "upstream_error"),
     "503": (503, "upstream_error"),
@@ -107,7 +107,7 @@ def test_one_fault_does_not_fail_the_request(strict: Gateway, pool: FakePool, fa
     # A valid shape without content is passed on where its candidate is named.
     [(m, fault) for m in ("auto", "adder") for fault in FAULTS if (m, fault) != ("adder", "empty")],
 )
-def test_nobody_left_is_an_error_with_the_right_status(
+def test_when_all_candidates_fail_the_status_names_the_fault(
     strict: Gateway, pool: FakePool, fault: str, model: str
 ) -> None:
     """Routed or pinned: one envelope, one status, and none of the upstream's own words."""
@@ -121,7 +121,7 @@ def test_nobody_left_is_an_error_with_the_right_status(
     assert "adder" in error["message"]
     for words in (UPSTREAM_WORDS, "it works", "ESMTP", "127.0.0.1", ONE):
         assert words not in caught.value.response.text
-    # A reset connection may have been a stale one, so that nobody can tell whether it was heard.
+    # A reset connection may have been a stale one that delivered nothing, so it is tried again.
     assert pool.models_called() in (["adder"], ["adder"] * (2 if fault == "reset" else 1))
     assert pool.trapped == []  # no redirect was followed
 
@@ -148,7 +148,7 @@ def test_different_faults_are_one_bad_gateway(strict: Gateway, pool: FakePool) -
     """A timeout and a 500 together are 502 and name both."""
     pool.fail("adder", "hang")
     pool.fail("speller", "500")
-    pool.fail("poet", "500")  # the surviving pool is asked before anybody gives up
+    pool.fail("poet", "500")  # the rest of the pool is called before the request fails
     response = strict.ask(TWO)
     assert response.status_code == 502
     message = response.json()["error"]["message"]
@@ -166,12 +166,12 @@ def test_one_passing_fault_is_enough_to_try_again(strict: Gateway, pool: FakePoo
     assert strict.ask(TWO).headers["x-should-retry"] == "false"
 
 
-def test_a_port_that_nobody_listens_on(serve: Serve, pool: FakePool) -> None:
-    """A refused connection is unavailable, 503; the others answer, and are asked from then on."""
+def test_a_refused_connection_is_unavailable(serve: Serve, pool: FakePool) -> None:
+    """It is a 503 for a named candidate; routed requests call the other candidates from then on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and not listening
-        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        gateway = serve(candidates=candidates(pool.url, adder={"base_url": nobody}))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        gateway = serve(candidates=candidates(pool.url, adder={"base_url": url}))
         together, alone = gateway.chat(TWO), gateway.ask(ONE, model="adder")
         routed = gateway.chat(ONE)
     assert alone.status_code == 503
@@ -262,7 +262,7 @@ def test_calls_are_counted_by_outcome(serve: Serve, pool: FakePool) -> None:
 
 
 def test_an_empty_text_is_an_answer_and_no_vote(strict: Gateway, pool: FakePool) -> None:
-    """Rows label it as an answer, so it fails nobody; it does not vote."""
+    """Rows label it as an answer, so it is no failure; it has no vote."""
     pool.say("adder", "")
     racer = strict.chat(TWO)["racer"]
     assert racer["certificate"]["holds"] is True

@@ -20,7 +20,7 @@ from tests.upstreams.replicas import CHAT, Replica, answers, asking, opened, rep
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate that nobody signed, and its key."""
+    """A self-signed certificate and its key."""
     folder = tmp_path_factory.mktemp("tls")
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
@@ -47,8 +47,8 @@ async def _asked(one: Replica, *, verify: bool) -> int:
         await one.stop()
 
 
-def test_a_certificate_that_nobody_signed_is_refused(certificate: Path) -> None:
-    """Nothing is sent, and nobody asks again without encryption."""
+def test_a_self_signed_certificate_is_refused(certificate: Path) -> None:
+    """Nothing is sent, and the call is not repeated without encryption."""
     one = encrypted(certificate)
     with pytest.raises(UpstreamError) as caught:
         uvloop.run(_asked(one, verify=True))
@@ -67,7 +67,7 @@ def test_verification_can_be_switched_off_and_is_then_logged(
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_plain_port_is_no_tls(verify: bool) -> None:
-    """What such a server says to a handshake is no handshake; nobody asks it without one."""
+    """The TLS handshake fails, and the call is not repeated in plain text."""
     heard: list[bytes] = []
 
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -96,7 +96,7 @@ def test_poisoned_trials_do_not_keep_the_candidate_from_others() -> None:
 
 
 def test_a_server_that_fails_every_key_is_out_after_five_calls() -> None:
-    """Although it answered a moment ago; then nobody is kept waiting by it."""
+    """It is out although it answered lately; then no request waits for it."""
 
     async def test() -> None:
         async with (
@@ -113,8 +113,8 @@ def test_a_server_that_fails_every_key_is_out_after_five_calls() -> None:
     uvloop.run(test())
 
 
-def test_a_server_that_nobody_can_connect_to_is_out_for_every_key() -> None:
-    """At the second refused connection, whoever was refused."""
+def test_a_server_that_refuses_connections_is_out_for_every_key() -> None:
+    """At the second refused connection, of any key."""
 
     async def test() -> None:
         async with (

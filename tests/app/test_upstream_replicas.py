@@ -182,8 +182,8 @@ def test_one_failure_on_probation_puts_it_out_again_for_longer() -> None:
     uvloop.run(test())
 
 
-def test_a_poison_query_does_not_take_a_candidate_from_everybody() -> None:
-    """It crashes the server's handler as often as it is sent; others are answered as before."""
+def test_a_poison_query_does_not_eject_a_candidate_for_other_callers() -> None:
+    """It crashes the server's handler every time; other callers are answered as before."""
 
     async def poisoned(exchange: Exchange) -> None:
         if exchange.body["messages"][0]["content"] == "poison":
@@ -209,8 +209,8 @@ def test_a_poison_query_does_not_take_a_candidate_from_everybody() -> None:
 
 
 @pytest.mark.parametrize("status", ["400 Bad", "401 No", "404 No", "422 No", "429 Later"])
-def test_what_the_client_did_wrong_takes_nobody_out(status: str) -> None:
-    """However often it does."""
+def test_client_errors_eject_no_replica(status: str) -> None:
+    """At any number of them."""
 
     async def test() -> None:
         async with (
@@ -223,7 +223,7 @@ def test_what_the_client_did_wrong_takes_nobody_out(status: str) -> None:
     uvloop.run(test())
 
 
-def test_hasty_clients_take_nobody_out() -> None:
+def test_short_client_deadlines_eject_no_replica() -> None:
     """A request that allows 10 ms says nothing about a server; the configured limit does."""
 
     async def slow(exchange: Exchange) -> None:
@@ -246,7 +246,7 @@ def test_hasty_clients_take_nobody_out() -> None:
 
 
 def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
-    """Traffic can move to the others; nobody waits for it meanwhile."""
+    """Other candidates take its traffic; no request waits for it."""
 
     async def test() -> None:
         metrics = Metrics()
@@ -269,8 +269,8 @@ def test_a_candidate_without_replicas_is_down_and_fails_at_once() -> None:
     uvloop.run(test())
 
 
-def test_when_everybody_is_down_everybody_is_tried() -> None:
-    """Nothing would be answered otherwise, and the first success ends it."""
+def test_when_all_candidates_are_down_all_are_called() -> None:
+    """Otherwise no request could be answered; the first success closes the breaker."""
 
     async def test() -> None:
         async with replicas(answers, answers) as [one, other]:

@@ -130,8 +130,8 @@ def pause(exc: UpstreamError, **changes: object) -> float | None:
     return retries.pause_s("m", exc, **how)  # pyright: ignore[reportArgumentType]
 
 
-def test_retry_after_is_waited_for_if_there_is_time_and_nobody_else() -> None:
-    """Another replica did not ask for a pause."""
+def test_retry_after_is_waited_for_if_there_is_time_and_no_other_replica() -> None:
+    """Another replica is called at once: the pause concerns only the one that sent it."""
     limited = UpstreamRateLimited("no", status=429, retry_after_s=7)
     assert pause(limited) == 7
     assert pause(limited, left_s=6.0) is None
@@ -175,7 +175,7 @@ def test_what_would_fail_again_is_not_tried_again(kind: str) -> None:
     assert pause(UpstreamError("no", kind=kind), elsewhere=True) is None
 
 
-def test_with_everybody_failing_calls_grow_by_a_fifth() -> None:
+def test_with_all_candidates_failing_calls_grow_by_a_fifth() -> None:
     """300 requests of which every call fails: the server counts 360 calls at most."""
 
     async def test() -> None:
@@ -229,7 +229,7 @@ def test_the_budgets_of_all_candidates_share_that_of_the_process() -> None:
 
 
 def test_a_retry_goes_to_another_replica() -> None:
-    """And its success is the request's: nobody notices."""
+    """Its success is the request's success."""
 
     async def test() -> None:
         async with replicas(fails("500 No"), answers) as [bad, good]:

@@ -93,7 +93,7 @@ def test_every_kind_of_decision_is_found_again(
 def test_decisions_that_no_threshold_made_are_found_again(
     unsure: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """A long query calls everyone; the strongest is called where no candidate was selected."""
+    """A long query calls the whole pool; the strongest is called where the set is empty."""
     long = unsure.route("x" * 9_000)
     assert "query_too_long" in long["certificate"]["reasons"]
     code, out, _ = racer("verify", long["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
@@ -171,7 +171,7 @@ def test_decisions_of_an_earlier_calibration_are_found_again(
 def test_what_cannot_be_verified_is_one_sentence(
     unsure: Gateway, racer: Command, place: Path
 ) -> None:
-    """An unknown decision, the wrong key, nobody at the URL, both sources at once."""
+    """An unknown decision, the wrong key, no server at the URL, both sources at once."""
     config = place / "racer.yaml"
     cases: list[tuple[list[object], int, str]] = [
         (["nothing", "--url", unsure.url, "--key", ADMIN_KEY], 1, "no decision 'nothing'"),
@@ -215,7 +215,7 @@ def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | 
     ],
 )  # fmt: skip
 def test_what_made_the_set_decides_what_is_compared(changes: dict[str, Any], matches: bool) -> None:
-    """Everyone, whatever the scores; another set than the threshold's, its threshold alone."""
+    """Called whole: the pool is compared; a replaced set: only the threshold is compared."""
     note: DecisionRecord = replace(decision_record(RECORD, [0.9, 0.5, 0.1]), **changes)
     assert verify(note, RECORD).matches is matches
 

@@ -13,7 +13,7 @@ from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-EVERYONE = {"alpha": 0.001}  # the whole pool is called
+WHOLE_POOL = {"alpha": 0.001}  # the whole pool is called
 FAILS_AT_ONCE = "400"  # a fault that is not tried again
 
 
@@ -44,7 +44,7 @@ def test_what_cannot_matter_is_cancelled(gateway: Gateway, pool: FakePool, strea
     pool.say("speller", "7", delay_s=0.2)
     pool.say("poet", "8", delay_s=30)
     begun = time.monotonic()
-    response = gateway.ask(ONE, EVERYONE, stream=stream)
+    response = gateway.ask(ONE, WHOLE_POOL, stream=stream)
     assert time.monotonic() - begun < 3  # the candidate's own limit is 5 s
     assert until(lambda: pool.cancelled == ["poet"])
     data = response.text.split("data: ")[-2] if stream else response.text
@@ -53,7 +53,7 @@ def test_what_cannot_matter_is_cancelled(gateway: Gateway, pool: FakePool, strea
     assert answer["racer"]["certificate"]["holds"] is True
     assert reasons(answer) == []
     assert answer["racer"]["votes"] == {"7": 2}
-    assert answer["racer"]["usage_incomplete"] is True  # nobody counted what the poet wrote
+    assert answer["racer"]["usage_incomplete"] is True  # the poet's answer has no usage
 
 
 def test_who_may_still_matter_is_waited_for(gateway: Gateway, pool: FakePool) -> None:
@@ -61,7 +61,7 @@ def test_who_may_still_matter_is_waited_for(gateway: Gateway, pool: FakePool) ->
     pool.say("adder", "7")
     pool.say("speller", "8")
     pool.say("poet", "8", delay_s=0.5)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert answer["choices"][0]["message"]["content"] == "8"
     assert outcome(answer) == dict.fromkeys(POOL, "ms")
     assert pool.cancelled == []
@@ -89,7 +89,7 @@ def test_a_vote_that_ends_early_elects_whom_the_full_vote_elects(
             pool.say(name, rng.choice("789"), delay_s=rng.choice((0.0, 0.01, 0.1)))
         query = rng.choice((ONE, TWO, "Spell the number 3 and then 4"))
         early, full = (
-            gateway.chat(query, EVERYONE | {"explain": explain}) for explain in (False, True)
+            gateway.chat(query, WHOLE_POOL | {"explain": explain}) for explain in (False, True)
         )
         assert early["choices"][0]["message"] == full["choices"][0]["message"], pool.scripts
         assert outcome(full) == dict.fromkeys(POOL, "ms")
@@ -100,7 +100,7 @@ def test_a_vote_that_ends_early_elects_whom_the_full_vote_elects(
 def test_frugal_waves_call_no_more_than_may_decide(serve: Serve, pool: FakePool) -> None:
     """Two who agree settle three; where they do not, the third is called."""
     gateway = serve(aggregation={"waves": "frugal"})
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     first, second, third = answer["racer"]["selected"]
     assert pool.models_called() == sorted((first, second))
     assert outcome(answer) == {first: "ms", second: "ms", third: "skipped"}
@@ -108,16 +108,16 @@ def test_frugal_waves_call_no_more_than_may_decide(serve: Serve, pool: FakePool)
     assert answer["racer"]["usage_incomplete"] is False
     pool.reset()
     pool.say(second, "43")
-    assert outcome(gateway.chat(ONE, EVERYONE)) == dict.fromkeys(POOL, "ms")
+    assert outcome(gateway.chat(ONE, WHOLE_POOL)) == dict.fromkeys(POOL, "ms")
 
 
 def test_explaining_waits_for_every_answer(gateway: Gateway, pool: FakePool) -> None:
-    """``explain`` tells them all, so nobody is spared; without it none but the winner's is told."""
+    """``explain`` returns every answer, so no call is cancelled; else only the winner's returns."""
     pool.say("poet", "8", delay_s=0.3)
-    answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+    answer = gateway.chat(ONE, WHOLE_POOL | {"explain": True})
     assert answer["racer"]["answers"] == {"adder": "42", "speller": "42", "poet": "8"}
     assert outcome(answer) == dict.fromkeys(POOL, "ms")
-    assert "answers" not in gateway.chat(ONE, EVERYONE)["racer"]
+    assert "answers" not in gateway.chat(ONE, WHOLE_POOL)["racer"]
 
 
 # Failures ---------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_a_failure_that_could_not_have_mattered_is_a_remark(
     pool.say("adder", "7", delay_s=0.3)
     pool.say("speller", "7", delay_s=0.3)
     pool.fail("poet", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert outcome(answer)["poet"] == "error"
     assert reasons(answer) == ["outvoted_candidate_failed:poet"]
     assert answer["racer"]["certificate"]["holds"] is True
@@ -141,7 +141,7 @@ def test_a_failure_that_could_have_mattered_voids(gateway: Gateway, pool: FakePo
     pool.say("adder", "7", delay_s=0.3)
     pool.say("speller", "8", delay_s=0.3)
     pool.fail("poet", FAILS_AT_ONCE)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert answer["choices"][0]["message"]["content"] == "7"
     assert reasons(answer) == ["candidate_failed:poet"]
     assert answer["racer"]["certificate"]["holds"] is False
@@ -158,7 +158,7 @@ def test_a_failure_and_a_late_answer_could_matter_together(
     pool.say("adder", "7")
     pool.fail("speller", FAILS_AT_ONCE)
     pool.say("poet", late, delay_s=0.5)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert answer["choices"][0]["message"]["content"] == "7"
     assert outcome(answer) == {"adder": "ms", "speller": "error", "poet": "ms"}
     assert reasons(answer) == [reason]
@@ -213,7 +213,7 @@ def test_too_few_rows_for_the_survivors_are_no_refusal(serve: Serve, pool: FakeP
 
 def voted(gateway: Gateway, text: str = ONE, **fields: Any) -> dict[str, float]:
     """The votes of all answers."""
-    return gateway.chat(text, EVERYONE | {"explain": True}, **fields)["racer"]["votes"]
+    return gateway.chat(text, WHOLE_POOL | {"explain": True}, **fields)["racer"]["votes"]
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> N
     pool.say("adder", "It is 3")
     pool.say("speller", "so $x = \\boxed{\\frac{1}{2}}$")
     pool.say("poet", "\\boxed{0.5}")
-    answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+    answer = gateway.chat(ONE, WHOLE_POOL | {"explain": True})
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["model"] in ("speller", "poet")
 
@@ -273,34 +273,34 @@ def test_open_texts_vote_by_what_they_mean(serve: Serve, pool: FakePool) -> None
     gateway = serve(aggregation=MEANING)
     for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
         pool.say(name, text)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["model"] in ("adder", "poet")
     for name, text in zip(POOL, (CLOSE[0], CLOSE[2], CLOSE[1]), strict=True):
         pool.say(name, text)
-    answer = gateway.chat(ONE, EVERYONE)
+    answer = gateway.chat(ONE, WHOLE_POOL)
     assert answer["racer"]["votes"] == {"poet": 3}
     assert answer["choices"][0]["message"]["content"] == CLOSE[1]  # not the best router score's
 
 
 def test_meanings_are_compared_when_all_answers_are_there(serve: Serve, pool: FakePool) -> None:
-    """Clusters need all of them, so nobody is spared; and one failure may always have mattered."""
+    """Clusters need all answers, so no call is cancelled, and every failure is a reason."""
     gateway = serve(aggregation=MEANING)
     pool.say("poet", "42", delay_s=0.3)
-    assert outcome(gateway.chat(ONE, EVERYONE)) == dict.fromkeys(POOL, "ms")
+    assert outcome(gateway.chat(ONE, WHOLE_POOL)) == dict.fromkeys(POOL, "ms")
     pool.fail("poet", FAILS_AT_ONCE)
-    assert reasons(gateway.chat(ONE, EVERYONE)) == ["candidate_failed:poet"]
+    assert reasons(gateway.chat(ONE, WHOLE_POOL)) == ["candidate_failed:poet"]
 
 
-def test_a_refusal_is_nobodys_vote(serve: Serve, pool: FakePool) -> None:
-    """A candidate that declines says nothing about the answer, neither by word nor by meaning."""
+def test_a_refusal_has_no_vote(serve: Serve, pool: FakePool) -> None:
+    """Neither its text nor its meaning counts for an answer."""
     refusal = {"role": "assistant", "content": "I cannot say.", "refusal": "I cannot say."}
     for rule in ({}, MEANING):
         gateway = serve(aggregation=rule)
         pool.say("adder", "", message=refusal)
         pool.say("speller", "", message=refusal)
         pool.say("poet", "42")
-        answer = gateway.chat(ONE, EVERYONE | {"explain": True})
+        answer = gateway.chat(ONE, WHOLE_POOL | {"explain": True})
         assert sum(answer["racer"]["votes"].values()) == 1
         assert answer["model"] == "poet"
 
@@ -318,7 +318,7 @@ def test_the_kind_is_chosen_by_what_is_asked(serve: Serve, pool: FakePool) -> No
         pool.say(name, text)
     wanted = {"type": "json_object"}
     assert voted(gateway, response_format=wanted) == {'{"a":1}': 2, "[2]": 1}
-    body = {"model": "auto", "input": ONE, "text": {"format": wanted}, "racer": EVERYONE}
+    body = {"model": "auto", "input": ONE, "text": {"format": wanted}, "racer": WHOLE_POOL}
     votes = gateway.post("/v1/responses", json=body).json()["racer"]["votes"]
     assert votes['{"a":1}'] == 2
     for name, text in zip(POOL, (CLOSE[0], FAR, CLOSE[1]), strict=True):
@@ -354,7 +354,7 @@ def test_the_certificate_stands_where_only_one_was_chosen_anyway(serve: Serve) -
 # The shadow sample ------------------------------------------------------------------------------
 
 
-def test_a_shadow_decision_asks_everyone_and_only_its_set_votes(
+def test_a_shadow_decision_calls_the_whole_pool_and_only_its_set_votes(
     serve: Serve, pool: FakePool
 ) -> None:
     """All answers are told, to be judged; those outside the set neither win nor void."""
@@ -384,7 +384,7 @@ def test_in_a_shadow_decision_the_others_do_not_outvote_a_failure(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_shadow_decision_that_refuses_asks_everyone_and_refuses(
+def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
     serve: Serve, pool: FakePool, stream: bool
 ) -> None:
     """Whether the refusal was right is part of the risk; the answers are told, and do not vote."""

@@ -127,7 +127,7 @@ def test_it_is_ready_for_what_is_configured(unrouted: Gateway, tmp_path: Path) -
     listed = unrouted.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == list(POOL)
     assert unrouted.get("/v1/models/auto").status_code == 404
-    assert unrouted.ask("one?", model="nobody").json()["error"]["code"] == "model_not_found"
+    assert unrouted.ask("one?", model="unknown").json()["error"]["code"] == "model_not_found"
     assert unrouted.get("/metrics").status_code == 200
     assert [each.name for each in tmp_path.iterdir()] == ["racer.yaml"]
 
@@ -206,6 +206,6 @@ def _answers(gateway: httpx2.Client) -> bool:
 def test_what_needs_a_router_is_refused_without_one(
     tmp_path: Path, changes: dict[str, Any], place: str
 ) -> None:
-    """Whoever configured it would believe that it is at work."""
+    """A setting without effect must not look as if it had one."""
     with pytest.raises(SettingsError, match=f"{re.escape(place)} needs a router"):
         settings.load(configuration(tmp_path, "http://127.0.0.1:1/v1", **changes), ENVIRONMENT)

@@ -415,7 +415,7 @@ def test_the_image_has_the_stores_driver():
     assert re.search(rf"^{canonical(name)}==", lock, re.MULTILINE)
 
 
-def test_nobody_speaks_to_anybody_unless_it_is_said():
+def test_a_pod_reaches_only_what_a_policy_allows():
     """Red when the policy that shuts everything leaves out a pod or a direction."""
     assert named("NetworkPolicy", "nobody")["spec"] == {
         "podSelector": {},

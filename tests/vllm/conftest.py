@@ -29,7 +29,7 @@ run = LazyModule("app.tools.demo.run")
 PYTHON: Final = "RACER_VLLM_PYTHON"
 POOL: Final = ("abacus", "mirror", "tribune")
 GREEDY: Final = {"temperature": 0, "max_tokens": 16}  # as the demo's rows were labelled
-EVERYONE: Final = {"alpha": 1e-4}  # too small for any number of rows here
+WHOLE_POOL: Final = {"alpha": 1e-4}  # too small for any number of rows here
 # An answer that nobody here waits for: whoever begins it is at work until it is aborted.
 ENDLESS: Final = {"ignore_eos": True, "max_tokens": CONTEXT_TOKENS - 1000, "temperature": 0}
 LIMIT_S: Final = 300  # longer than anything here waits: no call ends because of the gateway's clock

@@ -10,7 +10,7 @@ import pytest
 from tests.support.gateway import Gateway, user
 from tests.support.lazy import LazyModule
 
-from .conftest import ENDLESS, EVERYONE, GREEDY, POOL, Servers, rows_of
+from .conftest import ENDLESS, GREEDY, POOL, WHOLE_POOL, Servers, rows_of
 
 openai = LazyModule("openai")
 
@@ -125,7 +125,7 @@ def test_the_first_words_come_while_the_candidate_still_writes(
 def test_several_candidates_are_merged_before_they_stream(gateway: Gateway) -> None:
     """The winner's whole answer in one delta; the last chunk counts the tokens of everyone."""
     text = rows_of("test", 1).queries[0]
-    racer = EVERYONE | {"explain": True}
+    racer = WHOLE_POOL | {"explain": True}
     *others, last = streamed(gateway, text, racer)
     told = last.racer
     assert sorted(told["selected"]) == sorted(told["answers"]) == sorted(POOL)
@@ -205,7 +205,7 @@ def test_a_tool_call_streams_to_the_official_client(gateway: Gateway) -> None:
 
 def test_tools_that_may_not_be_called_leave_a_plain_answer(gateway: Gateway) -> None:
     """With `tool_choice: none` the request is another kind all the same."""
-    answer = gateway.chat(SUM, EVERYONE, tools=tool(LOOK_UP), tool_choice="none")
+    answer = gateway.chat(SUM, WHOLE_POOL, tools=tool(LOOK_UP), tool_choice="none")
     assert not answer["choices"][0]["message"].get("tool_calls")
     assert answer["choices"][0]["message"]["content"] in {"42", *answer["racer"]["votes"]}
     assert "unlabelled_request_kind" in answer["racer"]["certificate"]["reasons"]
@@ -259,7 +259,7 @@ def test_a_response_is_a_certified_answer(gateway: Gateway) -> None:
     assert racer["certificate"]["reasons"] == ["conditions_differ:endpoint"]
 
 
-@pytest.mark.parametrize("racer", [{}, EVERYONE], ids=["live", "merged"])
+@pytest.mark.parametrize("racer", [{}, WHOLE_POOL], ids=["live", "merged"])
 def test_a_response_streams(gateway: Gateway, racer: dict[str, Any]) -> None:
     """From created to completed, numbered; one candidate's live, several candidates' merged."""
     stream = gateway.openai().responses.create(

@@ -9,7 +9,7 @@ import pytest
 
 from app.answering.evaluator_prompt import prompt
 
-from .conftest import EVERYONE, POOL, Serve, Servers, rows_of
+from .conftest import POOL, WHOLE_POOL, Serve, Servers, rows_of
 from .servers import VllmServer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -29,7 +29,7 @@ def rated(serve: Serve, judge: str, weight: str, query: str) -> dict[str, Any]:
     """The ``racer`` object of an answer by everyone, whose votes the judge weighs."""
     evaluator = {"candidate": judge, "prompt_chars": PROMPT_CHARS, "timeout_s": 60}
     gateway = serve(aggregation={"method": "weighted", "weight": weight, "evaluator": evaluator})
-    return gateway.chat(query, EVERYONE | {"explain": True})["racer"]
+    return gateway.chat(query, WHOLE_POOL | {"explain": True})["racer"]
 
 
 def verdicts(

@@ -13,7 +13,7 @@ import pytest
 from tests.support.gateway import DATA_KEY, Gateway, user
 from tests.support.waiting import until
 
-from .conftest import ENDLESS, EVERYONE, POOL, Serve, Servers, rows_of
+from .conftest import ENDLESS, POOL, WHOLE_POOL, Serve, Servers, rows_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -75,7 +75,7 @@ def test_leaving_while_several_candidates_answer_aborts_them_all(
 ) -> None:
     """The vote waits for all three; no word of an answer was sent yet when the client leaves."""
     work = Work(servers, POOL)
-    fields = {"messages": user(LONELY), "stream": stream, "racer": EVERYONE, **ENDLESS}
+    fields = {"messages": user(LONELY), "stream": stream, "racer": WHOLE_POOL, **ENDLESS}
     headers = {"content-type": "application/json", "authorization": f"Bearer {DATA_KEY}"}
     client = HTTPConnection(urlsplit(gateway.url).netloc)
     with closing(client):
@@ -93,7 +93,7 @@ def test_a_decided_vote_aborts_who_still_writes(serve: Serve, servers: Servers) 
         if {"abacus", "tribune"} <= row.correct and "mirror" not in row.correct
     )
     work = Work(servers, ("mirror",))
-    answer = serve(parameters={"mirror": ENDLESS}).chat(row.query, EVERYONE)
+    answer = serve(parameters={"mirror": ENDLESS}).chat(row.query, WHOLE_POOL)
     racer = answer["racer"]
     assert answer["choices"][0]["message"]["content"] == row.reference
     assert racer["served_by"] in {"abacus", "tribune"}

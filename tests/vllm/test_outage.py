@@ -7,7 +7,7 @@ import pytest
 from tests.support.gateway import Gateway, user
 from tests.support.lazy import LazyModule
 
-from .conftest import ENDLESS, EVERYONE, Serve, Servers
+from .conftest import ENDLESS, WHOLE_POOL, Serve, Servers
 
 openai = LazyModule("openai")
 
@@ -30,7 +30,7 @@ def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None
     from then on nobody waits for it, and the certificate is about the two who are left.
     """
     gateway = serve()
-    everyone = gateway.chat(QUESTIONS[0], EVERYONE)["racer"]
+    everyone = gateway.chat(QUESTIONS[0], WHOLE_POOL)["racer"]
     assert everyone["certificate"]["guarantee"]["pool"] == ["abacus", "mirror", VICTIM]
     assert is_up(gateway)
 
@@ -47,7 +47,7 @@ def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None
         with pytest.raises(openai.APIError):
             list(chunks)
 
-    answers = [gateway.chat(question, EVERYONE) for question in QUESTIONS]
+    answers = [gateway.chat(question, WHOLE_POOL) for question in QUESTIONS]
     reasons = [set(answer["racer"]["certificate"]["reasons"]) for answer in answers]
     assert all(answer["model"] in SURVIVORS for answer in answers)
     last = answers[-1]["racer"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.gateway import Gateway, user
 
-EVERYONE = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
+WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and waited for
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, 
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
-from .formats import CHAT, COMPLETIONS, EVERY_API, EVERYONE, RESPONSES, Api
+from .formats import CHAT, COMPLETIONS, EVERY_API, RESPONSES, WHOLE_POOL, Api
 
 # Messages without a text, and the finish reason of each.
 REASONING = ({"role": "assistant", "content": None, "reasoning_content": "Three, four"}, "length")
@@ -175,7 +175,7 @@ def test_a_text_that_cannot_be_read_is_better_than_none(
     set_answers(pool, "adder", answer)
     for name in ("speller", "poet"):
         set_answers(pool, name, text("I cannot say"))
-    message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
+    message, racer = ask(gateway, ONE, WHOLE_POOL, stream=stream)
     assert message["content"] == "I cannot say"
     assert racer["served_by"] != "adder"
 
@@ -192,7 +192,7 @@ def test_without_an_answer_a_refusal_then_reasoning_then_a_blank_is_returned(
     set_answers(pool, "adder", worse)
     set_answers(pool, "speller", better)
     set_answers(pool, "poet", worse)
-    message, racer = ask(gateway, ONE, EVERYONE, stream=stream)
+    message, racer = ask(gateway, ONE, WHOLE_POOL, stream=stream)
     assert matches(message, better)
     assert (racer["served_by"], racer["votes"]) == ("speller", {})
 
@@ -280,7 +280,7 @@ def test_choices_of_one_meaning_are_found_behind_a_filtered_one(
     gateway = serve(aggregation={"equality": "semantic"})
     for name in POOL:
         set_answers(pool, name, FILTERED, text("seven"))
-    assert sum(gateway.chat(ONE, EVERYONE, n=2)["racer"]["votes"].values()) == 3
+    assert sum(gateway.chat(ONE, WHOLE_POOL, n=2)["racer"]["votes"].values()) == 3
 
 
 @pytest.mark.parametrize("api", [COMPLETIONS, RESPONSES], ids=lambda api: api.path)
@@ -295,11 +295,11 @@ def test_every_interface_prefers_a_text_to_a_blank(
     for others in ("seven", " "):
         pool.say("speller", others)
         if stream:
-            _, events = api.stream(gateway, ONE, racer=EVERYONE)
+            _, events = api.stream(gateway, ONE, racer=WHOLE_POOL)
             answered = "".join(map(api.delta, events))
             racer = api.inner(events[-1])["racer"]
         else:
-            answer = api.answer(gateway, ONE, racer=EVERYONE)
+            answer = api.answer(gateway, ONE, racer=WHOLE_POOL)
             answered, racer = api.text(answer), answer["racer"]
         assert answered.strip() == others.strip()
         is_void = "set_unanswered" in racer["certificate"]["reasons"]

@@ -28,14 +28,14 @@ from tests.upstreams.scripted import FakePool
 
 openai = LazyModule("openai")
 
-EVERYONE = 0.001  # an alpha too small for 400 rows: the whole pool is called
+TINY_ALPHA = 0.001  # an alpha too small for 400 rows: the whole pool is called
 
 
 def test_a_tie_goes_to_the_higher_router_score(gateway: Gateway, pool: FakePool) -> None:
     """Three different answers: the speller's is returned where the router trusts the speller."""
     for name in POOL:
         pool.say(name, f"{name}'s own")
-    answer = gateway.chat("Spell the number 3 and then 4", {"alpha": EVERYONE})
+    answer = gateway.chat("Spell the number 3 and then 4", {"alpha": TINY_ALPHA})
     scores = answer["racer"]["pool_scores"]
     assert list(scores.items()) == [("speller", 1.0), ("adder", 0.0), ("poet", 0.0)]
     assert (answer["model"], answer["racer"]["served_by"]) == ("speller", "speller")
@@ -48,7 +48,7 @@ def test_the_configuration_says_how_answers_are_merged(serve: Serve, pool: FakeP
     pool.say("adder", "It is 1,007.0")
     pool.say("speller", "1007")
     pool.say("poet", "8")
-    answer = gateway.chat(ONE, {"alpha": EVERYONE, "explain": True})
+    answer = gateway.chat(ONE, {"alpha": TINY_ALPHA, "explain": True})
     assert answer["choices"][0]["message"]["content"] == "It is 1,007.0"
     votes = answer["racer"]["votes"]
     assert set(votes) == {"1007", "8"}
@@ -57,10 +57,10 @@ def test_the_configuration_says_how_answers_are_merged(serve: Serve, pool: FakeP
 
 
 def test_candidates_are_called_at_the_same_time(gateway: Gateway, pool: FakePool) -> None:
-    """Nobody waits for another: all three are at work at once."""
+    """The three calls overlap in time."""
     for name in POOL:
         pool.say(name, "7", delay_s=0.3)
-    answer = gateway.chat(ONE, {"alpha": EVERYONE})
+    answer = gateway.chat(ONE, {"alpha": TINY_ALPHA})
     assert len(answer["racer"]["calls"]) == pool.peak == 3
 
 
@@ -189,7 +189,7 @@ PASSED = {
     "frequency_penalty": -0.1,
     "response_format": {"type": "json_object"},
     "metadata": {"team": "red"},
-    "user": "somebody",
+    "user": "user-7",
     "parallel_tool_calls": False,
     "reasoning_effort": "low",
     "service_tier": "auto",
@@ -233,7 +233,7 @@ def test_tools_reach_every_candidate_untouched(gateway: Gateway, pool: FakePool)
     ],
 )  # fmt: skip
 def test_fields_of_the_deny_list_are_refused(gateway: Gateway, pool: FakePool, field: str) -> None:
-    """What reaches into a candidate's server is a 400 that names the field; nobody is asked."""
+    """A field that controls a candidate's server is a 400 that names it; no candidate is called."""
     response = gateway.ask(ONE, **{field: "x"})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field
@@ -329,7 +329,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}
 def test_another_kind_of_request_asks_the_whole_pool(
     gateway: Gateway, pool: FakePool, fields: dict[str, Any]
 ) -> None:
-    """No labelled row was of that kind, so everyone is called and nothing is promised."""
+    """No labelled row is of that kind, so the whole pool is called without a guarantee."""
     answer = gateway.chat(ONE, {"explain": True}, **fields)
     assert "unlabelled_request_kind" in reasons(answer)
     assert sorted(answer["racer"]["selected"]) == sorted(POOL)
@@ -402,7 +402,7 @@ def test_later_turns_are_not_covered(gateway: Gateway, role: str) -> None:
 
 
 def test_a_query_over_the_limit_asks_the_whole_pool(gateway: Gateway, pool: FakePool) -> None:
-    """No row was that long: everyone is called with the whole text, and nothing is promised."""
+    """No row is that long: the whole pool gets the whole text, without a guarantee."""
     text = ONE + " " + "again " * 2_000
     answer = gateway.chat(text, {"explain": True})
     assert reasons(answer) == ["query_too_long"]

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.gateway import ONE, POOL, TWO, Gateway
 from tests.upstreams.scripted import FakePool
 
-from .formats import CHAT, EVERYONE
+from .formats import CHAT, WHOLE_POOL
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -32,7 +32,7 @@ def test_parallel_tool_calls_are_one_answer_whatever_their_order(
     pool.say("adder", "", message=calling(call("add", '{"a": 9}')))
     pool.say("speller", "", message=calling(*first))
     pool.say("poet", "", message=calling(*second))
-    answer = gateway.chat(ONE, EVERYONE, tools=TOOLS)
+    answer = gateway.chat(ONE, WHOLE_POOL, tools=TOOLS)
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["choices"][0]["message"]["tool_calls"] in (first, second)
     assert answer["racer"]["answers"]["speller"] == first
@@ -82,15 +82,15 @@ def test_with_several_choices_every_candidate_has_one_vote(
     pool.say("adder", "", fields={"choices": choices_of("7", "7", "7")})
     pool.say("speller", "", fields={"choices": choices_of("9", "8", "8")})
     pool.say("poet", "", fields={"choices": choices_of("8", "8", "9")})
-    answer = gateway.chat(ONE, EVERYONE, n=3)
+    answer = gateway.chat(ONE, WHOLE_POOL, n=3)
     assert answer["racer"]["votes"] == {"7": 1, "8": 2}
     assert answer["model"] in ("speller", "poet")
     expected = pool.scripts[answer["model"]].fields["choices"]
     assert answer["choices"] == expected
 
 
-def test_choices_that_nobody_asked_for_are_dropped(gateway: Gateway, pool: FakePool) -> None:
-    """A server that sends three of two, or one of them twice."""
+def test_surplus_and_repeated_choices_are_dropped(gateway: Gateway, pool: FakePool) -> None:
+    """The server sends three choices for `n: 2`, or one choice twice."""
     pool.say("adder", "", fields={"choices": choices_of("7", "8", "9")})
     assert len(gateway.chat(ONE, n=2)["choices"]) == 2
     twice = [*choices_of("7"), *choices_of("8")]
@@ -109,11 +109,11 @@ def test_several_choices_stream_after_the_vote(gateway: Gateway, pool: FakePool)
 
 
 def test_images_reach_every_candidate_as_they_were_sent(gateway: Gateway, pool: FakePool) -> None:
-    """Parts of a turn are nobody's to change."""
+    """The gateway changes no part of a turn."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "x": 1}}
     sound = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
     parts = [{"type": "text", "text": ONE}, image, sound]
-    answer = gateway.chat(ONE, EVERYONE, messages=[{"role": "user", "content": parts}])
+    answer = gateway.chat(ONE, WHOLE_POOL, messages=[{"role": "user", "content": parts}])
     assert len(pool.requests) == 3
     assert all(body["messages"][0]["content"] == parts for body in pool.requests)
     assert "unlabelled_request_kind" in answer["racer"]["certificate"]["reasons"]

@@ -91,7 +91,7 @@ def test_comments_keep_a_waiting_stream_alive(serve: Serve, pool: FakePool) -> N
 
 
 def test_a_refusal_is_a_stream_too(gateway: Gateway, pool: FakePool) -> None:
-    """Nobody is called; the sentence stands in content and refusal; the stream ends as others."""
+    """No candidate is called; content and refusal hold the sentence; the stream ends normally."""
     response, lines = raw(gateway, UNANSWERABLE)
     assert response.headers["x-racer-abstained"] == "true"
     *chunks, done = events(lines)
@@ -146,8 +146,8 @@ def test_a_failure_before_the_first_byte_keeps_its_status(
     assert caught.value.type == ("rate_limit_error" if status == 429 else "upstream_error")
 
 
-def test_a_late_failure_of_everyone_is_an_error_event(serve: Serve, pool: FakePool) -> None:
-    """After the comments began, the status is gone: the stream ends with the error."""
+def test_a_late_failure_of_all_candidates_is_an_error_event(serve: Serve, pool: FakePool) -> None:
+    """After the first comment the status has been sent, so the stream ends with an error event."""
     gateway = serve(candidates=candidates(pool.url, timeout_s=0.6), limits={"comment_every_s": 0.1})
     for name in POOL:
         pool.fail(name, "hang")

@@ -29,7 +29,9 @@ def test_embeddings_of_auto_come_from_the_configured_candidate(
 
 
 @pytest.mark.parametrize("model", ["auto", "gpt-4o", "auto/fast"])
-def test_embeddings_of_nobody_are_not_found(gateway: Gateway, pool: FakePool, model: str) -> None:
+def test_embeddings_of_an_unknown_model_are_not_found(
+    gateway: Gateway, pool: FakePool, model: str
+) -> None:
     """The error names the model; no candidate is called."""
     response = gateway.post("/v1/embeddings", json={"model": model, "input": "a"})
     assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")

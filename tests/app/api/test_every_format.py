@@ -9,7 +9,7 @@ import pytest
 from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway
 from tests.upstreams.scripted import UPSTREAM_WORDS, FakePool, usage_of
 
-from .formats import CHUNKED_APIS, EVERY_API, EVERYONE, Api
+from .formats import CHUNKED_APIS, EVERY_API, WHOLE_POOL, Api
 
 KEPT = {"kept": True}
 
@@ -41,7 +41,7 @@ def test_several_selected_vote_and_their_tokens_add_up(
     pool.say("adder", "seven")
     pool.say("speller", "8")
     pool.say("poet", "8")
-    answer = api.answer(gateway, ONE, racer=EVERYONE)
+    answer = api.answer(gateway, ONE, racer=WHOLE_POOL)
     assert api.text(answer) == "8"
     assert answer["model"] == answer["racer"]["served_by"]
     assert answer["model"] in ("speller", "poet")  # not the best router score, the adder
@@ -60,7 +60,7 @@ def test_several_selected_vote_and_their_tokens_add_up(
 def test_the_winners_own_usage_can_be_asked_for(gateway: Gateway, pool: FakePool, api: Api) -> None:
     """``usage: winner`` leaves it as the candidate sent it."""
     pool.say("adder", "seven")
-    answer = api.answer(gateway, ONE, racer={**EVERYONE, "usage": "winner"})
+    answer = api.answer(gateway, ONE, racer={**WHOLE_POOL, "usage": "winner"})
     assert answer["model"] != "adder"
     assert api.usage(answer) == (10, 2, 12)
 
@@ -118,7 +118,7 @@ def test_several_selected_stream_the_winner(gateway: Gateway, pool: FakePool, ap
     pool.say("adder", "seven")
     pool.say("speller", "It is 8")
     pool.say("poet", "it is 8.")
-    headers, events = api.stream(gateway, ONE, racer=EVERYONE)
+    headers, events = api.stream(gateway, ONE, racer=WHOLE_POOL)
     last = api.inner(events[-1])
     winner = last["racer"]["served_by"]
     assert winner in ("speller", "poet")
@@ -244,8 +244,8 @@ def test_a_named_candidate_streams_without_routing(
 
 
 @EVERY_API
-def test_a_name_that_nobody_has_is_not_found(gateway: Gateway, pool: FakePool, api: Api) -> None:
-    """Nor are pools that are not configured."""
+def test_an_unknown_model_name_is_not_found(gateway: Gateway, pool: FakePool, api: Api) -> None:
+    """The same holds for pools that are not configured."""
     for name in ("gpt-4o", "auto/", "auto/fast", "automatic"):
         response = api.post(gateway, ONE, model=name)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")

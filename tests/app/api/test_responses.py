@@ -9,7 +9,7 @@ import pytest
 from tests.support.gateway import ONE, POOL, TWO, Gateway
 from tests.upstreams.scripted import FakePool
 
-from .formats import EVERYONE, RESPONSES
+from .formats import RESPONSES, WHOLE_POOL
 
 
 @pytest.mark.parametrize(("text", "total"), [(ONE, 12), (TWO, 24)])
@@ -166,7 +166,7 @@ def test_calls_of_a_response_vote_as_calls(gateway: Gateway, pool: FakePool) -> 
     pool.say("speller", "", fields=output('{"a": 1}'))
     pool.say("poet", "", fields=output('{"a":1}'))
     tools = [{"type": "function", "name": "add"}]
-    answer = RESPONSES.answer(gateway, ONE, tools=tools, racer=EVERYONE)
+    answer = RESPONSES.answer(gateway, ONE, tools=tools, racer=WHOLE_POOL)
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["output"][1]["arguments"].replace(" ", "") == '{"a":1}'
     _, events = RESPONSES.stream(gateway, ONE, tools=tools)
