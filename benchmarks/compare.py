@@ -69,7 +69,7 @@ class Comparison:
         for way, digits in itertools.product(ways, (arms.SHORT, arms.LONG)):
             known = itertools.islice(way.asks(digits=digits), queries.REPEATED)
             self._check(way, await load.closed(way.client, known, CONNECTIONS))
-        self.wrong.update(self.unanswered)  # nothing loads anybody yet
+        self.wrong.update(self.unanswered)  # before any load, every answer must arrive
         self.fail_if_wrong()  # before half an hour is spent
         cells: dict[str, Cell] = {
             "closed": self._closed,

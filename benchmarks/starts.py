@@ -1,4 +1,4 @@
-"""How long until a process answers, and what it holds then, before anybody asks it."""
+"""Start-up time of a process until its first answer, and its memory before any request."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

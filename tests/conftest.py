@@ -14,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# No deadline: machines are shared. Derandomised: a red run is red for everyone;
+# No deadline: machines are shared. Derandomised: a failure repeats on every machine;
 # `pytest --hypothesis-profile=search` looks for new examples.
 settings.register_profile(
     "racer", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

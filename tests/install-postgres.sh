@@ -10,7 +10,7 @@ if [[ $(id -u) != 0 ]] || ! command -v apt-get >/dev/null; then
   exit 0
 fi
 echo "installing postgresql"
-# It is not to start by itself, nor to keep a cluster that nobody uses.
+# The server must not start by itself, and no default cluster is created.
 mkdir -p /etc/postgresql-common
 [[ -e /etc/postgresql-common/createcluster.conf ]] ||
   echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf

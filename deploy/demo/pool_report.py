@@ -83,7 +83,7 @@ def failures(measured: PoolMeasurement) -> list[str]:
     if measured.oracle - best < LEAST_ORACLE_GAIN:
         found.append(f"the oracle gains {measured.oracle - best:.1%}; at least 15 % is needed")
     if not UNANSWERABLE_SHARE[0] <= 1 - measured.oracle <= UNANSWERABLE_SHARE[1]:
-        found.append(f"nobody is right on {1 - measured.oracle:.1%}; 3 % to 15 % is wanted")
+        found.append(f"no candidate is right on {1 - measured.oracle:.1%}; 3 % to 15 % is wanted")
     return found
 
 
@@ -146,7 +146,7 @@ about 0.11 s. "Overall" is over the {len(measured.skills):,} rows of the four sp
 
 - best single candidate: {best:.1%}
 - some candidate right (oracle): {measured.oracle:.1%}
-- nobody right: {1 - measured.oracle:.1%}
+- no candidate right: {1 - measured.oracle:.1%}
 
 {sizes_table(measured)}
 
@@ -163,7 +163,7 @@ Accuracy by skill, on {PROBES_PER_SKILL} further held-out questions each, all pu
 - No text of a question occurs in two splits or in training. The problem behind a text may: there
   are only so many sums of two small numbers.
 - Questions are {easy:.0%} easy, {medium:.0%} medium and {tail:.0%} tail; no candidate is trained
-  on the tail (longer words, larger numbers), so most of it is what nobody can answer.
+  on the tail (longer words, larger numbers), so no candidate answers most of it.
 
 ## Again
 

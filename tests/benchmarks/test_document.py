@@ -13,7 +13,7 @@ EMPTY = (
 
 
 def test_the_pages_are_made_from_the_results_that_are_here() -> None:
-    """Whoever changes a result or a page runs `python benchmarks/document.py`."""
+    """After a change of a result or a page, run `python benchmarks/document.py`."""
     pages = [page.read_text(encoding="utf-8") for page in PAGES]
     assert pages == filled(pages, tables(RESULTS))
 
@@ -29,6 +29,6 @@ def test_tables_stand_in_their_places_and_nothing_else_changes() -> None:
 
 
 def test_a_result_without_a_place_is_an_error() -> None:
-    """Nobody would see it."""
+    """No page would show it."""
     with pytest.raises(ValueError, match="no page has a place for three"):
         filled([EMPTY], {"one": "", "three": ""})

@@ -60,7 +60,7 @@ def mass(weights: Sequence[Fraction], ids: frozenset[int]) -> Fraction:
 def without_empty(
     weights: Sequence[Fraction], patterns: Sequence[Sequence[bool]]
 ) -> list[Fraction]:
-    """Weights given that somebody is right; zeros where nobody ever was."""
+    """Weights given that some candidate is right; zeros if none ever was."""
     answerable = [i for i, pattern in enumerate(patterns) if any(pattern)]
     total = mass(weights, frozenset(answerable))
     nonempty = frozenset(answerable) if total else frozenset[int]()

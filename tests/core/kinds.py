@@ -41,9 +41,9 @@ class Queries:
 
 
 class Kinds:
-    """Draws queries; whoever is right on one is right together with others of the kind.
+    """Generator of queries of three kinds, whose candidates are right or wrong together.
 
-    Candidates 0 and 1 are near-copies. Nobody is right on about one query in five.
+    Candidates 0 and 1 are near-copies. No candidate is right on about one query in five.
     """
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +61,7 @@ class Kinds:
         return labels
 
     def draw(self, count: int, *, answerable: bool | None = None) -> Queries:
-        """Queries drawn alike; of those that somebody answers, or nobody, where that is asked."""
+        """Draw independent queries; only answerable or only unanswerable ones if requested."""
         size = count if answerable is None else 3 * count if answerable else 8 * count
         kinds = self._rng.integers(0, 3, size)
         # The neighbours are of the query's kind for three in four queries, of any for others.

@@ -133,7 +133,7 @@ def test_exact_tells_other_texts_apart(text, other):
 
 @pytest.mark.parametrize("text", ["", " \n", "."])
 def test_empty_text_is_no_vote(text):
-    """A candidate that said nothing agrees with nobody."""
+    """An empty answer agrees with no other answer."""
     assert normalise(Equality.EXACT, text) is None
 
 

@@ -212,7 +212,7 @@ def test_artifact_moved_together_with_its_encoder_still_loads(local, tmp_path):
 
 
 def test_encoder_with_other_weights_is_refused(local):
-    """Somebody fine-tuned it in place: scores would move and nobody would notice."""
+    """After fine-tuning in place scores would change unnoticed."""
     model = transformers.AutoModel.from_pretrained(local / "encoder")
     model.embeddings.word_embeddings.weight.data[4] += 0.1
     model.save_pretrained(local / "encoder")

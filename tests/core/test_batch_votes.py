@@ -51,7 +51,7 @@ def votes_of(pool, texts, labels, scores, stacked=None, ratings=None):
 def test_votes_on_arrays_are_those_of_the_gateway(world, rule, t):
     """Every rule and temperature; unreadable answers and ties included.
 
-    An abstention is not right, nor is an answer that nobody can read.
+    An abstention is not right, nor is an unreadable answer.
     """
     pool, texts, labels, sets, scores = world
     found = votes_of(pool, texts, labels, scores).right(rule, np.array(sets), t)
@@ -174,10 +174,10 @@ def test_large_pools_vote_as_the_gateway_does(rule, t, count):
     scores = rng.random((600, count)).round(6)
     same = agreement(answer_classes(texts, Equality.EXACT))
     votes = Votes(pool=pool, labels=labels, scores=scores, same=same, stacked=None)
-    everyone = np.ones_like(labels)
+    whole_pool = np.ones_like(labels)
     assert max(len(set(row)) for row in texts) > 10
     expected = [served(rule, pool, *row, t) for row in zip(texts, labels, scores, strict=True)]
-    assert votes.right(rule, everyone, t).tolist() == expected
+    assert votes.right(rule, whole_pool, t).tolist() == expected
 
 
 def test_a_sure_candidate_that_cannot_be_read_takes_no_vote_away():
@@ -222,10 +222,10 @@ def test_some_rows_are_a_part_of_all():
     """`at` keeps rows together with their answers."""
     texts = [["A", "B"], ["C", "C"], ["B", "A"]]
     votes = votes_of(("x", "y"), texts, [[True, False]] * 3, [[0.2, 0.9]] * 3)
-    everyone = np.ones((3, 2), dtype=bool)
-    whole = votes.right(Method.WEIGHTED, everyone, 0.1)
+    whole_pool = np.ones((3, 2), dtype=bool)
+    whole = votes.right(Method.WEIGHTED, whole_pool, 0.1)
     assert whole.tolist() == [False, False, False]  # the second one's answer is preferred
-    part = votes.at(np.array([2, 0])).right(Method.WEIGHTED, everyone[:2] & [True, False], 0.1)
+    part = votes.at(np.array([2, 0])).right(Method.WEIGHTED, whole_pool[:2] & [True, False], 0.1)
     assert part.tolist() == [True, True]
 
 
@@ -234,10 +234,10 @@ def test_some_rows_keep_their_ratings():
     texts, labels = [["A", "B"]] * 3, [[True, False]] * 3
     ratings = [[0.9, 0.1], [0.1, 0.9], [0.9, None]]
     votes = votes_of(("x", "y"), texts, labels, [[0.2, 0.9]] * 3, ratings=ratings)
-    everyone = np.ones((3, 2), dtype=bool)
-    assert votes.right(Method.WEIGHTED, everyone, 0.1).tolist() == [True, False, False]
+    whole_pool = np.ones((3, 2), dtype=bool)
+    assert votes.right(Method.WEIGHTED, whole_pool, 0.1).tolist() == [True, False, False]
     part = votes.at(np.array([1, 0]))
-    assert part.right(Method.WEIGHTED, everyone[:2], 0.1).tolist() == [False, True]
+    assert part.right(Method.WEIGHTED, whole_pool[:2], 0.1).tolist() == [False, True]
 
 
 def test_temperature_is_the_best_on_its_rows():

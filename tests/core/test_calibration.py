@@ -56,10 +56,10 @@ def test_thresholds_are_those_of_the_critical_scores(table, kind, target):
 
 
 def test_smoothing_reaches_the_null_model_too():
-    """Queries that nobody answers and whose best column is m0: gaps of 0, a tie like any other."""
-    scores, nobody = np.full((9, 2), 0.25), np.zeros((9, 2), dtype=bool)
+    """Unanswerable queries whose best column is m0: gaps of 0, ties like others."""
+    scores, none_right = np.full((9, 2), 0.25), np.zeros((9, 2), dtype=bool)
     paper = {"risk_target": RiskTarget.PAPER, "score": Score.GAP}
-    smoothed = calibration_of(scores, nobody, smoothing_salt=b"salt", **paper)
+    smoothed = calibration_of(scores, none_right, smoothing_salt=b"salt", **paper)
     lambdas = {smoothed.lambda_hat(j / 10, Score.GAP) for j in range(1, 10)}
     assert len(lambdas) == 9
     assert all(0.0 < each < 1e-6 for each in lambdas)
@@ -163,7 +163,7 @@ def test_restricting_to_a_stranger_is_an_input_error():
 @given(
     table=tables(), options=calibration_options(), f=st.lists(probabilities, min_size=5, max_size=5)
 )
-def test_alpha_too_small_for_the_rows_calls_everyone(table, options, f):
+def test_alpha_too_small_for_the_rows_calls_the_whole_pool(table, options, f):
     """No finite threshold is valid, so the whole pool is called, even where p_null >= tau.
 
     Abstaining at lambda = inf would be a miss that no calibration row has paid for.
@@ -219,7 +219,7 @@ def test_risk_q95_is_the_point_of_the_beta_law():
     calibration = calibration_of(scores, labels, score=Score.PROB)  # all tie at 0 by gap
     assert calibration.risk_q95(0.1) == pytest.approx(stats.beta.ppf(0.95, 100, 901), abs=1e-9)
     assert round(calibration.risk_q95(0.1), 3) == 0.116
-    assert calibration.risk_q95(1e-4) == 0.0  # everyone is called
+    assert calibration.risk_q95(1e-4) == 0.0  # the whole pool is called
 
 
 def test_delta_holds_the_risk_of_most_calibration_sets_below_alpha():

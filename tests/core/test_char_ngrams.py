@@ -53,8 +53,8 @@ def test_texts_beyond_the_limit_are_cut_and_reported():
     np.testing.assert_array_equal(encoded.embeddings[0], encoded.embeddings[1])
 
 
-def test_text_that_begins_with_more_space_than_is_read_is_near_nobody():
-    """2,048 blanks and then a word: not a division by zero, and no NaN in a similarity."""
+def test_text_that_begins_with_more_space_than_is_read_has_a_zero_embedding():
+    """2,048 blanks and then a word: no division by zero, and no NaN in a similarity."""
     encoded = CharNgramEncoder().encode([" " * 2_048 + "word"])
     assert encoded.truncated.tolist() == [True]
     assert not encoded.embeddings.any()

@@ -67,7 +67,7 @@ def test_sets_are_prefixes_of_the_exact_order(world, priced, threshold):
 
 @given(world=worlds(), priced=st.booleans())
 def test_mass_before_is_the_union_of_what_was_taken_before(world, priced):
-    """By definition: s(x, m) = W(patterns that somebody before m has right), by set union."""
+    """By definition: s(x, m) = W(patterns that a candidate before m has right), by set union."""
     votes, patterns, prices = world
     weights = [Fraction(vote, sum(votes)) for vote in votes]
     found = greedy_cover(in_doubles(votes), patterns, np.array(prices) if priced else None)[0]
@@ -99,7 +99,7 @@ def test_each_step_adds_at_least_as_much_as_any_other_would(world, priced):
 
 @given(world=worlds())
 def test_scores_are_masses(world):
-    """Within [0, 1], the first one 0, and no greater than the mass that anybody covers."""
+    """Within [0, 1], the first one 0, and at most the mass that the whole pool covers."""
     votes, patterns, prices = world
     weights = in_doubles(votes)
     for score in (
@@ -138,12 +138,12 @@ def test_columns_that_add_equally_much_are_taken_from_left_to_right():
     patterns = np.array([[0, 1], [0, 1], [1, 0]], dtype=bool)
     scores = greedy_cover(np.array([[0.1, 0.2, 0.3]]) / 0.6, patterns)
     np.testing.assert_allclose(scores, [[0.0, 0.5]])
-    nobody = np.zeros((2, 3), dtype=bool)
-    assert greedy_cover(np.array([[0.5, 0.5]]), nobody).tolist() == [[0.0, 0.0, 0.0]]
+    none_right = np.zeros((2, 3), dtype=bool)
+    assert greedy_cover(np.array([[0.5, 0.5]]), none_right).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_nothing_known_is_no_error():
-    """Weights of 0, or no pattern that a column could have: everyone adds nothing."""
+    """Weights of 0, or no patterns: no candidate adds mass."""
     assert greedy_cover(np.zeros((2, 3)), np.ones((3, 2), bool)).tolist() == [[0.0, 0.0]] * 2
     assert greedy_cover(np.zeros((2, 0)), np.ones((0, 2), bool)).tolist() == [[0.0, 0.0]] * 2
     assert greedy_cover(np.zeros((0, 3)), np.ones((3, 2), bool)).shape == (0, 2)

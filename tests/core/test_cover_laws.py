@@ -19,20 +19,20 @@ EXTRA = 7  # rows that no candidate answers, in every calibration for ``answerab
 
 
 def realised(seed, n, alpha, trials, queries, *, served=None, finds=True, **options):
-    """Mean risk over the trials; each has noise of its own where noise is asked for.
+    """Mean risk over the trials; with noise, each trial has its own.
 
-    For ``answerable`` n rows count and a few that nobody answers stand among them.
+    For ``answerable`` n rows count; a few unanswerable rows are mixed in.
     """
     world = Kinds(seed)
     paper = options["risk_target"] is RiskTarget.PAPER
     drawn = world.draw(trials * (n + queries), answerable=None if paper else True)
-    nobody = world.draw(trials * EXTRA, answerable=False)
+    unanswerable = world.draw(trials * EXTRA, answerable=False)
     total = 0
     for trial in range(trials):
         block = drawn[trial * (n + queries) : (trial + 1) * (n + queries)]
         rows = block[:n]
         if not paper:
-            rows = together(nobody[trial * EXTRA : (trial + 1) * EXTRA], rows)
+            rows = together(unanswerable[trial * EXTRA : (trial + 1) * EXTRA], rows)
         calibrated, serving = (
             world.calibration(rows, finds=finds, **noisy(side, trial))
             for side in (options, served or options)

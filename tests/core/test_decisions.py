@@ -1,4 +1,4 @@
-"""One decision for one query: who is called first, why nobody is, and what is refused."""
+"""Routing decisions for one query: order of the set, reasons to abstain, refused inputs."""
 
 import math
 
@@ -57,7 +57,7 @@ def test_null_model_may_be_in_the_set_beside_candidates():
 
 
 def test_best_candidates_come_first_and_ties_in_the_order_of_the_pool():
-    """Scores belong to the names beside them; ``prob`` takes everyone up to 0.75."""
+    """Scores stay with their names; ``prob`` selects every candidate up to 0.75."""
     decision = decide_at([0.25, 0.5, 0.125, 0.5], 0.75)
     assert decision.selected == ("m1", "m3", "m0")
     assert decision.scores == (0.5, 0.5, 0.25)

@@ -107,11 +107,11 @@ TWO_OPTIONS = {"method": Method.LOG_ODDS, "options": 2}
 
 
 @settings(max_examples=400, deadline=None)
-# Two classes tie in votes, and whoever joins one lowers its mean score.
+# Two classes tie in votes, and every further answer lowers the mean score of its class.
 @example(world=(answers("x", 0.5, "x", 0.5, "y", 0.5, "y", 0.5), {"e": 0.1, "f": 0.1}, GUESSERS))
 # Votes of a billionth, and less, beside a tie of two sure candidates.
 @example(world=(answers("x", 0.9, "y", 0.9), {"c": 0.6, "d": 0.625, "e": 0.3}, COLD))
-# What e says to nobody's advantage is part of the sum of weights, and turns the twelfth decimal.
+# The weight of e helps neither class; in the sum of weights it changes the twelfth decimal.
 @example(
     world=(
         answers("x", 0.8930685281944053, "x", 0.8930685281944053, "y", 0.9, "z", 0.810663060969726),
@@ -180,7 +180,7 @@ def test_what_a_large_pool_has_decided_stays_decided(world):
         (answers("x", 0.5), {"z": 0.5}, True),  # or the first name
         (answers("x", 0.5), {"Z": 0.5}, False),
         (answers("x", 0.9), {"y": 0.1, "z": 0.1}, False),  # they may agree on something new
-        (answers(None, 0.9), {"z": 0.1}, False),  # nobody has a class yet
+        (answers(None, 0.9), {"z": 0.1}, False),  # no answer has a class yet
         (answers(None, 0.9), {}, True),
         ([], {"z": 0.1}, False),
         ([], {}, True),
@@ -201,7 +201,7 @@ def test_a_heavy_vote_decides_against_many_light_ones():
 
 
 def test_a_candidate_that_speaks_against_its_answer_keeps_the_vote_open():
-    """Stacked counts may be negative: whoever joins the leader then takes votes from it."""
+    """Stacked counts may be negative: an answer that joins the leader can take votes from it."""
     arrived = answers("x", 0.5, "y", 0.5)
     pool, trust = ("a", "b", "c"), np.zeros(3)
     against = StackedVote(pool, np.array([1.0, 0.5, -0.75]), trust)
@@ -250,27 +250,27 @@ def arrivals(draw):
     names = [f"m{i}" for i in range(size)]
     texts = draw(st.lists(st.sampled_from(TEXTS[kind]), min_size=size, max_size=size))
     scores = draw(st.lists(SCORES, min_size=size, max_size=size))
-    everyone = [
+    all_answers = [
         CandidateAnswer(candidate=name, text=text, form=normalise(kind, text), score=score)
         for name, text, score in zip(names, texts, scores, strict=True)
     ]
     failed = draw(st.sets(st.sampled_from(names), max_size=2))
-    return draw(st.permutations(everyone)), failed, draw(rules(names))
+    return draw(st.permutations(all_answers)), failed, draw(rules(names))
 
 
 @settings(max_examples=150)
 @given(world=arrivals())
 def test_stopping_early_elects_the_class_of_the_full_vote(world):
     """One after the other, some fail; the text is the best scored of those that had arrived."""
-    everyone, failed, rule = world
-    outstanding = {each.candidate: each.score for each in everyone}
+    all_answers, failed, rule = world
+    outstanding = {each.candidate: each.score for each in all_answers}
     arrived = []
-    for each in everyone:
+    for each in all_answers:
         del outstanding[each.candidate]
         arrived += [] if each.candidate in failed else [each]
         if decided(arrived, outstanding, **rule):
             break
-    full = [each for each in everyone if each.candidate not in failed]
+    full = [each for each in all_answers if each.candidate not in failed]
     assert winning_class(arrived, rule) == winning_class(full, rule)
     if not arrived:
         return
@@ -283,9 +283,9 @@ def test_stopping_early_elects_the_class_of_the_full_vote(world):
 @settings(max_examples=150)
 @given(world=arrivals())
 def test_waves_elect_the_class_of_the_full_vote(world):
-    """As many as may decide, then as many more; in the end everybody, if need be."""
-    everyone, failed, rule = world
-    waiting = {each.candidate: each for each in everyone}
+    """First the smallest wave that may decide, then the next; at most the whole set."""
+    all_answers, failed, rule = world
+    waiting = {each.candidate: each for each in all_answers}
     arrived = []
     while True:
         left = {name: each.score for name, each in waiting.items()}
@@ -295,7 +295,7 @@ def test_waves_elect_the_class_of_the_full_vote(world):
         assert 1 <= size <= len(left)
         wave = [waiting.pop(name) for name in list(left)[:size]]
         arrived += [each for each in wave if each.candidate not in failed]
-    full = [each for each in everyone if each.candidate not in failed]
+    full = [each for each in all_answers if each.candidate not in failed]
     assert winning_class(arrived, rule) == winning_class(full, rule)
 
 
@@ -356,7 +356,7 @@ def test_a_stacked_vote_without_its_weights_is_refused(ask):
 
 
 def test_sixteen_candidates_are_a_matter_of_milliseconds():
-    """The goal is one for a decision, on the loop that serves everybody; ten are allowed."""
+    """The goal is 1 ms per decision on the event loop; the test allows 10 ms."""
     rng = np.random.default_rng(8)
     names = [f"m{i:02d}" for i in range(16)]
     stacked = StackedVote(tuple(names), rng.normal(0.5, 1.0, 16), rng.normal(0.3, 0.3, 16))

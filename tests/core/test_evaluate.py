@@ -75,7 +75,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
     protocol = Protocol(
         splits=1,
         shares=Shares(calibration=0.4, validation=0.4),  # enough validation rows for a tau
-        alphas=(*ALPHAS, 0.002),  # the last one is infeasible: everyone, and nobody abstains
+        alphas=(*ALPHAS, 0.002),  # the last is infeasible: whole pool, no abstention
         scores=tuple(Score),
         risk_targets=(target,),
         false_abstain_budget=budget,
@@ -107,7 +107,7 @@ def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router
 
 
 def test_random_sets_are_as_large_as_the_sets(files):
-    """Where everyone is called they miss nobody; where sets are small, more than a router's."""
+    """Random sets of the whole pool miss nothing; small ones miss more than the router's."""
     evaluation = measured(scored({ONE: files[ONE]}, splits=20, alphas=(0.005, 0.15)))
     full = Setting(scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.GAP, alpha=0.005)
     assert evaluation.mean(full, "size") == len(POOL)
@@ -150,7 +150,7 @@ def test_average_is_the_mean_over_benchmarks_in_every_split(files):
 
 
 def test_merged_calibration_has_the_rows_of_all(files):
-    """One threshold for everybody: one scope, all rows."""
+    """One threshold for all benchmarks: one scope, all rows."""
     merged = measured(scored(files, splits=2, alphas=(0.1,), calibrated=CalibrationScope.MERGED))
     each = measured(scored(files, splits=2, alphas=(0.1,)))
     assert merged.scopes == (MERGED,)

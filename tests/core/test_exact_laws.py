@@ -118,9 +118,9 @@ def test_answerable_risk_has_its_exact_value():
     """
     n, extra, trials = 19, 11, 4_000
     answerable = World(2, trials * (n + 1), answerable=True)
-    nobody = World(3, trials * extra, answerable=False)
+    unanswerable = World(3, trials * extra, answerable=False)
     missed = 0
-    for (f, y), (g, z) in zip(answerable.trials(n + 1), nobody.trials(extra), strict=True):
+    for (f, y), (g, z) in zip(answerable.trials(n + 1), unanswerable.trials(extra), strict=True):
         rows = np.vstack([g, f[:n]]), np.vstack([z, y[:n]])
         calibration = calibration_of(*rows, alpha=0.1, score=Score.PROB)
         missed += is_missed(calibration, f[n:], y[n:])
@@ -148,7 +148,7 @@ def test_misses_and_false_abstentions_stay_below_alpha_together():
 
 
 def test_tau_that_alpha_cannot_pay_for_does_not_break_the_bound():
-    """30 % would abstain by tau but alpha = 0.1: then no finite threshold is valid: call everyone.
+    """Tau makes 30 % abstain at alpha 0.1: no finite threshold is valid, the whole pool is called.
 
     Abstaining all the same (risk 0.3) passes with probability below 1e-9.
     """

@@ -76,7 +76,7 @@ def test_another_encoder_in_its_place_is_refused(artifact, encoder):
 
 
 def test_encoder_that_is_gone_is_one_sentence(artifact):
-    """Somebody copied the manifest and the weights alone."""
+    """As after a copy of the manifest and the weights alone."""
     shutil.rmtree(artifact / "encoder")
     with pytest.raises(ArtifactError, match="encoder"):
         Racer.load(artifact)

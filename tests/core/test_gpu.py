@@ -25,7 +25,7 @@ def test_a_gpu_is_taken_in_bfloat16_and_agrees_with_the_cpu(tiny_encoder):
 
 
 def test_the_lean_forward_agrees_with_transformers_on_a_gpu(tiny_encoder):
-    """In float32, with padding; on a GPU it is taken only by whoever asks for it."""
+    """In float32, with padding; on a GPU the lean forward is opt-in."""
     texts = ["a", "a b c d e f g h", "h g"]
     options = {"backend": "cuda", "dtype": "float32"}
     lean = HuggingFaceEncoder(tiny_encoder, **options, forward="lean").encode(texts).embeddings

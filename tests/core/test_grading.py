@@ -44,7 +44,7 @@ def test_right_answers_however_they_are_written(kind, reference, answer):
 
 @pytest.mark.parametrize(("kind", "reference", "answer"), WRONG)
 def test_wrong_and_unreadable_answers(kind, reference, answer):
-    """An answer that cannot be read is wrong: nobody who read it would call it right."""
+    """An answer that cannot be read is graded as wrong."""
     assert grade(answer, reference, kind) is False
 
 
@@ -65,8 +65,8 @@ def test_no_answer_is_wrong(kind):
         (Grade.MATH, "$$"),
     ],
 )
-def test_an_unreadable_reference_makes_nobody_wrong(kind, reference):
-    """It is an error of the question. Fails when it is graded as if somebody could meet it."""
+def test_an_unreadable_reference_makes_no_answer_wrong(kind, reference):
+    """It is an error of the question. Fails when answers are graded against it."""
     with pytest.raises(InputError, match="the reference cannot be read as"):
         check_reference(reference, kind)
     for answer in ("A", None):

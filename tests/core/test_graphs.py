@@ -210,8 +210,8 @@ def test_results_are_the_callers_own():
     assert first.tolist() == [[7.0] * 16] * 2
 
 
-def test_rows_that_nobody_asked_for_hold_a_token():
-    """A text of padding alone would attend to nothing."""
+def test_padding_rows_of_a_batch_hold_a_token():
+    """Attention over padding alone would be undefined."""
     seen = []
 
     def embed(ids, mask):

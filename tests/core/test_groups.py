@@ -53,14 +53,14 @@ def test_a_group_is_calibrated_on_its_own_rows(table, options, data):
 
 @given(table=tables(), options=calibration_options(), alpha=st.sampled_from([0.1, 0.3, 0.5]))
 def test_one_group_for_all_is_no_group(table, options, alpha):
-    """Whoever belongs to no group is then of a population without rows: everyone is called."""
+    """Queries of no group belong to a population without rows: the whole pool is called."""
     plain = table.calibration(**options)
     grouped = replace(plain, groups=("a",) * len(table))
     own, covered = grouped.for_group("a", alpha)
     assert own.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
     assert covered == ("a" if plain.misses(alpha) >= 0 else None)
-    rest, nobody = grouped.for_group(None, alpha)
-    assert nobody is None
+    rest, rest_group = grouped.for_group(None, alpha)
+    assert rest_group is None
     if covered:
         assert rest.n == 0
         assert math.isinf(rest.lambda_hat(alpha, Score.GAP))
@@ -91,9 +91,9 @@ def test_smallest_group_with_a_threshold(alpha, enough):
 
 
 def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
-    """P(miss) <= alpha over everybody, served each by its own rows: the pool leaves "easy" out.
+    """P(miss) <= alpha over all queries, each served by its rows: the common group omits "easy".
 
-    With the easy rows in the pool the others would be missed at 0.61 and everybody at 0.14.
+    With the easy rows in it the miss rate of the others would be 0.61 and of all queries 0.14.
     """
     rng = np.random.default_rng(5)
     trials, alpha, missed_by_rest = 400, 0.1, 0
@@ -134,7 +134,7 @@ def test_rows_that_do_not_count_do_not_make_a_group_large_enough():
 
 @pytest.mark.parametrize("name", ["stranger", "", "None", "SMALL"])
 def test_a_group_that_no_row_names_is_served_by_the_rows_of_no_group(name):
-    """Whoever asks may say anything; rows without a group are nobody's."""
+    """A request may name any group; an unknown one has no rows of its own."""
     calibration = grouped({"small": 20, None: 25})
     assert calibration.group(name).n == 0
     own, covered = calibration.for_group(name, 0.1)
@@ -144,7 +144,7 @@ def test_a_group_that_no_row_names_is_served_by_the_rows_of_no_group(name):
 
 
 def test_even_the_pooled_rows_may_be_too_few():
-    """Then everyone is called, as without groups."""
+    """The whole pool is called, as without groups."""
     calibration = grouped({"small": 4, "other": 4})
     own, covered = calibration.for_group("small", 0.1)
     assert covered is None

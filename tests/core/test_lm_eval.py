@@ -339,7 +339,7 @@ def test_options_scored_without_a_prompt_are_left_aside(tmp_path):
 
 
 def test_a_scored_continuation_is_no_answer(tmp_path):
-    """As in LAMBADA: what is logged is a likelihood, and nobody said it."""
+    """As in LAMBADA: the log has the likelihood of a given text, not a generated answer."""
     line = sample(0, {"text": "A b"}, [["A", " b"]], [[-3.0, True]], " b", acc=1.0)
     run(tmp_path, "m", {"lambada": [line]})
     assert read_lm_eval(tmp_path).rows.rows[0].answers == {"m": None}

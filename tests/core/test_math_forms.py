@@ -38,4 +38,4 @@ def test_other_values_have_other_forms(one: str, other: str) -> None:
 
 def test_without_mathematics_there_is_no_form() -> None:
     """Prose of several lines states nothing that could be read."""
-    assert math_form("I cannot tell.\nPlease ask somebody else.") is None
+    assert math_form("I cannot tell.\nPlease try another model.") is None

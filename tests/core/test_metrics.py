@@ -38,10 +38,10 @@ def test_metrics_of_a_table_counted_by_hand():
 
 def test_share_of_no_rows_is_nan():
     """Not 0: a risk that was never measured must not look good."""
-    nobody = set_metrics(flags(["a"]), np.array([False]), flags([""]))
-    assert math.isnan(nobody.miss_given_answerable)
-    assert math.isnan(nobody.false_abstain)
-    assert nobody.risk == nobody.served_error == 1.0
+    none_right = set_metrics(flags(["a"]), np.array([False]), flags([""]))
+    assert math.isnan(none_right.miss_given_answerable)
+    assert math.isnan(none_right.false_abstain)
+    assert none_right.risk == none_right.served_error == 1.0
     nothing = set_metrics(flags(["a"])[:0], np.zeros(0, bool), flags(["a"])[:0])
     assert math.isnan(nothing.risk)
     assert math.isnan(nothing.size)

@@ -62,7 +62,7 @@ def judge(monitor, losses):
 
 
 @pytest.mark.parametrize("values", [[1, 2, 3, 4], [0, 0, 0, 0], [0, 0, 1, 2], [5]])
-def test_smoothed_p_value_is_uniform_whoever_is_newest(values):
+def test_smoothed_p_value_is_uniform_whichever_value_is_newest(values):
     """Averaged over the newest of the values, P(p <= x) = x; leaving out ties or itself fails."""
     draws = (np.arange(1_000) + 0.5) / 1_000
     p = [
@@ -329,7 +329,7 @@ def test_rho_is_the_beta_point_of_the_calibration():
 
 @pytest.mark.parametrize(("n", "misses"), [(5, -1), (0, -1), (5, 5)])
 def test_without_a_finite_threshold_there_is_no_risk_to_watch(n, misses):
-    """Everyone is called then."""
+    """The whole pool is called then."""
     with pytest.raises(CalibrationError, match="no finite threshold"):
         RiskEProcess.for_calibration(n, misses, delta=0.05)
 

@@ -1,7 +1,7 @@
 """Rows that are not drawn alike break the bound, and it is seen; a random split keeps it.
 
 GSM8K's recorded answers come from the benchmark's training and test questions, and some of the
-candidates have met the former. Calibrating on one and serving the other is what nobody should do.
+candidates have met the former. Calibrating on one and serving the other breaks exchangeability.
 The score is ``static``, a fixed order without any encoder, smoothed on both sides, so that the law
 is exact. Every test has a fixed seed.
 """

@@ -41,7 +41,7 @@ def test_budget_is_a_bound_that_may_be_reached():
 
 
 def test_unanswerable_rows_cost_nothing():
-    """Abstaining where nobody is right is what tau is for."""
+    """Abstaining where no candidate is right costs nothing of the budget."""
     labels = np.array([[True], [False], [False]])
     assert choose_null_threshold(column(0.25, 0.5, 0.75), labels, 0.0) == 0.5
 

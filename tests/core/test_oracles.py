@@ -50,7 +50,7 @@ def test_lambda_hat_is_mapies_quantile(critical, alpha):
     """The same order statistic, ties included, of any scores."""
     n = len(critical)
     assume(not whole(n, alpha))
-    # Else MAPIE refuses; here everyone is called, or the smallest score is the threshold.
+    # Else MAPIE refuses; here the whole pool is called, or the smallest score is the threshold.
     assume(n * min(Fraction(alpha), 1 - Fraction(alpha)) >= 1)
     found = calibrate_threshold(np.array(critical), float(alpha))
     assert found == mapie.half_width(critical, float(alpha))

@@ -107,13 +107,13 @@ def test_rows_of_another_pool_are_refused(racer):
         racer.calibrate(other)
 
 
-def test_rows_that_nobody_answers_cannot_calibrate_the_answerable_target(racer, rows):
+def test_unanswerable_rows_cannot_calibrate_the_answerable_target(racer, rows):
     """For the paper's target they count: the null model is right on each."""
-    nobody = replace(rows, rows=tuple(replace(row, correct=frozenset()) for row in rows.rows))
+    unanswerable = replace(rows, rows=tuple(replace(row, correct=frozenset()) for row in rows.rows))
     with pytest.raises(CalibrationError, match="no row that some candidate answers right"):
-        racer.calibrate(nobody)
+        racer.calibrate(unanswerable)
     paper = CalibrationOptions(risk_target=RiskTarget.PAPER)
-    assert racer.calibrate(nobody, options=paper).n == len(rows)
+    assert racer.calibrate(unanswerable, options=paper).n == len(rows)
 
 
 def with_scores(rows, scores, pool=POOL):
@@ -218,7 +218,7 @@ def test_scores_are_on_a_grid_of_a_millionth(racer):
 
 def test_decisions_do_not_depend_on_the_batch(racer):
     """All critical scores are one atom, so lambda_hat sits on it: without the grid it is missed."""
-    everyone = wobbly(racer)
+    rounded = wobbly(racer)
     rows = LabelledRows(
         pool=POOL,
         rows=tuple(
@@ -226,9 +226,9 @@ def test_decisions_do_not_depend_on_the_batch(racer):
         ),
     )
     for options in (CalibrationOptions(score=Score.PROB), CalibrationOptions(score=Score.GAP)):
-        calibration = everyone.calibrate(rows, options=options)
-        alone = everyone.route_batch(["query"], calibration)[0]
-        together = everyone.route_batch(["query"] * 9, calibration)
+        calibration = rounded.calibrate(rows, options=options)
+        alone = rounded.route_batch(["query"], calibration)[0]
+        together = rounded.route_batch(["query"] * 9, calibration)
         assert alone.selected == ("adder", "traveller")
         assert together == [alone] * 9
 
@@ -238,8 +238,8 @@ def test_scores_that_rows_carry_are_put_on_the_same_grid(racer):
 
     Thirds that are rounded in serving alone are one-sided smoothing: the whole atom is missed.
     """
-    everyone = wobbly(racer)
+    rounded = wobbly(racer)
     label = LabelledRow(query="", correct=frozenset({"traveller"}))
     raw = LabelledRows(pool=POOL, rows=(replace(label, scores=(2 / 3, 1 / 3, 0.1)),) * 50)
-    calibration = everyone.calibrate(raw, options=CalibrationOptions(score=Score.GAP))
-    assert everyone.route_batch(["query"], calibration)[0].selected == ("adder", "traveller")
+    calibration = rounded.calibrate(raw, options=CalibrationOptions(score=Score.GAP))
+    assert rounded.route_batch(["query"], calibration)[0].selected == ("adder", "traveller")

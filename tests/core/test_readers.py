@@ -204,6 +204,6 @@ def test_any_damage_to_a_good_file_is_rows_or_a_rows_error(file, cuts, junk):
     ],
 )
 def test_a_document_that_is_no_json_names_the_row(document):
-    """The parser does not say where; whoever uploads 2,000 rows wants to know."""
+    """The JSON parser does not say where; the error names the row."""
     with pytest.raises(RowsError, match="row 2: "):
         parse_rows(document, "rows.json")

@@ -94,7 +94,7 @@ def test_router_that_cannot_be_constructed_is_one_sentence(options, message):
 
 @pytest.mark.parametrize("target", ["lengths_router:Widths", "no_such_module:Lengths"])
 def test_entry_point_that_leads_nowhere_is_one_sentence(tmp_path, monkeypatch, target):
-    """A typo in somebody's pyproject.toml."""
+    """A typo in a package's pyproject.toml."""
     points = {"lengths": target}
     install(tmp_path, monkeypatch, LENGTHS, module="lengths_router", entry_points=points)
     with pytest.raises(ArtifactError, match="cannot be constructed"):
@@ -103,7 +103,7 @@ def test_entry_point_that_leads_nowhere_is_one_sentence(tmp_path, monkeypatch, t
 
 @pytest.mark.usefixtures("installed")
 def test_two_packages_with_one_name_are_refused(tmp_path, monkeypatch):
-    """Which of them is meant nobody can say."""
+    """The name is ambiguous."""
     points = {"lengths": "other_router:Lengths"}
     folder = tmp_path / "other"
     install(folder, monkeypatch, LENGTHS, module="other_router", entry_points=points, name="other")
@@ -160,6 +160,6 @@ def test_what_a_router_raises_is_told_with_its_name(tmp_path, monkeypatch):
 
 
 def test_lists_are_scores_too(tmp_path, monkeypatch):
-    """Nobody must import numpy to answer."""
+    """A router need not use numpy."""
     router = answering(tmp_path, monkeypatch, "RouterOutput([[0, 1], [0.25, 1]])")
     assert router.predict(BATCH).scores.tolist() == [[0, 1], [0.25, 1]]

@@ -101,7 +101,7 @@ def half_done(encoder, tmp_path):
 
 
 def test_training_that_stopped_is_not_overwritten_by_accident(encoder, half_done):
-    """Hours of work may be in there; whoever removes the folder begins anew."""
+    """It may be hours of work; training starts anew only when the folder is removed."""
     with pytest.raises(ArtifactError, match="--resume"):
         tune(encoder, half_done)
     shutil.rmtree(half_done / "checkpoint")

@@ -146,7 +146,7 @@ def test_contrast_by_hand():
 
 
 def test_rows_without_both_sides_have_no_gradient():
-    """Where everybody or nobody is right the keys are left alone, and no gradient is NaN."""
+    """Where all or no candidates are right the keys do not change, and no gradient is NaN."""
     similarity = torch.zeros((3, 2), requires_grad=True)
     positive = np.array([[1, 0], [1, 1], [0, 0]], dtype=bool)
     contrastive.contrast(similarity, positive, ~positive).backward()
@@ -319,7 +319,7 @@ def fine_tune_keys(encoder, folder, texts, labels):
 
 
 def test_pool_of_one(encoder, tmp_path):
-    """A single candidate has nobody to be held against, and still gets a chance per query."""
+    """A single candidate has no contrast, and still gets a probability per query."""
     texts, labels = words(30, 5)
     router, tuned = trained(encoder, tmp_path, texts, labels[:, :1])
     scores = router.predict(Batch(texts, tuned.encoder)).scores
@@ -349,7 +349,7 @@ def test_fewer_rows_than_clusters_or_batch(encoder, tmp_path, count):
 
 
 def test_a_batch_with_nothing_to_tell_changes_nothing(encoder, tmp_path):
-    """One row that everybody answers right: weights stay, weight decay included."""
+    """One row that all candidates answer right: weights stay, weight decay included."""
     _, tuned = trained(encoder, tmp_path, ["a b"], np.ones((1, 2), bool))
     assert tuned.losses == [0.0] * 3
     again = HuggingFaceEncoder(encoder.spec.name, backend="cpu", dtype="float32")

@@ -31,7 +31,7 @@ def refusal(*rows, pool=None):
 
 
 def test_labels_as_a_map_or_as_a_list_with_the_pool():
-    """Both forms are the same rows; [] means that nobody is right."""
+    """Both forms are the same rows; [] means that no candidate is right."""
     as_map = parse(
         {"query": "x", "correct": {"a": True, "b": False}},
         {"query": "y", "correct": {"b": False, "a": False}},

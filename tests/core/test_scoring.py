@@ -288,8 +288,8 @@ def test_a_pool_of_one(target, finds, kind):
 
 
 @pytest.mark.parametrize("kind", [Score.COVER, Score.COVER_COST, Score.STATIC])
-def test_training_rows_that_nobody_answered(kind):
-    """No pattern to cover: everyone adds nothing, so all are called, and nothing divides by 0."""
+def test_unanswerable_training_rows(kind):
+    """No pattern to cover: no candidate adds mass, all are called, and nothing divides by 0."""
     patterns = PatternModel.of(np.zeros((5, 3), dtype=bool))
     for with_null in (True, False):
         scoring = NonconformityScorer(
@@ -322,7 +322,7 @@ def test_training_rows_of_one_pattern(kind):
 
 
 def test_null_model_costs_as_little_as_the_cheapest():
-    """Half of the mass is nobody's. At prices 2 and 8 m0 gives 0.15 a unit, the null model 0.25."""
+    """Half of the mass is unanswerable. Per unit of price (2 and 8) m0 adds 0.15, the null 0.25."""
     labels = np.array([[True, False]] * 3 + [[False, True]] * 2 + [[False, False]] * 5)
     patterns = PatternModel.of(labels)
     scoring = NonconformityScorer(

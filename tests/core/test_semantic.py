@@ -70,7 +70,7 @@ def test_texts_without_content_have_no_class():
     assert clusters(on_circle(0, 0, 0), 0.9, texts=[".", " ", "yes"]) == {"m2": {"m2"}}
 
 
-def test_nobody_answered_is_no_class():
+def test_without_answers_there_is_no_class():
     """And no error."""
     assert cluster(np.zeros((0, 3)), [], {}, {}, 0.9) == ({}, frozenset())
 

@@ -32,7 +32,7 @@ def test_prediction_sets_are_nested(fit, pair):
     assert not np.any(prediction_sets(fit, low) & ~prediction_sets(fit, high))
 
 
-def test_sets_are_closed_and_infinity_takes_everyone():
+def test_sets_are_closed_and_infinity_selects_the_whole_pool():
     """A score equal to lambda is inside; lambda = inf takes the whole pool, even s = +inf."""
     fit = np.array([[0.1, 0.2, math.inf]])
     assert prediction_sets(fit, 0.1).tolist() == [[True, False, False]]
@@ -102,7 +102,7 @@ def test_best_column_of_the_gap_is_zero(table):
 
 @given(table=tables())
 def test_augmented_truth_is_never_empty(table):
-    """Eq. (3): G' is G, or the null model alone where nobody is right."""
+    """Eq. (3): G' is G, or the null model alone where no candidate is right."""
     truth = augment_truth(table.labels)
     assert truth.any(axis=1).all()
     np.testing.assert_array_equal(truth[:, :-1], table.labels)

@@ -57,7 +57,7 @@ def test_replicas_agree_and_keys_do_not():
 
 
 def test_samples_are_nested_in_the_rate():
-    """Raising the rate adds decisions and takes none away; 0 takes nobody, 1 everybody."""
+    """A higher rate samples a superset of the decisions; 0 samples none, 1 all."""
     samples = [
         {decision for decision in ids(500) if is_sampled(KEY, decision, rate)}
         for rate in (0.0, 0.1, 0.4, 1.0)
@@ -69,7 +69,7 @@ def test_samples_are_nested_in_the_rate():
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, NAN])
 def test_a_rate_that_is_no_probability_is_refused(rate):
-    """NaN would silently sample nobody."""
+    """NaN would silently sample nothing."""
     with pytest.raises(InputError, match="shadow_rate"):
         is_sampled(KEY, b"decision", rate)
 
@@ -192,7 +192,7 @@ PAPER, ANSWERABLE = RiskTarget.PAPER, RiskTarget.ANSWERABLE
 @pytest.mark.parametrize(
     ("verdicts", "selected", "null", "target", "expected"),
     [
-        # A right candidate was called: loss 0, whoever else would be.
+        # A right candidate was called: loss 0, whichever other candidates are right.
         ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, PAPER, (0, 0)),
         ([RIGHT, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 0)),
         # All called were wrong, the null model not in the set: the paper's loss is 1.
@@ -201,15 +201,15 @@ PAPER, ANSWERABLE = RiskTarget.PAPER, RiskTarget.ANSWERABLE
         ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], True, PAPER, (0, 1)),
         # Whether the row counts at all depends on the others.
         ([WRONG, UNKNOWN, UNKNOWN], [True, False, False], False, ANSWERABLE, (0, 1)),
-        # Somebody not called is known to be right.
+        # A candidate that was not called is known to be right.
         ([WRONG, RIGHT, UNKNOWN], [True, False, False], False, ANSWERABLE, (1, 1)),
         ([WRONG, RIGHT, UNKNOWN], [True, False, False], True, PAPER, (1, 1)),
         # The whole pool and the null model were chosen: nothing can be missed.
         ([UNKNOWN] * 3, [True] * 3, True, PAPER, (0, 0)),
-        # The whole pool was wrong: nobody is right.
+        # The whole pool was wrong: no candidate is right.
         ([WRONG] * 3, [True] * 3, False, PAPER, (1, 1)),
         ([WRONG] * 3, [True] * 3, False, ANSWERABLE, (0, 1)),
-        # Abstained: right only if nobody is right, which is not known; an empty set never is.
+        # Abstained: right only if no candidate is right, which is not known; an empty set never is.
         ([UNKNOWN] * 3, [False] * 3, True, PAPER, (0, 1)),
         ([UNKNOWN] * 3, [False] * 3, False, PAPER, (1, 1)),
     ],
@@ -256,7 +256,7 @@ def test_bounds_are_the_extremes_over_all_truths(verdicts, bits, target, r):
 
 
 def test_identified_counts_decisions_that_are_settled():
-    """A hit and a known miss are; wrong with somebody unasked is not."""
+    """A hit and a known miss are; a wrong set with an uncalled candidate is not."""
     verdicts = np.array([[RIGHT, UNKNOWN], [WRONG, RIGHT], [WRONG, UNKNOWN]], dtype=np.int8)
     selected = np.array([[True, False]] * 3)
     found = feedback_bounds(verdicts, selected, np.zeros(3, bool), ANSWERABLE)
@@ -317,7 +317,7 @@ def calibrated(rng, *, hopeless_right):
 
 
 def judged(calibration, scores, labels):
-    """The losses of those that somebody answers right, and which of these were refused."""
+    """The losses of the answerable queries, and which of these were refused."""
     options = calibration.options
     threshold = calibration.lambda_hat(options.alpha, options.score)
     sets = calibration.sets(scores, [b""] * len(scores), threshold, options.score)
@@ -345,7 +345,7 @@ def test_the_sample_holds_the_risk_only_with_refusals_in_it():
 
 
 def test_wrong_refusals_are_seen_only_in_a_sample_with_refusals():
-    """Nothing changes but that somebody can now answer what is refused. Level 1e-6.
+    """The only change: some candidate can now answer the refused queries. Level 1e-6.
 
     Before it no alarm in 600 queries; after it one within 3,000. A sample of the called alone
     is blind to it.

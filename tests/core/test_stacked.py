@@ -29,7 +29,7 @@ STRONG = (0.9, 0.35, 0.35, 0.35, 0.35)
 
 
 def drawn(chances, count, seed, *, scores=None):
-    """Rows in which candidates are right independently and whoever is wrong says the same.
+    """Rows in which candidates are right independently and all wrong answers are equal.
 
     Router scores know nothing of it unless they are given.
     """
@@ -82,7 +82,7 @@ def test_learned_vote_beats_the_majority_where_one_candidate_is_much_better():
 
 
 def test_trust_is_learned_where_the_router_knows():
-    """Equally good candidates whose score says on which rows: trust above 0, for everyone.
+    """Equally good candidates whose score predicts the rows they answer: trust above 0 for each.
 
     Scores of 0.8 and 0.2 are right as often as they say. Naive Bayes would set trust to 1, the
     penalty draws it to 0; a sign error makes it negative.
@@ -202,7 +202,7 @@ def test_few_contested_rows_teach_nothing(contested):
 
 
 def test_unreadable_answers_are_no_contest():
-    """A right answer beside one that nobody can read leaves nothing to choose between."""
+    """A right answer beside an unreadable one leaves no choice."""
     rows = drawn((0.5, 0.5), 300, seed=9)
     classes = classes_of(rows)
     classes[~rows.labels] = -1

@@ -68,7 +68,7 @@ def test_valid_documents_read_as_the_standard_library_reads_them(document, ascii
     ],
 )
 def test_what_breaks_other_readers_is_one_short_sentence(text, message):
-    """The sentence says what is wrong, and repeats nothing: it may be somebody's prompt."""
+    """The message says what is wrong and repeats no input, which may be a user's prompt."""
     with pytest.raises(InputError, match=message) as caught:
         strict_json.loads(text)
     assert len(str(caught.value)) < 120

@@ -93,7 +93,7 @@ def test_budget_where_other_formulas_fail(n, alpha, misses):
     ],
 )
 def test_edge_cases(scores, alpha, expected):
-    """Infeasible and nearly infeasible alphas, one row, ties, and rows that nobody covers."""
+    """Infeasible and nearly infeasible alphas, one row, ties, and rows that no set covers."""
     assert calibrate_threshold(np.array(scores), alpha) == expected
 
 

@@ -335,7 +335,7 @@ def test_rows_without_answers_are_refused(racer, rows, missing):
 
 
 def all_answerable(count, more=0):
-    """Rows that the adder answers right, and some that nobody does."""
+    """Rows that the adder answers right, and some unanswerable ones."""
     rows = [
         LabelledRow(
             query=f"What is {number} plus 1?",
@@ -348,7 +348,7 @@ def all_answerable(count, more=0):
 
 
 def test_too_few_rows_are_refused(racer):
-    """99 answerable rows beside 30 that nobody can answer are too few; 100 are enough."""
+    """99 answerable rows beside 30 unanswerable ones are too few; 100 are enough."""
     with pytest.raises(RowsError, match=f"99 answerable rows.*at least {MIN_ROWS}"):
         tuned(racer, all_answerable(99, more=30))
     with pytest.raises(RowsError, match="99 answerable rows"):

@@ -154,13 +154,13 @@ def test_an_unknown_weight_counts_as_the_mean_of_the_known(arrived, temperature)
 
 @given(arrived=rated_arrivals(weights=st.none()), temperature=temperatures)
 def test_an_evaluator_that_gave_nothing_leaves_the_majority(arrived, temperature):
-    """Its outage is no opinion about anybody."""
+    """An outage of the evaluator rates no candidate."""
     options = {"method": Method.WEIGHTED, "weight": Weight.VERBAL, "temperature": temperature}
     assert aggregate(arrived, **options).winner == aggregate(arrived).winner
 
 
 def test_a_failed_rating_is_not_a_rating_of_zero():
-    """Two ratings time out: with 0 in their place Rome would win, though nobody doubts Paris."""
+    """Two ratings time out: counted as 0 they would let Rome win against unrated answers."""
     arrived = weighed("Paris", 0.5, None, "Paris", 0.5, None, "Rome", 0.5, 0.6)
     options = {"method": Method.WEIGHTED, "weight": Weight.P_TRUE, "temperature": 0.2}
     assert aggregate(arrived, **options).text == "Paris"
@@ -171,7 +171,7 @@ def test_a_failed_rating_is_not_a_rating_of_zero():
 def posterior(arrived, possible, clip=0.01):
     """Naive Bayes by definition: the likelihood of all answers under each of C truths.
 
-    Truths that nobody named are one entry, "", for they are alike.
+    Truths that no answer names are one entry, "", for they are alike.
     """
     forms = {each.candidate: normalise(Equality.EXACT, each.text) for each in arrived}
     readable = [each for each in arrived if forms[each.candidate]]
@@ -189,7 +189,7 @@ def posterior(arrived, possible, clip=0.01):
 
 @given(arrived=arrivals(), possible=st.integers(4, 50))
 def test_log_odds_are_the_posterior_of_naive_bayes(arrived, possible):
-    """Votes are log-posteriors against an answer nobody gave, and the winner's is the largest."""
+    """Votes are log-posteriors relative to an answer not given; the winner's is the largest."""
     merged = aggregate(arrived, method=Method.LOG_ODDS, options=possible)
     likelihoods = posterior(arrived, possible)
     for form, votes in merged.votes.items():
@@ -282,7 +282,7 @@ def test_unreadable_answers_never_change_who_wins(arrived, method, weight, tempe
 @pytest.mark.parametrize("weight", list(Weight))
 @pytest.mark.parametrize("method", list(Method))
 def test_without_readable_answers_the_best_scored_text_comes_back_without_votes(method, weight):
-    """The caller can see that nobody was counted."""
+    """The result shows that no vote was counted."""
     arrived = weighed(UNREADABLE, 0.2, 0.9, "", 0.7, None)
     merged = merge(arrived, method=method, weight=weight)
     assert (merged.winner, merged.votes) == ("m1", {})

@@ -46,7 +46,7 @@ def test_splits_are_large_enough_and_apart(splits: dict[str, LabelledRows]) -> N
 
 
 def test_no_candidate_is_good_enough_alone(splits: dict[str, LabelledRows]) -> None:
-    """On the test rows: nobody above 75 %, the best of the pool 15 points above the best single."""
+    """On the test rows: each candidate below 75 %, the oracle 15 points above the best single."""
     labels = splits["test"].labels(splits["test"].pool)
     best_single, best_of_pool = labels.mean(axis=0).max(), labels.any(axis=1).mean()
     assert best_single <= 0.75

@@ -108,7 +108,7 @@ def test_compose_refuses_to_start_without_a_data_key_or_a_model(compose, missing
 
 
 def test_every_variable_is_in_the_example_and_the_other_way_round():
-    """Red when a variable is nowhere explained, or explained and read by nobody."""
+    """Fails when a variable is not explained, or explained and not read."""
     read = set(re.findall(r"\$\{(\w+)", TEXT + CUDA))
     example = (FOLDER / ".env.example").read_text(encoding="utf-8")
     assert read == set(re.findall(r"^#?(\w+)=", example, re.MULTILINE))
@@ -124,7 +124,7 @@ def test_the_example_shows_the_defaults():
     assert {name: example[name] for name in defaults} == defaults
 
 
-def test_the_gateway_is_told_of_no_variable_that_nobody_reads():
+def test_the_gateway_gets_no_variable_that_it_does_not_read():
     """Red when a key's name differs from the one that the settings read."""
     names = {Access.model_fields[f"{role}_key_env"].default for role in ("data", "admin")}
     assert names == set(KEYS)
@@ -133,7 +133,7 @@ def test_the_gateway_is_told_of_no_variable_that_nobody_reads():
 
 
 def test_the_example_file_holds_no_key():
-    """Red when somebody's key, or one that all copies would share, stands in the example."""
+    """Fails when the example contains a key, which all copies would share."""
     example = (FOLDER / ".env.example").read_text(encoding="utf-8")
     for name in (*KEYS, "HF_TOKEN"):
         assert re.search(rf"^{name}=$", example, re.MULTILINE)

@@ -191,7 +191,7 @@ def answering(status: int) -> Iterator[int]:
 
 
 def ask(port: int) -> int:
-    """The HEALTHCHECK command's exit status; a proxy that nobody has must not matter to it."""
+    """The HEALTHCHECK command's exit status; it must ignore the proxy variables."""
     _, [python, *words] = dockerfile.health_command(RUNTIME)
     assert python == "python"
     return subprocess.run(
@@ -210,8 +210,8 @@ def test_the_health_check_tells_a_live_gateway_from_a_sick_one(status, code):
         assert ask(port) == code
 
 
-def test_the_health_check_fails_where_nobody_listens():
-    """Red when a dead port passes."""
+def test_the_health_check_fails_on_a_closed_port():
+    """Fails when a refused connection counts as healthy."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert ask(closed.getsockname()[1]) == 1

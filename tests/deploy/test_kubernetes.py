@@ -145,8 +145,8 @@ def test_every_manifest_is_one_that_kubernetes_takes(manifest: Manifest, version
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=title)
-def test_a_field_that_nobody_knows_is_noticed(manifest: Manifest):
-    """Red when the schemas would let a misspelt field pass, which Kubernetes ignores."""
+def test_an_unknown_field_is_found(manifest: Manifest):
+    """Fails when the schemas accept a misspelt field, which Kubernetes ignores."""
     misspelt = copy.deepcopy(manifest)
     misspelt["metadata"]["lables"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -180,7 +180,7 @@ def test_every_file_takes_part():
 
 
 def test_the_configuration_loads_with_what_the_secret_holds():
-    """Red when racer.yaml has a field nobody knows, or the pod lacks a variable that it needs."""
+    """Fails when racer.yaml has an unknown field, or the pod lacks a variable that it needs."""
     held = {name: SECRETS[name] for name in variables(GATEWAY) if name in SECRETS}
     given = start_arguments()
     loaded, secrets = settings.load(
@@ -189,7 +189,7 @@ def test_the_configuration_loads_with_what_the_secret_holds():
     assert loaded.pool == tuple(CANDIDATES)
     assert secrets.store(loaded) == SECRETS[STORE]
     assert secrets.data_key is not None
-    assert secrets.admin_key is not None, "nobody could calibrate"
+    assert secrets.admin_key is not None, "no admin key: calibrating is off"
 
 
 def test_without_a_data_key_the_gateway_does_not_start():
@@ -417,14 +417,14 @@ def test_the_image_has_the_stores_driver():
 
 def test_a_pod_reaches_only_what_a_policy_allows():
     """Red when the policy that shuts everything leaves out a pod or a direction."""
-    assert named("NetworkPolicy", "nobody")["spec"] == {
+    assert named("NetworkPolicy", "default-deny")["spec"] == {
         "podSelector": {},
         "policyTypes": ["Ingress", "Egress"],
     }
 
 
 def test_the_gateway_reaches_candidates_and_the_store_and_they_only_it():
-    """Red when a policy is about other pods or ports, or opens vLLM to anybody else."""
+    """Fails when a policy selects other pods or ports, or opens vLLM to other pods."""
     gateway, candidates = (named("NetworkPolicy", n)["spec"] for n in ("gateway", "candidates"))
     assert selected(gateway["podSelector"]["matchLabels"]) == {"gateway"}
     assert selected(candidates["podSelector"]["matchLabels"]) == set(CANDIDATES)

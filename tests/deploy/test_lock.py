@@ -24,7 +24,7 @@ AUDIT = ROOT / "deploy" / "release" / "audit.py"
 
 
 def test_every_line_has_a_version_and_hashes():
-    """Red when a part of the file is read by nobody."""
+    """Fails when a part of the file matches no pattern."""
     rest = LINE.sub("", LOCK).strip()
     assert all(line.startswith("#") for line in rest.splitlines())
     assert len(LOCKED) > 60
@@ -93,5 +93,5 @@ def test_an_audit_says_what_it_knows(packages, code, words):
 
 
 def test_an_audit_without_an_answer_was_skipped():
-    """pip-audit writes nothing where it reaches nobody."""
+    """pip-audit writes nothing when its service cannot be reached."""
     assert audited("") == (0, "pip-audit: SKIPPED, its service cannot be reached\n")

@@ -88,7 +88,7 @@ def test_every_metric_label_and_value_is_there(where: str, samples: Samples) -> 
     ("expression", "missing"),
     [
         ("racer_store_upp == 0", ["racer_store_upp"]),
-        ("sum by (nobody) (racer_store_up)", ["by nobody"]),
+        ("sum by (unknown) (racer_store_up)", ["by unknown"]),
         (
             'rate(racer_candidate_calls_total{kind="x"}[5m])',
             ["racer_candidate_calls_total{kind=x}"],

@@ -56,7 +56,7 @@ def image(tmp_path_factory):
         yield replay
     finally:
         sys.stdout.write("\n".join(map(str, replay.record)))  # pytest shows it with a failure
-        # 40,000 files: a minute and more on some disks, for which nobody needs to wait.
+        # 40,000 files: a minute and more on some disks, so they are removed in the background.
         subprocess.run(["sh", "-c", 'rm -rf "$0" >/dev/null 2>&1 &', str(place)], check=True)
 
 

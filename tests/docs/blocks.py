@@ -75,9 +75,9 @@ def blocks(documents: tuple[Path, ...] = DOCUMENTS) -> list[Block]:
 
 def _blocks(document: Path) -> Iterator[Block]:
     text = document.read_text(encoding="utf-8")
-    everyone = _ALL.search(text)
+    whole_page = _ALL.search(text)
     for found in _BLOCK.finditer(text):
-        tag = _TAG.search(found["tag"] or "") or everyone
+        tag = _TAG.search(found["tag"] or "") or whole_page
         tags = {"run by": None, "needs": None} | ({tag["how"]: tag["what"]} if tag else {})
         indent = len(found["indent"])
         yield Block(

@@ -39,7 +39,7 @@ def test_every_router_has_a_source() -> None:
 
 
 def test_every_source_is_used_and_says_its_version_or_date() -> None:
-    """Red for a link that is not defined, or one that nobody uses any more."""
+    """Fails for an undefined link and for a definition that is not used."""
     assert len(DEFINED) > 40
     assert set(USED) == set(DEFINED)
     assert len(re.findall(r"^\[[\w-]+\]:", TEXT, re.MULTILINE)) == len(DEFINED)

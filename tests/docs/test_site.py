@@ -45,7 +45,7 @@ def pages(nav: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    """Red for a page that nobody finds, and for a place without a page."""
+    """Fails for a page outside the navigation, and for an entry without a page."""
     there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     named = list(pages(CONFIG["project"]["nav"]))
     assert sorted(named) == sorted(there)

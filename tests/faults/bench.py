@@ -223,13 +223,13 @@ def _look(bench: Bench, places: Mapping[Cell, str], at_once: int) -> dict[Cell, 
                 async with turn:
                     return await matrix.look(cell, url)
 
-            async def everyone() -> dict[Cell, Seen]:
+            async def look_at_all() -> dict[Cell, Seen]:
                 seen = await asyncio.gather(*(one(cell, url) for cell, url in places.items()))
                 return dict(zip(places, seen, strict=True))
 
-            found = await everyone()
+            found = await look_at_all()
             late = [cell for cell, seen in found.items() if seen.is_late(cell)]
-            again = await everyone() if late else {}
+            again = await look_at_all() if late else {}
             return found | {cell: again[cell] for cell in late}
 
     return asyncio.run(all_of_them())

@@ -1,7 +1,7 @@
 """What a client must see for every mode: the fault catalogue as data.
 
 A row says what one candidate's mode comes to: an answer, or a failure with the status that the
-client sees when nobody else answers. Where the catalogue leaves a choice there are several.
+client sees when no other candidate answers. Where the catalogue leaves a choice there are several.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _stream_only(*outcomes: Outcome, text: str = TEXT) -> Row:
     return Row(plain=(UsableAnswer(text=text),), stream=outcomes)
 
 
-# Where a candidate is said to be, and nobody answers as HTTP.
+# Addresses of a candidate at which no HTTP server answers.
 PLACES: Final[Mapping[str, Row]] = {
     "refused": _row(UNAVAILABLE),
     "black_hole": _row(UNAVAILABLE),
@@ -212,7 +212,7 @@ _DOCUMENTS: Final[Mapping[str, Row]] = {
     "null_content:no_message": _row(INVALID, EMPTY),
     "null_content:refusal": _row(UsableAnswer(text=None, votes=False)),
     "null_content:tool": _row(UsableAnswer(text=None, votes=False)),
-    # Rows label a blank wrong, so that it fails nobody; a set of blanks alone misses.
+    # Rows label a blank as a wrong answer, so it is no failure; a set of blanks alone misses.
     "blank": _row(UsableAnswer(text=" \n\t ", votes=False, blank=True)),
     "blank:empty": _row(UsableAnswer(text="", votes=False, blank=True)),
     "dup_choices": _row(OK),

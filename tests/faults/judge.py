@@ -18,7 +18,7 @@ from .cells import FAULTY, Cell, Seen, Width
 
 chat = LazyModule("openai.types.chat")
 
-CANDIDATE_KEY: Final = "candidate-key-that-nobody-may-see"
+CANDIDATE_KEY: Final = "candidate-key-that-must-stay-secret"
 ANSWER_BYTES: Final = 2**20  # the gateway's limit in these tests
 _SOCKET_BYTES: Final = 16 * 2**20  # what two kernels may hold of a body that was not read
 _SECRETS: Final = (WORDS, CANDIDATE_KEY, "Traceback", "<html", "127.0.0.1", ".invalid")
@@ -219,7 +219,7 @@ def _compare_certificate(cell: Cell, seen: Seen, outcome: Outcome, body: Json) -
         yield f"racer.calls says that these failed: {failed}"
     if isinstance(outcome, UsableAnswer) and outcome.votes and racer["served_by"] != FAULTY:
         yield f"served by {racer['served_by']}"
-    # Of a call that was let go, once the vote was decided, nobody knows the tokens.
+    # The tokens of a call that was cancelled after the vote was decided are unknown.
     spared = any("cancelled" in each for each in racer["calls"])
     counted = isinstance(outcome, FailedAnswer) or outcome.counted
     if racer["usage_incomplete"] is not (spared or not counted):

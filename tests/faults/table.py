@@ -24,12 +24,12 @@ from .cells import Cell, Seen, Width
 from .judge import complaints
 
 _PLACES: Final[Mapping[str, str]] = {
-    "refused": "nobody listens",
+    "refused": "the port is closed",
     "black_hole": "packets are dropped",
     "no_such_name": "the name does not resolve",
     "frozen": "the process is stopped",
     "tls_to_a_plain_port": "speaks no TLS where https is configured",
-    "bad_certificate": "has a certificate that nobody signed",
+    "bad_certificate": "has a self-signed certificate",
 }
 _HEAD: Final = """\
 | mode | the candidate | plain | streaming | certificate |
@@ -38,7 +38,7 @@ _HEAD: Final = """\
 
 
 def rows(cells: Mapping[Cell, Seen]) -> Iterator[str]:
-    """A line for every mode: where nobody answers, plain and streaming; beside one who does."""
+    """One line per mode: if all candidates have it, plain and streaming; if only one has it."""
     by_kind = {(cell.mode, cell.width, cell.streaming): seen for cell, seen in cells.items()}
     for mode in dict.fromkeys(cell.mode for cell in cells):
         what = _PLACES.get(mode) or MODES.get(mode, MODES.get(mode.partition(":")[0], ("",)))[0]

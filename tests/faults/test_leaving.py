@@ -19,7 +19,10 @@ PATIENT = Limits(candidate_s=10, request_s=10)  # no deadline of its own ends a 
 
 
 async def leave(bench: Bench, gateway: str, cell: Cell) -> tuple[float, Sequence[Entry]]:
-    """Ask, leave once everyone was called, and wait. Returns when it left and the log."""
+    """Send a request, disconnect once all calls have begun, and wait.
+
+    Returns the time of the disconnect and the upstream's log.
+    """
     upstream, selected = bench.upstream, cell.width.selected
     headers = {"authorization": f"Bearer {DATA_KEY}"}
     url = f"{gateway}/v1/chat/completions"

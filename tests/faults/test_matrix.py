@@ -1,8 +1,8 @@
 """Every fault of the catalogue, plain and streaming, with one, two and three candidates selected.
 
-What holds in every cell: a client gets an OpenAI completion or one error envelope, in time and in
-nobody else's words; a stream ends with ``[DONE]`` or with one error event; the certificate is void
-exactly where a selected candidate failed; and every connection is let go.
+In every cell a client gets, in time, an OpenAI completion or one error envelope in the gateway's
+own words; a stream ends with ``[DONE]`` or with one error event; the certificate is void exactly
+where a selected candidate failed; and every connection is closed.
 """
 
 from __future__ import annotations

@@ -53,13 +53,13 @@ _items = st.lists(
 _form = objects({"type": st.sampled_from(["text", "json_object", "json_schema"])})
 _options: dict[str, Strategy] = {
     "alpha": st.sampled_from([0.1, None, 2]),
-    "candidates": st.sampled_from([[*POOL], ["nobody"], None]),
+    "candidates": st.sampled_from([[*POOL], ["unknown"], None]),
     "group": st.sampled_from(["maths", None]),
     "on_abstain": st.sampled_from(["refuse", "strongest"]),
     "timeout": st.sampled_from([1.0, None]),
 }
 _common: dict[str, Strategy] = {
-    "model": st.sampled_from(["auto", "auto", POOL[0], "nobody"]),
+    "model": st.sampled_from(["auto", "auto", POOL[0], "unknown"]),
     "stream": st.booleans(),
     "n": st.sampled_from([1, 2, 100, None]),
     "max_tokens": st.sampled_from([5, 100_000, None]),

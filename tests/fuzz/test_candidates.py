@@ -248,6 +248,6 @@ _dates = st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.just(UTC)).ma
     )
 )  # fmt: skip
 def test_any_wish_to_wait_is_seconds_or_none(header: str) -> None:
-    """``retry-after`` is a number, a date, or nothing that anybody can act on."""
+    """``retry-after`` is a number, a date, or not usable."""
     wait_s = retry_after_s({"retry-after": header})
     assert wait_s is None or (wait_s >= 0 and math.isfinite(wait_s))

@@ -76,29 +76,29 @@ def description(gateway: Gateway) -> dict[str, Any]:
     document = gateway.get("/openapi.json", None).json()
     decision = gateway.chat(ONE)["racer"]["decision_id"]
     job = gateway.get("/calibrations/jobs", ADMIN_KEY).json()["data"][0]["id"]
-    everyone = {name: True for name in POOL}
-    rows = [{"query": query, "correct": everyone} for query in "abc"]
+    all_right = {name: True for name in POOL}
+    rows = [{"query": query, "correct": all_right} for query in "abc"]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     known = {
         "alpha": [0.05, 0.1, 0.2, 0.5, None, 2],
         "calibration_id": [gateway.ready()["calibration"], "cal-1"],
-        "candidates": [POOL, POOL[:2], POOL[1:], None, ["nobody"]],
-        "correct": [everyone, {POOL[0]: False}, {"nobody": True}],
+        "candidates": [POOL, POOL[:2], POOL[1:], None, ["unknown"]],
+        "correct": [all_right, {POOL[0]: False}, {"unknown": True}],
         "decision_id": [decision, "chatcmpl-1"],
         "decision_ids": [[decision], ["chatcmpl-1"]],
         "delta": [0.1, None],
         "expected_active_id": ["cal-1", None],
         "file": [lines, "query,adder\na,1\n"],
         "job_id": [job, "job-1"],
-        "model": ["auto", *POOL, "nobody"],
-        "model_id": ["auto", *POOL, "nobody"],
+        "model": ["auto", *POOL, "unknown"],
+        "model_id": ["auto", *POOL, "unknown"],
         "input": [ONE, TWO, [{"role": "user", "content": ONE}], []],
         "max_tokens": [1, 100, 100_000],
         "n": [1, 2, 100],
         "prompt": [ONE, [ONE], [1, 2]],
         "role": ["user", "assistant"],
         "response_format": [{"type": "json_object"}, {"type": "text"}, 1],
-        "rows": [rows, [{"scores": {name: 0.5 for name in POOL}, "correct": everyone}]],
+        "rows": [rows, [{"scores": {name: 0.5 for name in POOL}, "correct": all_right}]],
         "tools": [[{"type": "function", "function": {"name": "add"}}], [], {}],
     }
     for methods in document["paths"].values():
@@ -128,7 +128,7 @@ def _narrowed(schema: Any, known: dict[str, list[Any]]) -> Any:
         narrowed["properties"] |= {
             name: {"enum": known[name]} for name in schema["properties"] if name in known
         }
-        # Whoever allows a microsecond is told 504, and rightly.
+        # A timeout of a microsecond is a 504, as it should be.
         narrowed["properties"].pop("timeout", None)
     return narrowed
 

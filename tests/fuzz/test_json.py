@@ -40,6 +40,6 @@ def test_any_text_is_a_value_or_a_sentence(text: str) -> None:
 
 
 def _check_can_be_sent_on(value: Any) -> None:
-    """What was read can be written, and read again by anybody."""
+    """The parsed value can be serialised, and any JSON parser can read the result."""
     sent = json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
     assert json.loads(sent) == value

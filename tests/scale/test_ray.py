@@ -119,10 +119,10 @@ def test_the_surface_is_that_of_one_process(
     gateways = (served[0], local[SEEDS[-1]])
     for key, path, body in (
         (None, "/route", {"query": TWO}),
-        ("not-a-key-of-anybody", "/route", {"query": TWO}),
+        ("a-key-that-is-in-no-list", "/route", {"query": TWO}),
         ("data-key-of-the-tests", "/calibrations/x/activate", {}),
         ("data-key-of-the-tests", "/route", {"query": ""}),
-        ("data-key-of-the-tests", "/v1/chat/completions", {"model": "nobody", "messages": []}),
+        ("data-key-of-the-tests", "/v1/chat/completions", {"model": "unknown", "messages": []}),
         ("data-key-of-the-tests", "/nowhere", {}),
     ):
         one, other = (each.post(path, key, json=body) for each in gateways)
@@ -194,8 +194,8 @@ def test_no_certificate_is_wrong_while_replicas_come_calibrations_change_and_a_n
 
     Asked without a break while 1 gateway becomes 3 and 1 router 2, while two calibrations take
     turns and a third is uploaded, and while the node with one of the routers is lost. Only requests
-    that were under way when it went may fail; until Ray has noticed, a query may still be asked of
-    the router there, and everyone is called for it in the end.
+    that were under way when it went may fail; until Ray has noticed, a query may still be sent to
+    the router there, and then the whole pool is called for it.
     """
     gateway, deploy = served
     right = {

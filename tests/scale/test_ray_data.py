@@ -47,5 +47,5 @@ def test_embeddings_over_the_cluster_are_those_of_this_process(
     assert spread.returncode == 0, spread.stderr
     assert stored_embeddings(there) == stored_embeddings(here)
     assert json.loads(spread.stdout)["cells"] == json.loads(alone.stdout)["cells"]
-    again = evaluate("--cache", str(there), "--ray", "127.0.0.1:1")  # nobody is there
+    again = evaluate("--cache", str(there), "--ray", "127.0.0.1:1")  # no Ray node is there
     assert again.returncode == 0, again.stderr

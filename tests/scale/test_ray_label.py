@@ -139,7 +139,7 @@ def everything(names: Sequence[str] = POOL) -> set[tuple[str, str]]:
 def test_rows_are_those_of_one_process_byte_for_byte(
     nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, alone: bytes
 ) -> None:
-    """In the questions' order, whoever answered first; the concurrency is that of all nodes."""
+    """Rows are in the questions' order; the concurrency is that of all nodes together."""
     out = tmp_path / "rows.jsonl"
     code, printed, stderr = label(config, out, "--ray", nodes.address)
     assert code == 0, stderr
@@ -218,8 +218,8 @@ def test_a_judge_is_asked_from_the_cluster_and_what_it_said_is_kept(
     assert lines(out)[-1] == last
 
 
-def test_nobody_at_the_address_is_one_sentence(config: Path, pool: FakePool) -> None:
-    """No candidate was called."""
+def test_an_unreachable_ray_address_is_a_one_line_error(config: Path, pool: FakePool) -> None:
+    """No candidate is called."""
     out = config.with_name("rows.jsonl")
     code, _, stderr = label(config, out, "--ray", "127.0.0.1:1")
     assert code == 2

@@ -167,7 +167,7 @@ def test_a_shell_starts_what_the_files_say_and_changes_it(
     serve()
 
     def replaced() -> bool:
-        observed()  # somebody answers all the time
+        observed()  # fails when no replica answers
         found = replicas("Gateway")
         return len(found) == 2 and not found & first
 

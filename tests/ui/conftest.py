@@ -70,7 +70,7 @@ def _few(
 
 @pytest.fixture
 def fleet(_few: Fleet) -> Fleet:
-    """Five candidates behind a calibrated gateway with keys; everyone answers 42 until told."""
+    """Five candidates behind a calibrated gateway with keys; each answers 42 by default."""
     _few.pool.reset()
     return _few
 

@@ -53,7 +53,7 @@ class Fleet:
 
 
 def rows(names: tuple[str, ...], start: int, count: int) -> LabelledRows:
-    """Each kind is known to some more than to others, and nobody writes poems."""
+    """Labelled rows: candidates differ in skill by kind of query; none writes poems."""
     rng = np.random.default_rng(start)
     skill = np.random.default_rng(7).beta(1.1, 1.3, (len(KINDS), len(names)))
     skill = 0.75 * skill[np.argsort(-skill.max(axis=1))]

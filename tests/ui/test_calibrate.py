@@ -1,4 +1,4 @@
-"""Calibrate: from a dropped file to an active calibration, and back, overruling nobody."""
+"""The Calibrate tab: from a dropped file to an active calibration and back, with conflicts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_is_activated_is_what_was_looked_at(
     assert (stored["alpha"], stored["rows"]) == (0.15, 500)
 
 
-def test_an_activation_that_nobody_saw_end_is_not_said_to_have_failed(
+def test_an_activation_without_a_response_is_not_reported_as_failed(
     own: Fleet, opened: Open, labelled: Path
 ) -> None:
     """The connection is cut once the rows are there: the history tells what became of them."""
@@ -133,8 +133,10 @@ def test_an_activation_that_nobody_saw_end_is_not_said_to_have_failed(
     tab.noted = [text for text in tab.noted if "net::ERR_FAILED" not in text]
 
 
-def test_nobody_else_is_overruled(own: Fleet, opened: Open, labelled: Path) -> None:
-    """Whoever activated another one since the dry run, or since the history was shown, stays."""
+def test_an_activation_by_another_admin_is_not_overruled(
+    own: Fleet, opened: Open, labelled: Path
+) -> None:
+    """A calibration activated since the dry run, or since the history was shown, stays active."""
     tab = at_calibrate(opened, own)
     tab.refused = {409}
     look(tab, labelled, alpha="15")

@@ -37,7 +37,7 @@ def many(tmp_path_factory: pytest.TempPathFactory, candidates: FakePool) -> Iter
 
 
 def judge(fleet: Fleet, decision: str, *, right: bool) -> None:
-    """An admin's verdict on everybody."""
+    """Post an admin's verdict on all candidates."""
     body = {"decision_id": decision, "correct": dict.fromkeys(fleet.names, right)}
     assert fleet.gateway.post("/feedback", fleet.admin_key, json=body).status_code == 200
 
@@ -49,7 +49,7 @@ def test_an_address_leads_to_a_heading_that_is_seen(
 ) -> None:
     """Below the tabs, which stay in place; a window that is zoomed is a small one."""
     tab = opened(fleet, f"#{part}", size=size)
-    tab.refused = {401}  # nobody gave a key
+    tab.refused = {401}  # no key was entered
     below = f"document.querySelector('#{part} h1').getBoundingClientRect().top"
     tab.until(f"{below} >= document.querySelector('.top').getBoundingClientRect().bottom")
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= size[0]

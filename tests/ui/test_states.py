@@ -1,4 +1,4 @@
-"""Before all is well: no router, no calibration, nobody there; and colours and tabs."""
+"""States of the page: no router, no calibration, no gateway; colours and tabs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bare(tmp_path: Path, candidates: FakePool) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fresh(tmp_path: Path, candidates: FakePool, router: Path) -> Iterator[Fleet]:
-    """A gateway with a router that nobody calibrated, open to this machine."""
+    """A gateway with an uncalibrated router, open to this machine."""
     with served(tmp_path, FEW, candidates, artifact=router, keys=False, calibrated=False) as fleet:
         yield fleet
 
@@ -63,7 +63,7 @@ def test_without_a_calibration_the_way_to_one_is_shown_and_works(
     tab.page.wait_for_selector('#status[data-state="good"]')
     assert tab.page.inner_text("#advice") == ""
     tab.page.click("#tab-try")
-    tab.ask("What is 17 plus 25?")  # nobody needs a key here
+    tab.ask("What is 17 plus 25?")  # no key is needed here
 
 
 def test_a_gateway_that_is_gone_is_said(fleet: Fleet, opened: Open) -> None:
@@ -96,7 +96,7 @@ def test_colours_follow_the_system_until_they_are_switched(
 
 
 def test_the_address_names_the_tab(fleet: Fleet, opened: Open) -> None:
-    """So that it can be sent to somebody, and the browser's own buttons work."""
+    """Links to a tab can be shared, and the browser's back button works."""
     tab = opened(fleet, "#calibrate")
     assert tab.page.locator("#calibrate").is_visible()
     tab.page.click("#tab-try")

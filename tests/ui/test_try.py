@@ -16,7 +16,7 @@ QUESTIONS = (SUM, RIVER)
 
 
 def slide(tab: Tab, steps: int) -> None:
-    """Put the slider on so many half percent, as somebody who drags it."""
+    """Move the slider to a number of half percents, as dragging does."""
     tab.page.locator("#alpha").evaluate(
         "(slider, steps) => { slider.value = steps; slider.dispatchEvent(new Event('input')); }",
         steps,
@@ -33,7 +33,7 @@ def decided(fleet: Fleet, question: str, alpha: float) -> set[str]:
 def test_the_set_moves_with_the_slider_as_the_gateway_decides(
     fleet: Fleet, opened: Open, question: str
 ) -> None:
-    """At many levels the marked candidates are those of /route, and nobody is called for it."""
+    """At many levels the marked candidates are those of /route, and no candidate is called."""
     tab = opened(fleet)
     tab.give_keys()
     tab.looked(question)
@@ -147,8 +147,10 @@ def test_a_failed_candidate_voids_the_certificate_in_words(fleet: Fleet, opened:
     assert "refused the request" in tab.page.inner_text("#answer .said")
 
 
-def test_nobody_is_called_where_nobody_is_likely_to_know(fleet: Fleet, opened: Open) -> None:
-    """The page says so before it is asked, and shows the gateway's own words after."""
+def test_no_candidate_is_called_where_none_is_likely_to_be_right(
+    fleet: Fleet, opened: Open
+) -> None:
+    """The page says so before the request, and shows the gateway's sentence afterwards."""
     tab = opened(fleet)
     tab.give_keys()
     tab.looked(POEM)
@@ -225,7 +227,7 @@ def test_one_key_is_added_to_the_other(fleet: Fleet, opened: Open) -> None:
 
 
 def test_a_verdict_reaches_the_decision(fleet: Fleet, opened: Open) -> None:
-    """As feedback of whoever asked; a data key's waits for an admin."""
+    """Feedback has the role of the key in use; a data key's waits for an admin."""
     tab = opened(fleet)
     tab.give_keys(admin="")
     with tab.page.expect_response("**/route") as answered:

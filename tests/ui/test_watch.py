@@ -31,7 +31,7 @@ def drawn(tab: Tab) -> list[list[float]]:
 
 
 def test_what_is_shown_is_what_was_counted(fleet: Fleet, opened: Open) -> None:
-    """Decisions, mean set, calls of each candidate; and that somebody fails."""
+    """Decisions, mean set size, calls of each candidate, and failures."""
     fleet.pool.fail("qwen3-8b", "400")
     tab = at_watch(opened, fleet)
     for number in range(4):

@@ -22,7 +22,7 @@ WORDS = "CANARY-7f3a91"  # of upstreams, in every error; no message of ours may 
 
 @dataclass
 class Exchange:
-    """One request, and the way back to whoever made it."""
+    """One request, and the means to answer it."""
 
     body: dict[str, Any]
     headers: dict[str, str]

@@ -30,7 +30,7 @@ PYTHON: Final = "RACER_VLLM_PYTHON"
 POOL: Final = ("abacus", "mirror", "tribune")
 GREEDY: Final = {"temperature": 0, "max_tokens": 16}  # as the demo's rows were labelled
 WHOLE_POOL: Final = {"alpha": 1e-4}  # too small for any number of rows here
-# An answer that nobody here waits for: whoever begins it is at work until it is aborted.
+# An answer that no test waits for: a server generates it until it is aborted.
 ENDLESS: Final = {"ignore_eos": True, "max_tokens": CONTEXT_TOKENS - 1000, "temperature": 0}
 LIMIT_S: Final = 300  # longer than anything here waits: no call ends because of the gateway's clock
 
@@ -39,7 +39,7 @@ Serve = Callable[..., Gateway]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs vLLM where nobody says where it is."""
+    """Skip tests that need vLLM if the environment does not say where it is."""
     if item.get_closest_marker("vllm") and PYTHON not in os.environ:
         pytest.skip(f"no vLLM here (${PYTHON}): run `make test-vllm`")
 

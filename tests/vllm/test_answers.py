@@ -123,7 +123,7 @@ def test_the_first_words_come_while_the_candidate_still_writes(
 
 
 def test_several_candidates_are_merged_before_they_stream(gateway: Gateway) -> None:
-    """The winner's whole answer in one delta; the last chunk counts the tokens of everyone."""
+    """The winner's whole answer in one delta; the last chunk counts the tokens of all calls."""
     text = rows_of("test", 1).queries[0]
     racer = WHOLE_POOL | {"explain": True}
     *others, last = streamed(gateway, text, racer)
@@ -168,7 +168,7 @@ def test_a_greedy_candidate_has_no_second_choice(gateway: Gateway) -> None:
 
 
 def test_a_tool_call_that_candidates_agree_on_wins_the_vote(gateway: Gateway) -> None:
-    """A grammar makes even toys call the tool; everyone is asked, and no row covers it."""
+    """A grammar makes even toy models call the tool; the whole pool is called, uncertified."""
     answer = gateway.chat(SUM, tools=tool(LOOK_UP), tool_choice="required", max_tokens=ROOM)
     [choice] = answer["choices"]
     [call] = choice["message"]["tool_calls"]
@@ -213,7 +213,7 @@ def test_tools_that_may_not_be_called_leave_a_plain_answer(gateway: Gateway) -> 
 
 @pytest.mark.parametrize("model", ["auto", "abacus"])
 def test_a_tool_without_a_function_is_the_clients_error(gateway: Gateway, model: str) -> None:
-    """It is refused by vLLM, and so by the gateway: nobody's server has failed."""
+    """VLLM refuses it, and so does the gateway; no circuit breaker counts a failure."""
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.openai().chat.completions.create(
             model=model,

@@ -26,7 +26,7 @@ def disagreed() -> str:
 
 
 def rated(serve: Serve, judge: str, weight: str, query: str) -> dict[str, Any]:
-    """The ``racer`` object of an answer by everyone, whose votes the judge weighs."""
+    """The ``racer`` object of an answer by the whole pool, whose votes the judge weighs."""
     evaluator = {"candidate": judge, "prompt_chars": PROMPT_CHARS, "timeout_s": 60}
     gateway = serve(aggregation={"method": "weighted", "weight": weight, "evaluator": evaluator})
     return gateway.chat(query, WHOLE_POOL | {"explain": True})["racer"]

@@ -1,4 +1,4 @@
-"""Nobody works for nothing: vLLM's own metrics say that it stopped what nobody waits for."""
+"""Cancelled requests: vLLM's own metrics show that it aborts them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Work:
     """What servers do with one request each, since this was made.
 
     A request that ends otherwise than as stopped or at its length was aborted: vLLM counts those
-    that nobody waits for under no reason at all.
+    under no finish reason.
     """
 
     def __init__(self, servers: Servers, names: tuple[str, ...]) -> None:
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def is_aborted(self) -> bool:
-        """Nobody works any more, and nobody has come to an end."""
+        """No server generates any more, and none has finished its request."""
         return not any(each.running() for each in self._servers) and self._ended() == self._before
 
 

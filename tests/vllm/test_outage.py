@@ -27,11 +27,11 @@ def test_a_killed_server_leaves_the_pool(serve: Serve, servers: Servers) -> None
     """Killed in mid-stream: that stream ends with an error, and its candidate's circuit opens.
 
     While it is not yet known to be down, the others' answer comes with its failure as a reason;
-    from then on nobody waits for it, and the certificate is about the two who are left.
+    from then on no request waits for it, and the certificate is about the two that are left.
     """
     gateway = serve()
-    everyone = gateway.chat(QUESTIONS[0], WHOLE_POOL)["racer"]
-    assert everyone["certificate"]["guarantee"]["pool"] == ["abacus", "mirror", VICTIM]
+    whole_pool = gateway.chat(QUESTIONS[0], WHOLE_POOL)["racer"]
+    assert whole_pool["certificate"]["guarantee"]["pool"] == ["abacus", "mirror", VICTIM]
     assert is_up(gateway)
 
     stream = gateway.openai().chat.completions.create(

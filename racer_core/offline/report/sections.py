@@ -153,6 +153,6 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
         if n and (small := [f"{a:g}" for a in sorted(protocol.alphas) if a < 1 / (n + 1)]):
             yield (
                 f"alpha {', '.join(small)} on {scope}, as {n} calibration rows are too few: "
-                "everyone is called there"
+                "the whole pool is called there"
             )
     yield "latency and tokens, as the rows hold labels and not calls"

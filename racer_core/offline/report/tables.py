@@ -75,8 +75,8 @@ def costs(view: View) -> Grid:
     prices = view.evaluation.protocol.prices
     assert prices is not None
     rows = [(score.value, _runs(view, score, "cost")) for score in view.scores]
-    everyone = np.full(view.evaluation.protocol.splits, sum(prices))
-    rows += [("full pool", _always(everyone))]
+    whole_pool = np.full(view.evaluation.protocol.splits, sum(prices))
+    rows += [("full pool", _always(whole_pool))]
     return _by_alpha(view, "Mean money a query", rows)
 
 

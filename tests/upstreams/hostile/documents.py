@@ -162,5 +162,5 @@ async def unicode(exchange: Exchange, which: str) -> None:
 
 
 async def inject(exchange: Exchange, _: str) -> None:
-    """A text that gives orders to whoever merges the answers."""
+    """Prompt injection: the answer contains instructions for a model that merges answers."""
     await healthy(exchange, ORDERS)

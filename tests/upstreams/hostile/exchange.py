@@ -74,7 +74,7 @@ class Exchange:
 
     Attributes:
         request: What was asked.
-        trap_url: Where nobody may ever connect.
+        trap_url: An address that must never receive a connection.
         closed: This side has closed the connection.
         doomed: The next request on the connection is to be closed without an answer.
     """

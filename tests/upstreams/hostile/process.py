@@ -107,7 +107,7 @@ def upstream(certificate: Path | None = None) -> Generator[FaultyUpstream]:
 
 @contextmanager
 def frozen() -> Generator[str]:
-    """The address of an upstream that was stopped: the kernel accepts, nobody answers."""
+    """The address of a stopped upstream: the kernel accepts, the process does not answer."""
     with upstream() as running:
         running.process.send_signal(signal.SIGSTOP)
         try:
@@ -118,7 +118,7 @@ def frozen() -> Generator[str]:
 
 @contextmanager
 def refusing() -> Generator[str]:
-    """An address whose port is taken and that nobody listens on."""
+    """An address whose port is bound but not listening."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -137,7 +137,7 @@ def black_hole() -> Generator[str]:
 
 
 def certify(folder: Path) -> Path:
-    """Make a certificate that nobody has signed, with its key, in one file."""
+    """Make a self-signed certificate with its key in one file."""
     path = folder / "self-signed.pem"
     command = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "

@@ -111,11 +111,11 @@ MODES: Final[Mapping[str, tuple[str, Play]]] = {
     "usage": ("sends token counts that are none", documents.usage),
     "wrong_model": ("answers as another model", documents.wrong_model),
     "unicode": ("sends odd characters; see `documents.TEXTS`", documents.unicode),
-    "inject": ("gives orders to whoever merges answers", documents.inject),
+    "inject": ("injects instructions for a model that merges answers", documents.inject),
 }
 THEN: Final = " then "
 _TLS: Final = b"\x16"  # what a TLS client says first
-_LONGEST_S: Final = 60.0  # no mode runs longer, whoever forgot to close
+_LONGEST_S: Final = 60.0  # no mode runs longer, even if the client never closes
 
 
 def find(mode: str) -> tuple[Play, str]:
