@@ -1,4 +1,4 @@
-"""What is compared: each way of being answered, asked by the same generator for the same answers.
+"""Arms of the comparison: every way to get an answer, loaded by the same generator.
 
 An answer of the gateway is right only if the set has the size that the arm is named after.
 """

@@ -1,8 +1,8 @@
-"""The floor: a FastAPI gateway that only passes on, and asks as many candidates as its path says.
+"""Baseline proxy: a FastAPI gateway that only forwards, to the number of candidates in its path.
 
     python benchmarks/bare.py --upstream http://127.0.0.1:9001/v1 --port 9002
 
-No keys, no router, no limits, no metrics, no errors: what is left is what HTTP costs in Python.
+It has no keys, router, limits, metrics or error handling: its cost is the cost of HTTP in Python.
 """
 
 import argparse

@@ -1,16 +1,15 @@
-"""The gateway beside a bare proxy and LiteLLM's, in one run: throughput, latency, streams, load.
+"""Comparison of the gateway, a bare proxy and LiteLLM's proxy: throughput, latency, streams, load.
 
     python benchmarks/compare.py
 
-Every arm (`arms.py`) is measured in every round, one after the other, each round beginning with
-another one; figures are medians over rounds, and what an arm adds is taken against the candidates
-asked directly in the same round. Then, once for each arm: the knee, 1.5 times as much, and memory.
-Candidates answer at once, a stream's letters come a millisecond apart. The same few hundred queries
-come again and again, so that what is measured is the gateway and not the router.
+Every round measures all arms (`arms.py`) one after the other; the first arm changes by round.
+Figures are medians over rounds. The overhead of an arm is its difference to direct calls of the
+candidates in the same round. Then each arm once gets the load of its knee and 1.5 times that load,
+and its memory is measured. Candidates answer at once; the letters of a stream come 1 ms apart. A
+few hundred queries are repeated, so that the gateway is measured and not the router.
 
-Writes `gateway.json` and `gateway.png`. What is slow is said and fails nothing, and nor does what
-another gateway leaves unanswered under load; an answer that is wrong, or an error of ours below the
-knee, fails.
+Writes `gateway.json` and `gateway.png`. The run fails on a wrong answer, and on an error of our
+gateway below the knee. Slowness and unanswered requests of other gateways are only reported.
 """
 
 import argparse

@@ -1,15 +1,15 @@
-"""An encoder of mDeBERTa-v3-base's shape on a GPU: transformers' code and ours, in one run.
+"""GPU latency and throughput of an encoder of mDeBERTa-v3-base's shape: transformers and ours.
 
     PYTHONPATH=. python benchmarks/encoder_gpu.py --json benchmarks/results/encoder_gpu.json
     PYTHONPATH=. python benchmarks/encoder_gpu.py --device cpu --quick   # a rehearsal, tiny
 
 Needs torch, transformers, numpy and this folder; no model, no hub. Weights and token ids are
-random: speed depends on shapes alone, and of accuracy only the numerical error can be told.
+random: speed depends on shapes alone, and accuracy is the numerical error only.
 
-All arms are measured in every round, one after the other, and so is the matrix rate. A latency
-begins and ends with tensors in the CPU's memory; the tokenizer is not in it. What agrees: the
-cosine to transformers' float32, and the sets that a random linear router makes of the embeddings,
-at the threshold calibrated on transformers' float32.
+Every round measures all arms and the matrix multiplication rate, one after the other. A latency
+begins and ends with tensors in CPU memory and excludes the tokenizer. Agreement is measured by the
+cosine to transformers' float32, and by the sets that a random linear router makes of the
+embeddings, at the threshold calibrated on transformers' float32.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""A load generator: closed and open loop, every answer checked, latency from the intended instant.
+"""Load generator: closed and open loop, every answer checked, no coordinated omission.
 
-In the open loop a stalled gateway is charged for the requests that it delayed, since a latency
-begins when the request should have been sent. How late the generator itself was is kept apart: if
-that is not small, the figures are the generator's and not the gateway's.
+In the open loop a latency begins when the request should have been sent, so a stalled gateway is
+charged for the requests that it delayed. The generator's own lateness is reported separately: if it
+is not small, the figures describe the generator and not the gateway.
 """
 
 import asyncio

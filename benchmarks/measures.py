@@ -1,4 +1,4 @@
-"""What is computed from samples: quantiles, a robust slope, and what a process holds."""
+"""Statistics of samples: quantiles, a robust slope, and the memory of a process."""
 
 import contextlib
 import math

@@ -1,13 +1,13 @@
-"""Does goodput stay flat when more is asked than can be answered? Finds the knee and passes it.
+"""Overload test: goodput and refusals at up to twice the gateway's capacity.
 
     python benchmarks/overload.py
 
-The concurrency of a closed loop is doubled until throughput gains less than 5 %: the capacity. Then
-Poisson arrivals at 0.7, 1.0, 1.5 and 2.0 times it, and at 0.7 again. Every answer is checked;
-refusals are counted apart from errors, and one without `retry-after` is an error. Prints a table
-and a JSON document; the exit code is 1 where a bar is missed. Where the gateway had much less than
-a whole core past the knee, others had the rest: the machine was not quiet, and the figures are not
-the gateway's.
+The capacity is the throughput of a closed loop at which doubling the concurrency gains less than
+5 %. Then requests arrive by a Poisson process at 0.7, 1.0, 1.5 and 2.0 times the capacity, and at
+0.7 again. Every answer is checked. Refusals are counted apart from errors; a refusal without
+`retry-after` is an error. Prints a table and a JSON document; the exit code is 1 if a target is
+missed. If the gateway got much less than a whole core above the capacity, other processes used the
+machine and the figures are not valid.
 """
 
 import argparse

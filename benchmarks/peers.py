@@ -1,7 +1,7 @@
-"""What the gateway is compared with: a proxy that only passes on, and LiteLLM's.
+"""Other gateways of the comparison: the bare proxy, and LiteLLM's proxy.
 
-LiteLLM has an environment of its own (`make setup-litellm`) and is set up to do as little as it
-can: one worker, one key, no database, no callbacks, no retries, no admin pages. It runs offline.
+LiteLLM has its own environment (`make setup-litellm`) and the smallest configuration: one worker,
+one key, no database, no callbacks, no retries, no admin pages. It runs offline.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LITELLM_KEY = "sk-key-of-the-benchmarks"
 
 @contextlib.contextmanager
 def bare(folder: Path, base_url: str) -> Generator[rig.Server]:
-    """The floor."""
+    """The bare proxy."""
     port = rig.free_port()
     command = [sys.executable, str(rig.HERE / "bare.py"), "--upstream", base_url]
     command += ["--port", str(port)]

@@ -1,4 +1,4 @@
-"""The comparison as a picture: what each arm can take, and what it adds."""
+"""Figure of the comparison: throughput and added latency of each arm."""
 
 from collections.abc import Mapping
 from typing import Any

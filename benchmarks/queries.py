@@ -1,7 +1,7 @@
-"""What is asked, what is right, and which candidate breaks on it: pure functions of the text.
+"""Queries of the load tests, their right answers and injected faults: pure functions of the text.
 
-Both sides of the gateway compute them alone, so that every answer can be checked and every fault
-be told from the gateway's own without a word between them.
+The load generator and the candidates compute them independently, so every answer can be checked and
+an injected fault distinguished from an error of the gateway, without communication.
 """
 
 import itertools

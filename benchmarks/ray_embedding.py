@@ -1,9 +1,9 @@
-"""How many rows a second are embedded here and over a cluster, and that both are the same.
+"""Embedding throughput of one process and of a Ray cluster, and equality of the results.
 
     python benchmarks/ray_embedding.py --json benchmarks/results/ray_embedding.json
 
-With the demo's encoder, into a new file of embeddings each: once by this process, once by a Ray
-cluster of two nodes that share this machine. Exit code 1 where a single bit differs.
+Rows are embedded with the demo's encoder into two new files: by this process, and by a Ray cluster
+of two nodes on this machine. The exit code is 1 if the files differ in any bit.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What a load benchmark runs against: candidates and gateways, each a process, on known cores.
+"""Test bed of the load benchmarks: candidates and gateways as processes pinned to cores.
 
-Gateways have core 0 to themselves; candidates and the generator share core 1. On a machine with one
-core they all share it, and the manifest says so.
+Gateways run on core 0; candidates and the generator share core 1. On a machine with one core all
+share it, and the manifest of the results says so.
 """
 
 import contextlib

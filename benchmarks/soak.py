@@ -1,12 +1,12 @@
-"""Does it run for days? Everything at once at 70 % of the knee, with a look at what is held on to.
+"""Soak test: all features at once at 70 % of the capacity, with a check for leaks.
 
     python benchmarks/soak.py --minutes 30
 
-Sets of one to three, half of the answers streamed, 5 % of the calls broken by their candidate (500,
-cut, hanging, garbage), 5 % of the clients leaving midway, a calibration and an activation a minute,
-shadow samples, decisions and feedback. Every answer is checked; whether a candidate broke on a
-query is known from the query, so that an error which was not injected is seen as one. The exit code
-is 1 where a bar is missed.
+Sets of one to three candidates, half of the answers streamed, faults of candidates in 5 % of the
+calls (500, cut, hanging, garbage), disconnects of 5 % of the clients, a calibration and an
+activation a minute, shadow samples, decisions and feedback. Every answer is checked. The injected
+fault is a function of the query, so an error that was not injected is found. The exit code is 1 if
+a target is missed.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Candidates in a process of their own: right answers after a set time, and faults on request.
+"""Fake upstream of the load tests: right answers after a set latency, and faults on request.
 
     python benchmarks/upstream.py --latency-ms 20
 
-Prints its port once it listens. Nothing is remembered of a request. With `--gap-ms` a stream's
-letters come one by one, so long apart, as models write; without it all at once.
+Prints its port once it listens. Keeps no state of requests. With `--gap-ms` the letters of a stream
+are sent one by one with that gap, as models write; without it all at once.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""The shape of a demo candidate: a small Llama over characters, as ordinary Hugging Face files.
+"""Architecture of a demo candidate: a small character-level Llama as Hugging Face files.
 
-Knows nothing about skills or training data; ``train_pool.py`` fills the weights.
+The module knows no skills and no training data; ``train_pool.py`` trains the weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Label the demo's questions by running every candidate on them, and measure the pool.
+"""Labels of the demo's questions, made by running every candidate, and measures of the pool.
 
 Run ``python deploy/demo/label_pool.py`` after ``train_pool.py``. It writes ``data/*.jsonl`` and
 ``pool/README.md``, and ends with an error when the pool is not worth routing over. Labels come
-from what the candidates say, never from what they were trained on.
+from the candidates' answers, never from their training data.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the demo's encoder is good for: a KNN router on its embeddings, and its conformal sets.
+"""Check of the demo's encoder: a KNN router on its embeddings, and its conformal sets.
 
-Plain numpy, a second and independent telling of what ``racer_core`` does. Knows no encoder.
+An independent implementation of ``racer_core``'s method in plain numpy. Knows no encoder.
 """
 
 from __future__ import annotations

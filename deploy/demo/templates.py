@@ -1,6 +1,6 @@
-"""The sentences in which the demo asks its six skills, in English and German.
+"""Question templates of the demo's six skills, in English and German.
 
-Text only: what the placeholders mean, and what the right answer is, stands in ``skills.py``.
+Text only: ``skills.py`` fills the placeholders and computes the right answers.
 A kind of question (``add``, ``days_after``, ...) belongs to exactly one skill.
 """
 

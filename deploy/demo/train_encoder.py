@@ -1,8 +1,8 @@
-"""Train the demo's query encoder: DebertaV2 in the shape of mDeBERTa, small enough to ship.
+"""Training of the demo's query encoder: a small DebertaV2 with mDeBERTa's architecture.
 
-Run ``python deploy/demo/train_encoder.py`` after ``label_pool.py``. It learns from the training
-rows alone, writes ``encoder/`` as an ordinary Hugging Face folder, and then checks, on the test
-rows, that a KNN router on its mean-pooled embeddings is worth having.
+Run ``python deploy/demo/train_encoder.py`` after ``label_pool.py``. It uses only the training
+rows, writes ``encoder/`` as a Hugging Face folder, and then checks on the test rows that a KNN
+router on its mean-pooled embeddings beats the best single candidate.
 """
 
 from __future__ import annotations

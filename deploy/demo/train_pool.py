@@ -1,7 +1,7 @@
-"""Train the demo pool: five character-level Llamas, each a specialist by what it was fed.
+"""Training of the demo pool: five character-level Llamas with different training data.
 
 Run ``python deploy/demo/train_pool.py`` (all five, one after the other) or, on two cores, two
-processes with ``--only``. Each training runs on one thread, which is what makes it repeatable.
+processes with ``--only``. Each training runs on one thread, which makes it repeatable.
 Questions of the labelled splits are never trained on.
 """
 

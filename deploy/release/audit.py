@@ -1,7 +1,7 @@
-"""Says what pip-audit found: ``pip-audit --format json ... | python deploy/release/audit.py``.
+"""Report of pip-audit's findings: ``pip-audit --format json ... | python deploy/release/audit.py``.
 
-Exit code 1 where a package has a known vulnerability. What could not be asked is never called
-clean: with no answer at all the step says that it was skipped.
+The exit code is 1 if a package has a known vulnerability. A package that could not be checked is
+never reported as clean; without any answer the step is reported as skipped.
 """
 
 import json
