@@ -36,7 +36,7 @@ def test_a_refusal_has_its_certificate(gateway: Gateway) -> None:
     assert "x-racer-served-by" not in response.headers
 
 
-def test_the_strongest_candidate_can_be_asked_instead(gateway: Gateway, pool: FakePool) -> None:
+def test_on_abstain_strongest_calls_the_best_candidate(gateway: Gateway, pool: FakePool) -> None:
     """``on_abstain: strongest`` calls the best score, and the certificate is void."""
     pool.say("adder", "Roses")
     response = gateway.ask(UNANSWERABLE, {"on_abstain": "strongest"})
@@ -48,7 +48,7 @@ def test_the_strongest_candidate_can_be_asked_instead(gateway: Gateway, pool: Fa
     assert racer["abstained"] is False
 
 
-def test_an_error_can_be_asked_for(gateway: Gateway, pool: FakePool) -> None:
+def test_on_abstain_error_answers_422(gateway: Gateway, pool: FakePool) -> None:
     """``on_abstain: error`` is 422 router_abstained, which a retry cannot cure."""
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         gateway.openai().chat.completions.create(

@@ -275,7 +275,7 @@ def configured_key(name: str, **fields: Any) -> tuple[str, dict[str, Any]]:
     return key, {"name": name, "hash": key_format.format_hash(key, key_format.new_salt()), **fields}
 
 
-def test_keys_of_the_configuration_open_their_doors(serve: Serve) -> None:
+def test_configured_keys_have_their_roles(serve: Serve) -> None:
     """A data key asks, an admin key calibrates, and no key is needed in the environment."""
     data, data_entry = configured_key("team-a")
     admin, admin_entry = configured_key("ops", role="admin")
@@ -287,7 +287,7 @@ def test_keys_of_the_configuration_open_their_doors(serve: Serve) -> None:
     assert gateway.get("/v1/models", data_entry["hash"]).status_code == 401
 
 
-def test_a_key_of_two_headers_is_no_key(gateway: Gateway) -> None:
+def test_two_authorization_headers_are_refused(gateway: Gateway) -> None:
     """Two Authorization headers could be read differently by two programs."""
     both = head("localhost").replace(
         b"host:", f"authorization: Bearer {DATA_KEY}\r\nhost:".encode()
@@ -344,7 +344,7 @@ def test_failures_of_many_addresses_never_pile_up() -> None:
         ([{"name": "a", "hash": "sha256:00:11"}], "hash"),
     ],
 )
-def test_keys_that_cannot_be_told_apart_stop_the_start(
+def test_two_keys_with_one_name_stop_the_start(
     tmp_path: Path, artifact: Path, keys: list[dict[str, str]], what: str
 ) -> None:
     """A name stands for one key, in the log and in a limit."""
@@ -579,7 +579,7 @@ def test_a_request_is_in_receipt_until_its_body_or_its_end() -> None:
     assert quotas.in_flight == 0
 
 
-def test_a_limited_key_is_told_when_to_come_back(serve: Serve) -> None:
+def test_a_limited_key_gets_retry_after(serve: Serve) -> None:
     """429 in the envelope with `retry-after`; places come back when answers end, badly too."""
     key, entry = configured_key("team-a", requests_per_minute=3, concurrency=1)
     gateway = serve(access={"keys": [entry]})

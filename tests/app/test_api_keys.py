@@ -83,7 +83,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def test_a_key_costs_one_digest_however_many_there_are(hashed: list[str]) -> None:
+def test_a_key_costs_one_digest_for_any_number_of_keys(hashed: list[str]) -> None:
     """One look-up and one comparison of whole digests, for the first of 1,000 keys and the last."""
     keys = [key_format.new_key() for _ in range(1000)]
     ring = KeyRing(
@@ -115,7 +115,7 @@ def test_keys_that_were_made_share_one_digest(racer: Command, hashed: list[str])
     assert hashed[2:] == ["peppered_digest", "digest", "compare_digest"]
 
 
-def test_every_salt_is_tried_whatever_was_found(hashed: list[str]) -> None:
+def test_every_salt_is_tried_after_a_match_too(hashed: list[str]) -> None:
     """The first use of the first of four takes as many digests as the last and a wrong one."""
     keys = [key_format.new_key() for _ in range(4)]
     configured = [entry(key, f"k{number}") for number, key in enumerate(keys)]

@@ -143,7 +143,7 @@ def test_a_second_time_changes_nothing(another: Store, saved: Path) -> None:
     assert rows(another) == before
 
 
-def test_what_is_there_stays(another: Store, saved: Path) -> None:
+def test_restoring_keeps_the_calibrations_of_the_store(another: Store, saved: Path) -> None:
     """The calibration that decides, its alarms, and those of one that the backup has too."""
     another.add(record("cal-9", 9), activate=True)
     watch(another, "cal-9", raised='["set_size"]')
@@ -156,7 +156,7 @@ def test_what_is_there_stays(another: Store, saved: Path) -> None:
     assert rows(another) == before
 
 
-def test_what_was_active_decides_again_where_it_is_asked_for(another: Store, saved: Path) -> None:
+def test_restoring_can_activate_the_backups_calibration(another: Store, saved: Path) -> None:
     """Once for each artifact; alarms are those of the backup."""
     another.add(record("cal-9", 9), activate=True)
     done = restored(another, saved, activate=True)
@@ -296,7 +296,7 @@ def test_any_byte_that_is_changed_is_noticed_or_changes_nothing(saved: Path) -> 
     assert refused > 100
 
 
-def test_a_calibration_that_is_damaged_in_the_store_is_left_out_and_told(
+def test_a_calibration_damaged_in_the_store_is_left_out_and_reported(
     serve: Serve, racer: Command, tmp_path: Path, file: Path
 ) -> None:
     """Exit code 1 and its name; all the others are in the backup."""
@@ -327,7 +327,7 @@ def test_a_backup_replaces_the_last_and_is_readable_by_its_owner_only(
         assert len(opened.manifest.calibrations) == 5
 
 
-def test_what_fails_in_the_middle_leaves_the_one_before(
+def test_a_backup_that_fails_keeps_the_previous_file(
     saved: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing beside it."""

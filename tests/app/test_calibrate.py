@@ -214,7 +214,7 @@ def test_rows_with_scores_and_rows_without_go_together(
         assert evidence["lambda_hat"] == core.lambda_hat(0.1, score)
 
 
-def test_scores_that_came_with_the_rows_promise_nothing(serve: Serve) -> None:
+def test_a_calibration_on_uploaded_scores_is_not_certified(serve: Serve) -> None:
     """The gateway cannot know whether the serving router would give the same scores."""
     gateway = serve(calibrated=False)
     scores = {"adder": 0.5, "speller": 0.25, "poet": 0.25}
@@ -285,7 +285,7 @@ def near_training(similarity: FloatArray | None) -> int | None:
     return None if similarity is None else count_near_copies(similarity)
 
 
-def test_evidence_says_what_was_promised(unsure: Gateway, noisy_artifact: Path) -> None:
+def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None:
     """Every field of the evidence, against the core."""
     racer, core = oracle(noisy_artifact, ROWS)
     decisions = racer.route_batch(ROWS.queries, core)
@@ -350,7 +350,7 @@ def history(gateway: Gateway) -> Any:
     return gateway.get("/calibrations", ADMIN_KEY).json(), gateway.ready()
 
 
-def test_certificates_tell_what_was_calibrated(serve: Serve) -> None:
+def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     """delta, risk target, score and r of the record are in every certificate."""
     gateway = serve(calibrated=False)
     record = gateway.calibrate(400, delta=0.1, risk_target="paper", score="prob", alpha=0.2)
@@ -464,7 +464,7 @@ def test_of_two_uploads_that_expect_the_same_one_wins(serve: Serve) -> None:
     assert {each["id"]: each["active"] for each in stored} == {active: False, winner["id"]: True}
 
 
-def test_memory_and_store_agree_whatever_the_order(
+def test_memory_and_store_agree_for_any_order_of_activations(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An activation that lingers after its commit does not undo a later one in memory."""
@@ -684,7 +684,7 @@ def test_a_bad_form_is_one_clear_error(unsure: Gateway, case: str) -> None:
     error_message(response, 422 if case == "unknown_field" else 400)
 
 
-def test_a_document_without_rows_says_so(unsure: Gateway) -> None:
+def test_a_document_without_rows_is_an_error(unsure: Gateway) -> None:
     """The field is named."""
     for body in ({}, {"rows": None}, {"rows": "x"}, {"rows": {}}):
         response = unsure.post("/calibrate", ADMIN_KEY, json=body)

@@ -93,7 +93,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize(("path", "body", "names"), LEFT)
-def test_a_client_that_leaves_pays_and_is_remembered(
+def test_a_disconnected_request_is_charged_and_recorded(
     limited: Gateway,
     pool: FakePool,
     path: str,
@@ -159,7 +159,7 @@ def test_an_answer_without_usage_is_charged_by_an_estimate(
     assert until(lambda: spent(limited, KEYS[number]))
 
 
-def test_the_surviving_pool_is_asked_for_once(
+def test_the_surviving_pool_is_computed_once(
     gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Added candidates are passed to the code that calls them."""
@@ -179,7 +179,7 @@ def test_the_surviving_pool_is_asked_for_once(
     assert until(lambda: len(_decisions(gateway)) == len(before) + 1, 10)
 
 
-def test_a_client_that_leaves_while_the_surviving_pool_is_looked_for_is_remembered(
+def test_a_disconnect_during_the_surviving_pool_lookup_is_recorded(
     gateway: Gateway, pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No answer has arrived, and no other candidate has been called."""
@@ -227,7 +227,7 @@ ENDS: list[Any] = [
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
 @pytest.mark.parametrize(("text", "racer", "fault", "outcomes"), ENDS)
-def test_a_decision_is_kept_once_however_it_ends(
+def test_every_outcome_stores_one_decision(
     gateway: Gateway,
     pool: FakePool,
     text: str,
@@ -246,7 +246,7 @@ def test_a_decision_is_kept_once_however_it_ends(
     assert [_decisions(gateway)[each] for each in _decisions(gateway).keys() - before] == outcomes
 
 
-def test_a_stream_that_said_nothing_is_one_decision(gateway: Gateway, pool: FakePool) -> None:
+def test_an_empty_stream_is_one_decision(gateway: Gateway, pool: FakePool) -> None:
     """Another candidate is called under the same id, and its answer is recorded, too."""
     pool.say("adder", "", choices=SILENT)
     before = _decisions(gateway)

@@ -100,7 +100,7 @@ def test_train_prints_fields_for_people(racer: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forward", [None, "lean", "transformers"])
-def test_train_opens_the_encoder_that_it_was_told(
+def test_train_opens_the_encoder_of_its_options(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward: str | None
 ) -> None:
     """Device, format and code; what is not told is the machine's to choose."""
@@ -374,7 +374,7 @@ def test_evaluate_refuses_a_report_that_it_could_not_write(racer: Command, tmp_p
 
 
 @pytest.mark.parametrize("alpha", ["0", "1", "nan", "-1"])
-def test_an_alpha_that_is_no_probability(racer: Command, tmp_path: Path, alpha: str) -> None:
+def test_an_alpha_outside_0_and_1_is_refused(racer: Command, tmp_path: Path, alpha: str) -> None:
     """Refused before anything is read."""
     result = racer(
         "evaluate", "--data", tmp_path / "x", "--encoder", "char-ngrams", "--alpha", alpha
@@ -444,7 +444,7 @@ def test_calibrate_uploads_rows(racer: Command, serve: Serve, tmp_path: Path) ->
     assert "lambda_hat" in out
 
 
-def test_what_the_gateway_refuses_is_one_line(
+def test_a_refusal_of_the_gateway_is_one_line(
     racer: Command, gateway: Gateway, serve: Serve, tmp_path: Path
 ) -> None:
     """Exit code 1 with the gateway's own words and status."""
@@ -512,7 +512,7 @@ def test_wrong_usage_exits_with_2(racer: Command, arguments: list[str]) -> None:
     assert stderr.count("\n") == 1
 
 
-def test_no_word_at_all_is_answered_with_the_help(racer: Command) -> None:
+def test_without_arguments_the_help_is_printed(racer: Command) -> None:
     """Red when it is squeezed into a sentence."""
     code, out, stderr = racer()
     assert (code, out) == (2, "")

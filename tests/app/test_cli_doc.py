@@ -34,7 +34,7 @@ def test_every_command_is_named_and_no_other() -> None:
     assert set(re.findall(r"`(\w+)`", found[1])) == set(WITHOUT_JSON)
 
 
-def test_every_exit_code_is_told() -> None:
+def test_every_exit_code_is_documented() -> None:
     """Red when one is added or means something else."""
     found = {int(code) for code in re.findall(r"^\| (\d+) \|", DOCUMENT, re.MULTILINE)}
     known = {main.EXIT_REFUSED, main.EXIT_CONFIGURATION, main.EXIT_UNREACHABLE}
@@ -53,7 +53,7 @@ def test_every_check_of_the_doctor_is_in_its_table() -> None:
     }
 
 
-def test_every_name_of_an_assertion_is_told() -> None:
+def test_every_measure_of_assertions_is_documented() -> None:
     """Red when a measure gets another name."""
     section = DOCUMENT.partition("## `racer evaluate`")[2].partition("\n## ")[0]
     assert set(NAMES) <= set(re.findall(r"`(\w+)`", section))

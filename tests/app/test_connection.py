@@ -583,7 +583,7 @@ def test_an_early_answer_does_not_wait_for_the_body(bare: Bare, start: Callable[
         assert one(short)[1]["path"] == "/next"
 
 
-def test_a_proxys_word_for_the_address_is_not_taken(bare: Bare) -> None:
+def test_forwarded_address_headers_are_ignored(bare: Bare) -> None:
     """Limits per address rest on the socket's own."""
     with bare.connect() as connection:
         headers = ("x-forwarded-for: 10.9.8.7", "forwarded: for=10.9.8.7", "x-real-ip: 10.9.8.7")

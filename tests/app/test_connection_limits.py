@@ -81,7 +81,7 @@ def test_slots_are_for_unauthenticated_connections(most: int, steps: list[tuple[
         ("", ""),
     ],
 )
-def test_what_counts_as_one_address(address: str, whole: str) -> None:
+def test_an_ipv6_network_counts_as_one_address(address: str, whole: str) -> None:
     """An IPv4 address is one even on an IPv6 socket; of IPv6 the customer's network is."""
     assert network(address) == whole
 
@@ -120,7 +120,7 @@ def test_an_unauthenticated_connection_without_a_slot_is_answered_and_closed(
         assert one(late)[0] == 200
 
 
-def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]) -> None:
+def test_a_right_key_is_served_where_no_slot_is_left(start: Callable[..., Bare]) -> None:
     """A right key is answered at once; without a free place its connection then closes."""
     server = start(connections_per_address=3, header_s=LONG_S)
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def test_a_right_key_is_served_where_no_place_is_left(start: Callable[..., Bare]
     assert server.refusals_by_status() == {}
 
 
-def test_who_has_shown_a_right_key_takes_no_place(start: Callable[..., Bare]) -> None:
+def test_an_authenticated_connection_takes_no_slot(start: Callable[..., Bare]) -> None:
     """From its first request on, while that is still answered, and whatever comes afterwards."""
     server = start(connections_per_address=2, header_s=LONG_S)
     with ExitStack() as stack:

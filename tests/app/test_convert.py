@@ -78,7 +78,7 @@ def test_a_table_with_its_threshold_or_without_a_task(racer: Command, tmp_path: 
         assert len(read_rows(out)) == 2 - number
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_text_is_read_back_unchanged(tmp_path: Path) -> None:
     """Every field survives: texts with line separators, null answers, scores without a query."""
     rows = (
         LabelledRow(

@@ -60,7 +60,7 @@ def test_one_pass_is_one_write() -> None:
     assert play("head", "pass", "pass", "body") == [b"head", b"body"]
 
 
-def test_what_is_held_goes_out_before_the_end() -> None:
+def test_buffered_bytes_are_sent_before_closing() -> None:
     """Closing sends it at once; nothing comes after."""
     assert play("head", "body", "close") == [b"headbody", "close"]
 
@@ -70,7 +70,7 @@ def test_a_connection_that_is_cut_sends_nothing_more() -> None:
     assert play("head", "abort") == ["abort"]
 
 
-def test_what_is_held_counts_as_unsent_and_the_rest_is_the_transports() -> None:
+def test_buffered_bytes_count_as_unsent() -> None:
     """Or a slow client would look like a fast one for a pass."""
 
     async def run() -> None:

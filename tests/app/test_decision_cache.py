@@ -54,7 +54,7 @@ def pair(serve: Serve, tmp_path: Path, noisy_artifact: Path) -> Iterator[tuple[G
     return remembering, forgetful
 
 
-def test_remembered_decisions_are_those_that_would_be_made(pair: tuple[Gateway, Gateway]) -> None:
+def test_cached_decisions_equal_fresh_ones(pair: tuple[Gateway, Gateway]) -> None:
     """Random requests of few kinds, so that most come again: certificate, scores and set alike."""
     remembering, forgetful = pair
     rng = random.Random(5)
@@ -105,7 +105,7 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
         replace(BARE, caller=Caller(name="local", group="g")),
     ],
 )
-def test_whatever_may_decide_otherwise_is_another_entry(other: CacheKey) -> None:
+def test_every_input_of_a_decision_is_part_of_the_cache_key(other: CacheKey) -> None:
     """Every part of the conditions counts, and so does the record."""
     known = DecisionCache[str](10)
     known.keep("a", BARE, "made")
@@ -115,7 +115,7 @@ def test_whatever_may_decide_otherwise_is_another_entry(other: CacheKey) -> None
 
 
 @given(st.lists(st.integers(0, 8), max_size=60), st.integers(0, 5))
-def test_those_least_lately_asked_for_go(lookups: list[int], most: int) -> None:
+def test_the_least_recently_used_entries_are_evicted(lookups: list[int], most: int) -> None:
     """As a plain list of the last ones says."""
     known, last = DecisionCache[int](most), list[int]()
     for number in lookups:

@@ -77,7 +77,7 @@ def seen(gateway: Gateway, decision_id: str, key: str | None = DATA_KEY) -> dict
     return response.json()
 
 
-def test_a_decision_is_remembered_as_it_was_certified(gateway: Gateway, pool: FakePool) -> None:
+def test_a_decision_is_stored_as_it_was_certified(gateway: Gateway, pool: FakePool) -> None:
     """Right after the answer: its set, threshold, scores, who answered and who was returned."""
     pool.say("adder", "12")
     pool.say("speller", "12")
@@ -96,7 +96,7 @@ def test_a_decision_is_remembered_as_it_was_certified(gateway: Gateway, pool: Fa
 
 
 @pytest.mark.parametrize("query", [ONE, UNANSWERABLE])
-def test_a_decision_without_a_call_is_remembered(gateway: Gateway, query: str) -> None:
+def test_a_decision_without_a_call_is_stored(gateway: Gateway, query: str) -> None:
     """POST /route alone, and an abstention."""
     decision = gateway.route(query)
     stored = seen(gateway, decision["decision_id"])
@@ -276,7 +276,7 @@ def test_gateways_that_delete_at_once_do_not_disturb_each_other(
     assert all(decision_store.get(each).counted == {"adder": True} for each in ids)
 
 
-def test_a_shadow_decision_that_is_deleted_meanwhile_is_no_row(
+def test_a_shadow_decision_deleted_meanwhile_gives_no_row(
     decision_store: DecisionStore, store: Store, database: str
 ) -> None:
     """Between the look at decisions and that at verdicts, by another gateway."""

@@ -198,7 +198,7 @@ def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> 
     is_so(at(candidates=configured.candidates[::-1]), FAILED, "trained for the pool")
 
 
-def test_an_encoder_opens_as_the_artifact_remembers_it(tmp_path: Path) -> None:
+def test_an_encoder_opens_as_recorded_in_the_artifact(tmp_path: Path) -> None:
     """The one without weights, another version of it, a folder that is gone, one of the hub."""
     is_so(encoder.check(SPEC), OK, "char-ngrams")
     is_so(encoder.check(replace(SPEC, digest="x")), FAILED, "digest")
@@ -244,7 +244,7 @@ def test_a_gpu_is_seen_or_missed(
     is_so(gpu.check(machine, backend), state, words)
 
 
-def test_what_torch_prints_of_a_driver_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_warning_about_the_driver_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """It warns instead of raising. Red when the warning goes past us."""
 
     def unavailable() -> bool:
@@ -255,7 +255,7 @@ def test_what_torch_prints_of_a_driver_is_heard(monkeypatch: pytest.MonkeyPatch)
     assert gpu.inspect().complaint == TOO_OLD
 
 
-def test_a_gpu_that_cannot_be_used_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_gpu_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may hold it in exclusive mode."""
 
     def busy(_: int) -> str:
@@ -381,7 +381,7 @@ def test_a_store_is_found_in_a_folder_of_any_name(tmp_path: Path) -> None:
     assert store_check.check(configured.store, None)[1] == StoreInspection(version=schema.HEAD)
 
 
-def test_what_looks_cannot_write(database: str) -> None:
+def test_doctor_opens_the_store_read_only(database: str) -> None:
     """Either kind. Red when the store is opened as a gateway opens it."""
     with Store(database):
         pass
@@ -403,7 +403,7 @@ os._exit(9)
 """
 
 
-def test_a_write_that_was_cut_short_is_said_and_not_undone(tmp_path: Path) -> None:
+def test_an_interrupted_write_is_reported_and_not_rolled_back(tmp_path: Path) -> None:
     """A start undoes it. Red when looking does, which changes the file and removes its journal."""
     url = f"sqlite:///{tmp_path}/racer.db"
     with Store(url):
@@ -429,7 +429,9 @@ def test_a_write_that_was_cut_short_is_said_and_not_undone(tmp_path: Path) -> No
         ("9999", FAILED, "newer program"),
     ],
 )
-def test_a_version_says_what_to_do(version: str | None, state: State, words: str) -> None:
+def test_the_finding_of_another_schema_version_says_what_to_do(
+    version: str | None, state: State, words: str
+) -> None:
     """Older: upgrade. Newer: the other program."""
     is_so(store_check.version("store", version), state, words)
 
@@ -454,7 +456,7 @@ def test_an_older_file_is_recognised(tmp_path: Path) -> None:
         ("mysql://x", "neither sqlite nor postgresql"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_said(tmp_path: Path, url: str, words: str) -> None:
+def test_an_unusable_store_is_reported(tmp_path: Path, url: str, words: str) -> None:
     """One finding with a cure, without the password."""
     (tmp_path / "text").write_text("no database" * 100)
     findings, found = store_check.check(url.format(folder=tmp_path), None)
@@ -463,9 +465,7 @@ def test_a_store_that_cannot_be_used_is_said(tmp_path: Path, url: str, words: st
     assert "hunter2" not in str(findings)
 
 
-def test_a_store_that_cannot_be_written_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As another user would see it; root may write everywhere."""
 
     def denied(*_: object) -> bool:
@@ -479,12 +479,12 @@ def test_a_store_that_cannot_be_written_is_said(
 @pytest.mark.parametrize(
     ("free", "state"), [(2**40, OK), (2**30, OK), (2**30 - 1, WARNING), (2**20, FAILED)]
 )
-def test_a_full_disk_is_said_before_it_is_full(tmp_path: Path, free: int, state: State) -> None:
+def test_little_disk_space_is_a_warning(tmp_path: Path, free: int, state: State) -> None:
     """Little is a warning, next to nothing a failure."""
     is_so(store_check.room(tmp_path, free), state, "GiB free")
 
 
-def test_what_decides_is_found(database: str) -> None:
+def test_doctor_finds_the_active_calibration(database: str) -> None:
     """The one for this artifact and fleet; else whose it is instead."""
     with Store(database) as store:
         store.add(record("first"), activate=True)
@@ -531,7 +531,7 @@ def test_a_calibration_is_there_and_enough_for_alpha() -> None:
     is_so(calibration.check(other, 0.1, now), FAILED, "c1 is of another artifact")
 
 
-def test_another_artifact_s_calibration_is_told_apart(
+def test_a_calibration_of_another_artifact_is_recognised(
     racer: Command, config: Path, tmp_path: Path
 ) -> None:
     """Trained again, nothing decides any more: the rows must be uploaded again."""

@@ -133,7 +133,9 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
     assert {"/readyz", "/v1/chat/completions"} <= {line.get("route") for line in written}
 
 
-def test_what_cannot_be_finished_says_so(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
+def test_requests_past_the_drain_end_with_an_error(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
     """Past the drain a stream ends with an error event and a plain answer is 503; exit 0."""
     with process(tmp_path, artifact, pool, drain_s=1.0, comment_every_s=0.2) as (client, running):
         for name in POOL:

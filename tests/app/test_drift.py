@@ -195,7 +195,7 @@ def test_rows_without_an_embedding_have_no_stream_for_it(store: Store) -> None:
     monitored(store, story, record=record)
 
 
-def test_what_a_request_chooses_is_no_change(store: Store) -> None:
+def test_request_options_raise_no_drift_alarm(store: Store) -> None:
     """Another alpha, a smaller pool or a pinned set say nothing of the queries: false alarm 1e-6.
 
     The set size that is watched is the one at the calibration's own alpha and pool.
@@ -230,9 +230,7 @@ def test_what_a_request_chooses_is_no_change(store: Store) -> None:
     ],
     ids=str,
 )
-def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
-    store: Store, changes: dict[str, Any]
-) -> None:
+def test_uncertified_queries_enter_no_drift_stream(store: Store, changes: dict[str, Any]) -> None:
     """Their certificates are void as it is, and they must not void the others'."""
     rng = np.random.default_rng(9)
 
@@ -245,7 +243,7 @@ def test_queries_that_were_never_promised_to_be_alike_are_not_watched(
     monitored(store, story)
 
 
-def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
+def test_a_repeated_query_raises_no_drift_alarm(serve: Serve) -> None:
     """A health check or a demo, with or without an answer, says one thing once."""
     gateway = serve(watching={"false_alarm": 0.01})
     for _ in range(999):
@@ -259,7 +257,7 @@ def test_one_query_a_thousand_times_is_no_change(serve: Serve) -> None:
     assert gateway.route(UNANSWERABLE)["certificate"]["holds"]
 
 
-def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
+def test_a_calibration_row_counts_as_a_repeat(store: Store) -> None:
     """Nor is a query under a new calibration that has it among its rows; others are new there."""
     row, query = calibration_record().calibration.fingerprints[0], b"a query"
 
@@ -274,7 +272,7 @@ def test_a_row_of_the_calibration_is_no_new_query(store: Store) -> None:
     monitored(store, story, false_alarm=None)
 
 
-def test_a_query_unlike_the_rows_is_not_remembered(store: Store) -> None:
+def test_queries_of_other_populations_do_not_count_as_seen(store: Store) -> None:
     """A later turn that says "yes" does not stand for the question "yes"."""
 
     async def story(monitor: Monitor, _: MonitoredStore) -> None:
@@ -463,7 +461,7 @@ def test_only_decisions_about_the_watched_risk_are_bet_on(
     monitored(store, story, shadow_rate=0.5)
 
 
-def test_answers_of_other_conditions_tell_no_loss(store: Store) -> None:
+def test_answers_under_other_conditions_give_no_loss(store: Store) -> None:
     """Cut at five tokens all candidates are wrong: no loss, no row and no feedback counts it."""
     rng = np.random.default_rng(16)
 

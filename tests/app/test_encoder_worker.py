@@ -106,7 +106,7 @@ def test_each_request_of_a_batch_gets_its_own_scores() -> None:
     play(scenario)
 
 
-def test_what_waits_is_scored_together() -> None:
+def test_waiting_queries_are_scored_in_one_batch() -> None:
     """While one batch runs the next forms, up to the limit, in order of arrival."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
@@ -154,7 +154,7 @@ def test_every_request_of_a_failed_batch_gets_the_error() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_batch_of_the_wrong_size_is_heard_too(rows: int) -> None:
+def test_a_router_result_of_the_wrong_size_fails_its_batch(rows: int) -> None:
     """A router that answers with another number of rows fails its batch, not the worker."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
@@ -169,7 +169,7 @@ def test_a_batch_of_the_wrong_size_is_heard_too(rows: int) -> None:
     play(scenario)
 
 
-def test_who_leaves_is_not_scored() -> None:
+def test_a_cancelled_query_is_not_scored() -> None:
     """A cancelled query takes no part in a batch, and the others are not disturbed."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
@@ -185,7 +185,7 @@ def test_who_leaves_is_not_scored() -> None:
     play(scenario)
 
 
-def test_who_leaves_frees_a_place() -> None:
+def test_a_cancelled_query_frees_its_place_in_the_queue() -> None:
     """Cancelled queries do not fill the queue while the encoder is busy."""
 
     async def scenario(worker: EncoderWorker, racer: StubRacer) -> None:
@@ -220,7 +220,7 @@ class Clock:
     [((1, 2), (3, 4), ["3", "4"]), ((1, 2, 3), (), ["2", "3"])],
     ids=["queries in time take the batch", "late queries fill the batch"],
 )
-def test_a_late_query_is_refused_only_where_it_would_take_the_place_of_another(
+def test_a_late_query_is_refused_only_if_it_displaces_another(
     monkeypatch: pytest.MonkeyPatch,
     late: Sequence[int],
     in_time: Sequence[int],
@@ -689,7 +689,7 @@ LARGE = {"query": " " * 70_000 + ONE}
         (strict_json, "load_object", "POST", "/route", {"json": LARGE}),
     ],
 )
-def test_whatever_blocks_is_off_the_loop(
+def test_blocking_steps_run_off_the_event_loop(
     serve: Serve,
     monkeypatch: pytest.MonkeyPatch,
     owner: object,

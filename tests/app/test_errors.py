@@ -224,7 +224,7 @@ LONG = "z" * 5_000
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 99 else "",
 )
-def test_an_error_is_short_whatever_was_sent(
+def test_error_messages_have_a_bounded_length(
     gateway: Gateway, path: str, request_: dict[str, Any]
 ) -> None:
     """Unknown names from a client are shortened, so that they cannot fill a log or a header."""
@@ -340,7 +340,9 @@ def test_a_file_over_the_limit_is_refused(small: Gateway) -> None:
         ("POST", "/healthz", 405),
     ],
 )
-def test_what_is_not_there(gateway: Gateway, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_have_the_error_envelope(
+    gateway: Gateway, method: str, path: str, status: int
+) -> None:
     """Unknown paths and methods have the envelope too."""
     with gateway.http(ADMIN_KEY) as client:
         response = client.request(method, path)
@@ -400,7 +402,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
-def test_an_unknown_failure_says_nothing(gateway: Gateway, fields: dict[str, Any]) -> None:
+def test_an_unexpected_exception_is_a_500_without_its_text(
+    gateway: Gateway, fields: dict[str, Any]
+) -> None:
     """A bug is 500 in the envelope; the text of the exception may hold a prompt."""
     with gateway.http() as client:
         body = {"model": "auto", "messages": user(CANARY), **fields}

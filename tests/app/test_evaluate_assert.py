@@ -82,7 +82,7 @@ def test_equal_is_not_less(racer: Command, rows: Path, comparison: str, code: in
 @pytest.mark.parametrize(
     "comparison", ["", "risk", "risk=alpha", "risk<=beta", "__import__<=1", "risk<=1<=2", "1e3<nan"]
 )
-def test_what_is_no_comparison_is_refused_before_anything_is_read(
+def test_an_invalid_assertion_is_refused_before_any_file_is_read(
     racer: Command, tmp_path: Path, comparison: str
 ) -> None:
     """One sentence, and not that the file of rows is missing; 1 would say that it is not so."""
@@ -113,7 +113,7 @@ def test_asserted_is_the_column_that_the_table_calls_risk(
         assert asserted[0] == (0 if holds else 1)
 
 
-def test_what_was_asserted_is_printed(racer: Command, rows: Path) -> None:
+def test_the_values_of_an_assertion_are_printed(racer: Command, rows: Path) -> None:
     """The values of the closest setting and the rule; stdout stays pure JSON."""
     code, out, stderr = measured(racer, rows, "answerable", "--assert", "size<=3")
     assert code == 0

@@ -120,7 +120,7 @@ def test_an_ordinary_answer_is_quoted_as_it_is(answer: str) -> None:
     assert quoted(answer) == answer
 
 
-def test_what_is_too_long_loses_its_middle():
+def test_long_texts_are_cut_in_the_middle():
     """Conclusions stand at the end; a short question leaves its room to the answer."""
     text = prompt("Why?", "begin " + "x" * 10_000 + " so it is 42", 400)
     assert len(text) == 400
@@ -147,7 +147,7 @@ def continued(text: str, top: dict[str, float] | None = None) -> Completion:
 
 
 @pytest.mark.parametrize("token", ["1", " 1", "1)", " 1)", "1).", "1)\n", "\n1"])
-def test_a_verdict_is_read_however_its_token_is_spelt(token: str) -> None:
+def test_a_verdict_is_read_from_every_spelling_of_its_token(token: str) -> None:
     """Tokenizers join digits with spaces and brackets; 0 likewise."""
     assert read(Weight.VERBAL, continued(token)) == 1.0
     assert read(Weight.VERBAL, continued(token.replace("1", "0"))) == 0.0
@@ -155,7 +155,7 @@ def test_a_verdict_is_read_however_its_token_is_spelt(token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", " ", "10", "01", "1.0", "1,", "2", "one", "yes", "(1", "i1"])
-def test_what_is_no_verdict_is_unknown(token: str) -> None:
+def test_a_token_other_than_zero_or_one_is_no_verdict(token: str) -> None:
     """1.0 or 10 may be anything; an end of text is none."""
     assert read(Weight.VERBAL, continued(token)) is None
     assert read(Weight.P_TRUE, continued(token, {token: 0.9, "0": 0.1})) == 0.0
@@ -177,7 +177,7 @@ def test_p_true_is_zero_where_one_is_absent_and_unknown_without_logprobs():
 # --- through the gateway --------------------------------------------------------------------------
 
 
-def test_a_request_may_name_the_group_whose_evaluator_is_asked(
+def test_a_request_may_name_the_group_whose_evaluator_is_called(
     serve: Serve, pool: FakePool
 ) -> None:
     """A group without its own, and no group, take the common one."""
@@ -289,7 +289,7 @@ def test_equal_texts_are_rated_once_and_unreadable_ones_never(
     assert set(gateway.chat(TWO, racer=WHOLE_POOL)["racer"]["weights"]) == {"adder", "speller"}
 
 
-def test_all_ratings_are_asked_for_at_once(gateway: Gateway, pool: FakePool) -> None:
+def test_all_ratings_are_requested_concurrently(gateway: Gateway, pool: FakePool) -> None:
     """Three of 1 s each take less than they would one after the other."""
     disagree(pool)
     pool.raters["judge"].delay_s = 1.0
@@ -374,7 +374,7 @@ ODD_CHOICES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", ODD_CHOICES)
-def test_an_odd_rating_is_no_rating(gateway: Gateway, pool: FakePool, case: str) -> None:
+def test_a_malformed_rating_is_a_failure(gateway: Gateway, pool: FakePool, case: str) -> None:
     """Shapes that no vLLM sends, and one that servers without logprobs do."""
     disagree(pool)
     pool.raters["judge"].choice, kind = ODD_CHOICES[case]
@@ -504,7 +504,7 @@ def test_a_group_may_have_its_own_evaluator(
     )
 
 
-def test_a_good_evaluator_is_asked_at_start(evaluated: Evaluated, pool: FakePool) -> None:
+def test_evaluators_are_checked_at_the_start(evaluated: Evaluated, pool: FakePool) -> None:
     """Each of them: a short prompt, the longest that will come, and with logprobs."""
     own = {"math": {"base_url": pool.url, "model": "abacist", "prompt_chars": 300}}
     evaluated(judged(pool.url, evaluators=own), lambda each: each.check())

@@ -77,7 +77,7 @@ def test_an_alike_event_is_read_as_it_would_be(
     escaped=True,
     deeper=True,
 )
-def test_a_template_never_says_what_the_event_does_not(
+def test_a_template_parses_events_as_json_does(
     learnt: dict[str, str], read: dict[str, str], escaped: bool, deeper: bool
 ) -> None:
     """Fields around the text that look like it, with its key spelled in escapes or not."""
@@ -118,7 +118,7 @@ def test_another_event_is_not_alike(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("raw", ['"\\ud800"', '"a" ,"b":"c"', "1", '"a', "", '"\x01"'])
-def test_what_is_no_text_is_not_alike(raw: str) -> None:
+def test_events_without_a_plain_text_fit_no_template(raw: str) -> None:
     """Half a surrogate pair, more than a text, another kind of value, a text that does not end."""
     data = json.dumps(chat("TEXT"))
     event_template = template_of(Chat(), data)

@@ -125,7 +125,7 @@ def broken(kind: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - WITHOUT_INPUT))
 @pytest.mark.parametrize("kind", ["missing", "a folder", "empty", "bytes", "a misspelt field"])
-def test_what_cannot_be_read_is_one_sentence(
+def test_an_unreadable_file_is_a_one_line_error(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     """Whatever file or configuration is wrong: no traceback, no half a result, no code 0."""
@@ -164,7 +164,7 @@ def is_refused(code: int, out: str, stderr: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["missing", "a folder", "empty", "bytes", "a misspelt field"])
-def test_what_cannot_be_read_behind_a_good_configuration_is_one_sentence(
+def test_an_unreadable_file_beside_a_valid_configuration_is_a_one_line_error(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     """Rows, questions and backups: the configuration is read first, and hides them above."""

@@ -233,8 +233,8 @@ def test_rows_without_answers_take_no_part() -> None:
 @pytest.mark.parametrize(
     "case", ["no answers", "other equality", "evaluator", "too few", "other options"]
 )
-def test_what_cannot_be_known_is_not_said(case: str) -> None:
-    """None, rather than a figure of something else than what is served."""
+def test_evidence_without_its_conditions_is_omitted(case: str) -> None:
+    """The figure is None if it would describe another configuration than the served one."""
     calibration = randoms(10 if case == "too few" else 400)
     calibration = replace(calibration, options=CalibrationOptions(alpha=0.15))
     rows, _ = answering(calibration)

@@ -78,7 +78,7 @@ def test_settings_are_settings(block: Block) -> None:
 
 
 @of("text")
-def test_what_is_only_shown_is_in_the_code(block: Block) -> None:
+def test_text_blocks_quote_words_of_the_code(block: Block) -> None:
     """Red when a text block quotes words that the program does not have."""
     first = block.text.partition(":")[0]
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "app").rglob("*.py")]

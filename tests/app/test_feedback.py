@@ -144,7 +144,7 @@ def test_decisions_of_other_keys_are_as_unknown_as_those_never_made(gateway: Gat
     ],
     ids=lambda value: json.dumps(value)[:48],
 )
-def test_what_is_no_feedback_is_refused(gateway: Gateway, body: object, status: int) -> None:
+def test_malformed_feedback_is_refused(gateway: Gateway, body: object, status: int) -> None:
     """The shape is checked before anything is looked up, the size before that."""
     error_message(gateway.post("/feedback", json=body), status)
 
@@ -186,7 +186,7 @@ def test_an_admins_verdicts_count_at_once(gateway: Gateway) -> None:
         error_message(say(gateway, decision_id, {"adder": True}, key), 409)
 
 
-def test_an_admins_word_goes_over_one_that_waits(gateway: Gateway) -> None:
+def test_an_admins_verdict_overrides_a_waiting_one(gateway: Gateway) -> None:
     """Whether it agrees or not; a data key cannot undo a verdict that waits."""
     decision_id = decision(gateway)
     send_feedback(gateway, decision_id, {"adder": True, "poet": True})

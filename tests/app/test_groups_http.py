@@ -292,7 +292,7 @@ def test_rows_get_the_group_that_their_query_would_have() -> None:
         ("\x00\ud800", "und"),
     ],
 )
-def test_languages_are_told_apart(text: str, language: str) -> None:
+def test_languages_are_recognised(text: str, language: str) -> None:
     """ISO 639 codes; "und" for what is no language, or a guess."""
     assert language_detector()(text) == language
 
@@ -337,7 +337,7 @@ def test_the_rows_are_those_of_the_core(seed: int) -> None:
         assert found.calibration.fingerprints == expected.fingerprints
 
 
-def test_a_part_is_computed_once_for_all_who_wait() -> None:
+def test_a_groups_calibration_is_computed_once_for_concurrent_requests() -> None:
     """Twenty requests at once; and one that gives up leaves the work to the next."""
     made = big()
 

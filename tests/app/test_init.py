@@ -108,7 +108,7 @@ def test_a_name_that_does_not_fit_is_made_to(racer: Command, model: str, name: s
     assert candidate.get("model", candidate["name"]) == model
 
 
-def test_two_models_of_one_name_are_told_apart(racer: Command) -> None:
+def test_two_models_of_one_name_get_different_names(racer: Command) -> None:
     """Else the file would not load."""
     with FakePool(models=["/a/qwen", "/b/qwen"]) as server:
         values = written(racer, server.url)
@@ -191,7 +191,9 @@ def test_nothing_is_replaced_without_force(racer: Command, there: str) -> None:
 
 @pytest.mark.parametrize("folder", [".", "/", "inner"])
 @pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "force"])
-def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]) -> None:
+def test_an_output_path_that_is_a_folder_is_refused(
+    racer: Command, folder: str, force: tuple[str, ...]
+) -> None:
     """Nothing is left in or beside it. Red when it is found out while the files are written."""
     Path("inner").mkdir()
     with FakePool(models=["qwen"]) as server:
@@ -199,7 +201,7 @@ def test_a_folder_is_no_file(racer: Command, folder: str, force: tuple[str, ...]
     assert "is a folder: name a file in it with --out" in stderr
 
 
-def test_a_schema_that_is_there_already_is_no_hindrance(racer: Command) -> None:
+def test_an_existing_schema_file_is_accepted(racer: Command) -> None:
     """A second configuration in the same folder."""
     with FakePool(models=["qwen"]) as server:
         written(racer, server.url)
@@ -223,14 +225,14 @@ def test_what_is_no_list_is_said(racer: Command, change: dict[str, Any], words: 
         assert words in fails_and_writes_nothing(racer, 3, server.url)
 
 
-def test_a_server_without_models_is_said(racer: Command) -> None:
+def test_a_server_without_models_is_reported(racer: Command) -> None:
     """There is nothing to write."""
     with FakePool() as server:
         assert "no model is served" in fails_and_writes_nothing(racer, 2, server.url)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://x", "http://", "http://x:99999"])
-def test_what_is_no_url_is_said(racer: Command, url: str) -> None:
+def test_an_invalid_url_is_reported(racer: Command, url: str) -> None:
     """With the shape of one."""
     assert "http://host:8000/v1" in fails_and_writes_nothing(racer, 2, url)
 
@@ -240,7 +242,7 @@ def test_a_url_with_a_password_is_refused(racer: Command) -> None:
     assert "hunter2" not in fails_and_writes_nothing(racer, 2, "http://me:hunter2@127.0.0.1:1/v1")
 
 
-def test_people_are_told_the_next_step(racer: Command) -> None:
+def test_the_next_step_is_printed(racer: Command) -> None:
     """Behind what was found."""
     with FakePool(models=["qwen"]) as server:
         code, out, _ = racer("init", server.url)
@@ -248,7 +250,7 @@ def test_people_are_told_the_next_step(racer: Command) -> None:
     assert out.splitlines()[-1] == "next: racer doctor --config racer.yaml"
 
 
-def test_the_server_is_asked_once(racer: Command) -> None:
+def test_a_repeated_url_is_called_once(racer: Command) -> None:
     """However often its URL is given."""
     with FakePool(models=["qwen"]) as server:
         written(racer, server.url, f"{server.url}/")

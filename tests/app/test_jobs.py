@@ -187,7 +187,7 @@ def test_a_small_set_does_not_wait_behind_a_large_one(serve: Serve, brake: Brake
     assert [ended(gateway, place)["status"] for place in (large, small)] == ["done", "done"]
 
 
-def test_what_is_wrong_with_rows_is_told_where_the_job_is(serve: Serve) -> None:
+def test_the_job_has_the_error_of_its_rows(serve: Serve) -> None:
     """The error that a small upload would have had, with its status; nothing is kept."""
     gateway = serve(calibrated=False)
     place = started(send(gateway, many(3) + b'{"query": "half', wait="false"))
@@ -220,7 +220,7 @@ def test_jobs_are_the_admins(gateway: Gateway) -> None:
 # How far it is --------------------------------------------------------------------------------
 
 
-def test_events_tell_every_phase(serve: Serve, brake: Brake) -> None:
+def test_events_report_every_phase(serve: Serve, brake: Brake) -> None:
     """From reading to storing, rows counted, until the result; then the stream ends."""
     gateway = serve(calibrated=False)
     place = started(send(gateway, many(3_000), wait="false"))
@@ -333,7 +333,7 @@ def test_one_that_waits_ends_at_once_with_its_upload() -> None:
     asyncio.run(test())
 
 
-def test_who_waits_for_a_cancelled_job_hears_of_it(serve: Serve, brake: Brake) -> None:
+def test_waiting_for_a_cancelled_job_is_a_conflict(serve: Serve, brake: Brake) -> None:
     """409 instead of a result."""
     gateway = serve()
     with ThreadPoolExecutor(1) as thread:
@@ -350,7 +350,7 @@ def test_who_waits_for_a_cancelled_job_hears_of_it(serve: Serve, brake: Brake) -
     assert (response.status_code, response.json()["error"]["code"]) == (409, "job_cancelled")
 
 
-def test_what_is_done_cannot_be_cancelled(serve: Serve) -> None:
+def test_a_finished_job_cannot_be_cancelled(serve: Serve) -> None:
     """409, and it stays."""
     gateway = serve(calibrated=False)
     place = started(send(gateway, many(20), wait="false"))
@@ -359,7 +359,7 @@ def test_what_is_done_cannot_be_cancelled(serve: Serve) -> None:
     assert stored_ids(gateway) == [job["result"]["id"]]
 
 
-def test_what_is_being_stored_cannot_be_cancelled(
+def test_a_job_that_is_being_stored_cannot_be_cancelled(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error never says that nothing was changed when something was."""

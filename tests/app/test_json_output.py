@@ -26,7 +26,7 @@ documents = st.dictionaries(
 
 
 @given(documents)
-def test_whatever_was_read_is_written_back(document: dict[str, object]) -> None:
+def test_parsed_json_is_serialised_unchanged(document: dict[str, object]) -> None:
     """Integers of more than 64 bits too, which only the standard library writes."""
     assert json.loads(dump_json(document)) == document
 

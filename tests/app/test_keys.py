@@ -207,7 +207,9 @@ def load(tmp_path: Path, artifact: Path, environment: dict[str, str], **changes:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gateway.example", "127.0.0.1.nip"])
-def test_an_open_door_needs_a_data_key(tmp_path: Path, artifact: Path, host: str) -> None:
+def test_listening_beyond_loopback_needs_a_data_key(
+    tmp_path: Path, artifact: Path, host: str
+) -> None:
     """An address that others can reach stops the start without a key, and starts with one."""
     with pytest.raises(SettingsError, match=r"RACER_DATA_KEY.*127\.0\.0\.1"):
         load(tmp_path, artifact, {"RACER_ADMIN_KEY": ADMIN_KEY}, host=host)

@@ -78,7 +78,7 @@ def label(racer: Command, config: Path, tmp_path: Path) -> Label:
 # What comes out ---------------------------------------------------------------------------------
 
 
-def test_rows_hold_labels_answers_and_what_the_question_said(
+def test_rows_have_labels_answers_and_the_questions_fields(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
     """The output is what `read_rows` reads, in the order of the pool."""
@@ -106,7 +106,7 @@ def test_rows_hold_labels_answers_and_what_the_question_said(
     assert read_rows(out, POOL).rows[0].group == "de"
 
 
-def test_candidates_are_asked_as_the_gateway_asks_them(
+def test_candidates_get_the_gateways_parameters(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
     """Each with its own parameters and nothing else: rows stand for what will be served."""
@@ -137,7 +137,7 @@ def test_questions_come_in_the_formats_of_rows(
     assert lines(tmp_path / "rows.jsonl")[0]["correct"] == dict.fromkeys(POOL, True)
 
 
-def test_a_conversation_is_asked_and_labelled_whole(
+def test_a_conversation_is_labelled_with_all_its_turns(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
     """Candidates see every turn; the row has them too, and is not asked for again."""
@@ -162,7 +162,7 @@ def test_a_conversation_is_asked_and_labelled_whole(
     assert pool.models_called() == []
 
 
-def test_conversations_that_could_not_be_calibrated_are_not_asked(
+def test_conversations_too_long_to_calibrate_are_refused_before_a_call(
     racer: Command, pool: FakePool, tmp_path: Path, artifact: Path
 ) -> None:
     """Where all turns are routed on, all of them must not be too long: labels cost money."""
@@ -299,7 +299,7 @@ def test_a_candidate_that_keeps_failing_is_given_up(
         (["x?"], ["line 1", "JSON object"]),
     ],
 )
-def test_bad_questions_are_refused_before_anyone_is_asked(
+def test_bad_questions_are_refused_before_any_call(
     label: Label, pool: FakePool, tmp_path: Path, questions: list[Any], words: list[str]
 ) -> None:
     """Exit code 1 with the line; no call is paid for."""
@@ -308,9 +308,7 @@ def test_bad_questions_are_refused_before_anyone_is_asked(
     assert all(word in stderr for word in ["q.jsonl", *words])
 
 
-def test_a_question_that_stands_twice_is_asked_once(
-    label: Label, pool: FakePool, tmp_path: Path
-) -> None:
+def test_a_repeated_question_is_called_once(label: Label, pool: FakePool, tmp_path: Path) -> None:
     """Copies would fake a larger n."""
     assert label(save(tmp_path / "q.jsonl", QUESTIONS * 2))[0] == 0
     assert pool.calls() == once()
@@ -319,7 +317,9 @@ def test_a_question_that_stands_twice_is_asked_once(
 # Going on ---------------------------------------------------------------------------------------
 
 
-def test_what_is_labelled_is_not_asked_again(label: Label, pool: FakePool, tmp_path: Path) -> None:
+def test_labelled_questions_are_not_sent_again(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
     """More questions may be added; the finished ones cost nothing."""
     label(save(tmp_path / "q.jsonl", QUESTIONS[:4]))
     rows = lines(tmp_path / "rows.jsonl")

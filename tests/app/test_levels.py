@@ -69,7 +69,7 @@ def test_looking_leaves_no_trace(gateway: Gateway, pool: FakePool) -> None:
     assert pool.models_called() == []
 
 
-def test_prices_are_told_as_shares_only(serve: Serve, pool: FakePool) -> None:
+def test_prices_are_returned_as_shares_only(serve: Serve, pool: FakePool) -> None:
     """Which is what a data key needs to know."""
     priced = candidates(pool.url, **{name: {"price": price} for name, price in PRICED.items()})
     gateway = serve(candidates=priced)
@@ -131,6 +131,6 @@ def test_a_level_calls_no_more_than_may_be_called(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("body", [{"query": " "}, {"query": ONE, "alpha": 0.1}, {}])
-def test_what_is_not_a_question_is_refused(gateway: Gateway, body: dict) -> None:
-    """An alpha, too: all of them are answered."""
+def test_levels_refuses_an_invalid_body(gateway: Gateway, body: dict) -> None:
+    """An alpha in the body is invalid: the response has all levels."""
     assert gateway.post("/route/levels", json=body).status_code in (400, 422)

@@ -84,7 +84,7 @@ def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
     assert line["selected"] == ""
 
 
-def test_what_cannot_be_routed_has_no_prompt(talking: Gateway, pool: FakePool) -> None:
+def test_a_request_that_cannot_be_routed_has_no_prompt(talking: Gateway, pool: FakePool) -> None:
     """A named candidate is asked all the same."""
     body = {"model": "poet", "messages": [{"role": "assistant", "content": "I speak."}]}
     line = written(talking, CHAT, body)

@@ -72,7 +72,7 @@ def test_security_is_that_of_the_route_table(gateway: Gateway) -> None:
     }
 
 
-def test_locks_tell_the_truth(serve: Serve) -> None:
+def test_documented_security_matches_access_control(serve: Serve) -> None:
     """No key, a data key and an admin key pass access control exactly where the document says."""
     gateway = serve(calibrated=False)
     document = gateway.get("/openapi.json", None).json()

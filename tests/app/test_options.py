@@ -63,7 +63,7 @@ def test_a_request_may_have_less_time(
     assert until(lambda: "adder" in pool.cancelled)
 
 
-def test_who_answered_in_time_is_heard(gateway: Gateway, pool: FakePool) -> None:
+def test_answers_before_the_deadline_count(gateway: Gateway, pool: FakePool) -> None:
     """The deadline fails only the calls that are late."""
     pool.say("adder", "7", delay_s=20)
     pool.say("speller", "8")
@@ -120,7 +120,7 @@ def observing(serve: Serve) -> Gateway:
 
 @pytest.mark.parametrize("query", [ONE, TWO, UNANSWERABLE])
 @pytest.mark.parametrize("stream", [False, True])
-def test_observing_calls_one_candidate_whatever_was_chosen(
+def test_observe_mode_calls_one_candidate_for_every_decision(
     observing: Gateway, pool: FakePool, query: str, stream: bool
 ) -> None:
     """Nothing changes for clients, even where the router would have called no candidate."""
@@ -133,7 +133,7 @@ def test_observing_calls_one_candidate_whatever_was_chosen(
     assert pool.models_called() == ["poet"] * 3
 
 
-def test_what_would_have_been_called_is_remembered(observing: Gateway) -> None:
+def test_the_selected_set_is_recorded(observing: Gateway) -> None:
     """`/route` tells the set, and the log of decisions keeps it."""
     assert observing.route(TWO)["selected"] == ["adder", "speller"]
     decision = observing.chat(TWO)["racer"]["decision_id"]
@@ -246,7 +246,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {}}}
     ],
     ids=str,
 )
-def test_who_cannot_be_asked_this_is_not(
+def test_candidates_without_the_capability_are_not_called(
     serve: Serve, pool: FakePool, lacks: dict[str, Any], fields: dict[str, Any]
 ) -> None:
     """The others are called, all of them: no row was a request of that kind alone."""
@@ -377,7 +377,7 @@ def test_a_keys_group_has_its_own_threshold(serve: Serve) -> None:
     ],
     ids=str,
 )
-def test_a_keys_tokens_are_counted_however_it_asks(
+def test_a_keys_tokens_are_counted_on_every_endpoint(
     serve: Serve, path: str, fields: dict[str, Any]
 ) -> None:
     """One answer uses more than this key has for the minute, so the next is refused."""
@@ -491,7 +491,7 @@ MANY = [{"role": "user", "content": "a"}] * 2049
     ids=lambda value: value if isinstance(value, str) else "",
 )
 @pytest.mark.parametrize("model", ["auto", "adder"])
-def test_what_would_cost_without_bound_is_refused(
+def test_requests_of_unbounded_cost_are_refused(
     gateway: Gateway, pool: FakePool, path: str, fields: dict[str, Any], param: str, model: str
 ) -> None:
     """The error names the field; no candidate is called, routed or named."""
@@ -502,7 +502,7 @@ def test_what_would_cost_without_bound_is_refused(
     assert pool.models_called() == []
 
 
-def test_tokens_are_one_text_however_many(gateway: Gateway, pool: FakePool) -> None:
+def test_a_list_of_tokens_is_one_prompt(gateway: Gateway, pool: FakePool) -> None:
     """A list of numbers is a prompt, as several texts are several."""
     tokens = list(range(3_000))
     for path, field in (("completions", "prompt"), ("embeddings", "input")):
@@ -542,7 +542,7 @@ def test_limits_are_the_operators(serve: Serve, pool: FakePool) -> None:
 
 @pytest.mark.parametrize("model", ["auto", "adder"])
 @pytest.mark.parametrize("fields", [{"max_completion_tokens": 128_000}, {"n": 32}], ids=str)
-def test_what_vendors_allow_is_no_error(
+def test_vendors_limits_are_accepted(
     gateway: Gateway, pool: FakePool, model: str, fields: dict[str, Any]
 ) -> None:
     """Reasoning models write 128,000 tokens, and OpenAI gives up to 128 choices."""

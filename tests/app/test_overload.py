@@ -98,7 +98,9 @@ def test_no_request_waits_while_the_loop_keeps_up(arrivals: list[int], before: i
 @given(
     number=st.integers(MAX_BURST + 1, 3 * MAX_BURST), leaving=st.sets(st.integers(0, 3 * MAX_BURST))
 )
-def test_the_line_is_in_order_and_who_left_it_takes_no_turn(number: int, leaving: set[int]) -> None:
+def test_admission_is_first_come_first_served_without_cancelled_requests(
+    number: int, leaving: set[int]
+) -> None:
     """First come, first served."""
 
     async def law() -> None:
@@ -161,7 +163,7 @@ async def offered(times_capacity: float, passes: int) -> tuple[int, list[int]]:
 
 
 @pytest.mark.parametrize("times_capacity", [1.5, 2.0, 5.0, 100.0])
-def test_what_is_under_way_does_not_grow_with_what_is_asked(times_capacity: float) -> None:
+def test_concurrent_requests_do_not_grow_with_the_offered_load(times_capacity: float) -> None:
     """Steps times admissions, after the first burst; the loop is never idle meanwhile."""
     refused, counts = asyncio.run(offered(times_capacity, 2_000))
     assert max(counts[200:]) <= ADMITTED_PER_ITERATION * (STEPS + 1)
@@ -225,7 +227,7 @@ class _Slow(threading.Event):
         loop.call_soon(self._pass, loop)
 
 
-def test_a_busy_loop_does_not_leave_newcomers_at_the_door(tmp_path: Path, artifact: Path) -> None:
+def test_a_busy_loop_accepts_many_connections_in_one_pass(tmp_path: Path, artifact: Path) -> None:
     """64 connect at once; one a pass would be 64 passes until the last of them is heard."""
     path = configure(tmp_path, artifact, "http://127.0.0.1:1/v1")
     slow = _Slow()

@@ -57,7 +57,7 @@ def test_a_file_is_served_without_a_key_under_the_policy(gateway: Gateway, path:
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/main.js"])
-def test_what_is_known_already_is_not_sent_again(gateway: Gateway, serve: Serve, path: str) -> None:
+def test_a_cached_file_is_not_sent_again(gateway: Gateway, serve: Serve, path: str) -> None:
     """304 at any gateway of the same release, and 200 for a tag of another one."""
     first = gateway.get(path, None)
     assert first.headers["cache-control"] == "no-cache"

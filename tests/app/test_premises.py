@@ -47,7 +47,7 @@ def test_a_plain_question_holds(gateway: Gateway) -> None:
     [{"temperature": 2.0}, {"bad_words": ["7"]}, {"min_tokens": 9}, {"a_field_of_tomorrow": 1}],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/route"])
-def test_whatever_may_change_an_answer_voids(
+def test_fields_that_may_change_an_answer_void_the_guarantee(
     gateway: Gateway, path: str, field: dict[str, Any]
 ) -> None:
     """A field that is not declared harmless changes the conditions, with and without a call."""
@@ -57,12 +57,14 @@ def test_whatever_may_change_an_answer_voids(
 
 
 @pytest.mark.parametrize("field", [{"n": 2}, {"user": "me"}, {"logprobs": True}])
-def test_what_changes_no_answer_holds(gateway: Gateway, field: dict[str, Any]) -> None:
+def test_fields_that_change_no_answer_keep_the_guarantee(
+    gateway: Gateway, field: dict[str, Any]
+) -> None:
     """Fields about the request rather than the answer leave the guarantee alone."""
     assert certificate(gateway, "/route", messages=[QUESTION], **field)["holds"] is True
 
 
-def test_labelled_parameters_are_compared_whatever_they_are(serve: Serve, pool: FakePool) -> None:
+def test_all_labelled_parameters_are_compared(serve: Serve, pool: FakePool) -> None:
     """Rows labelled as JSON say nothing of plain text, nor one seed of another."""
     labelled_with = {"response_format": {"type": "json_object"}, "seed": 1}
     gateway = serve(candidates=candidates(pool.url, parameters=labelled_with))
@@ -126,7 +128,7 @@ def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
     assert (result["holds"], result["reasons"]) == (True, [Reason.SCORE_ASSUMED])
 
 
-def test_scores_that_rows_bring_are_not_vouched_for(serve: Serve) -> None:
+def test_scores_uploaded_with_rows_void_the_guarantee(serve: Serve) -> None:
     """The gateway cannot know whether this router would give the same scores."""
     gateway = serve()
     rows = as_json(labelled(10_000, 40))

@@ -118,7 +118,7 @@ def test_together_they_let_through_what_one_bucket_would() -> None:
         holds()
 
 
-def test_what_is_lent_is_in_the_bucket(store: Store) -> None:
+def test_leases_never_exceed_the_bucket(store: Store) -> None:
     """After a quiet minute, at one moment: the limit and no more, however often they draw."""
     world = World(store, 3)
     for _ in range(12):
@@ -145,7 +145,7 @@ def test_one_busy_gateway_gets_nearly_all_of_the_limit(store: Store) -> None:
     assert len(world.let) >= PER_MINUTE * (1 + draws * DRAW_EVERY_S / 60.0) - idle - 2
 
 
-def test_what_a_gateway_gives_back_is_there_for_the_others(
+def test_a_returned_lease_is_available_to_other_gateways(
     store: Store,
 ) -> None:
     """The limit is whole again: red when a closing gateway takes its lease with it."""
@@ -158,7 +158,7 @@ def test_what_a_gateway_gives_back_is_there_for_the_others(
     assert budget.level == pytest.approx(PER_MINUTE)
 
 
-def test_what_was_overspent_is_paid_before_there_is_more(
+def test_overspent_tokens_are_repaid_before_new_leases(
     store: Store,
 ) -> None:
     """Tokens are counted after the answer, so all gateways share the debt."""

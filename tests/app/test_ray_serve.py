@@ -120,7 +120,7 @@ def test_rows_come_back_in_their_places(scoring: Any, handle: Handle, loaded: Ra
     assert {count for _, count in counts} == {len(TEXTS)}
 
 
-def test_what_a_dead_replica_was_asked_is_asked_once_more(
+def test_a_call_to_a_dead_replica_is_repeated_once(
     scoring: Any, handle: Handle, loaded: Racer
 ) -> None:
     """Of a query, of a piece of a calibration and of texts. Red without the second attempt."""

@@ -91,7 +91,7 @@ def test_long_answers_are_read_on_a_thread(threads: list[bool]) -> None:
 
 
 @pytest.mark.parametrize(("spare", "expected"), [(0, "1"), (1, None)])
-def test_an_answer_over_a_mebibyte_is_no_vote(
+def test_an_answer_over_a_mebibyte_has_no_vote(
     threads: list[bool], spare: int, expected: str | None
 ) -> None:
     """Whatever its kind; it is not even looked at."""
@@ -100,7 +100,7 @@ def test_an_answer_over_a_mebibyte_is_no_vote(
     assert len(threads) == (expected is not None)
 
 
-def test_calls_over_a_mebibyte_are_no_vote() -> None:
+def test_tool_calls_over_a_mebibyte_have_no_vote() -> None:
     """As texts are."""
     calls = ({"name": "add", "arguments": '{"a": "' + "x" * VOTE_CHARS + '"}'},)
     assert form(Equality.NUMBER, Choice(tool_calls=calls)) is None
@@ -138,7 +138,7 @@ def replied(text: str) -> Reply:
     return Reply.of("adder", body, Chat())
 
 
-def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
+def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
     """A formula that waits for others', and meanings behind a busy encoder: the request ends."""
 
     async def story() -> tuple[str | None, frozenset[str]]:
@@ -153,7 +153,7 @@ def test_what_is_not_read_by_the_deadline_is_no_vote() -> None:
     assert asyncio.run(story()) == (None, frozenset())
 
 
-def test_what_needs_no_waiting_is_read_after_the_deadline() -> None:
+def test_an_answer_that_arrived_in_time_votes_after_the_deadline() -> None:
     """An answer that came in time is a vote, though the time was over when it was looked at."""
     assert asyncio.run(vote(Equality.NUMBER, -math.inf).read(replied("It is 7"))) == "7"
 

@@ -214,7 +214,7 @@ def request_log(*, log_prompts: bool = False) -> Any:
     return lambda app: RequestLog(app, metrics=Metrics(), drain=Drain(), log_prompts=log_prompts)
 
 
-def test_prompts_are_written_only_if_asked_for() -> None:
+def test_prompts_are_logged_only_if_enabled() -> None:
     """A handler may leave them in the state; the setting decides."""
     for wanted in (False, True):
         stream = io.StringIO()

@@ -91,7 +91,7 @@ def test_there_is_one_newest_version_and_a_way_to_it_from_every_other() -> None:
     assert scripts.get_bases() == ["0001"]
 
 
-def test_an_empty_database_is_made_ready_and_said_so(database: str) -> None:
+def test_an_empty_database_gets_its_tables_with_a_message(database: str) -> None:
     """And a second start finds it as it is."""
     for _ in range(2):
         with Store(database) as store, store.transaction() as session:

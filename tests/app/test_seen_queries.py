@@ -30,7 +30,7 @@ def test_a_query_is_a_repeat_after_its_first_time() -> None:
     assert repeats.record(b"new")
 
 
-def test_who_came_least_recently_is_forgotten_first() -> None:
+def test_the_least_recently_seen_query_is_evicted_first() -> None:
     """Memory is bounded; a health check that goes on is remembered whatever comes between."""
     repeats = SeenQueries([b"row 1", b"row 2", b"row 3"], limit=2)
     assert not repeats.record(b"row 1")  # forgotten at once, and row 2 for it

@@ -159,8 +159,8 @@ def test_a_url_that_cannot_be_called_is_named(
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_a_file_that_is_no_configuration(racer: Command, tmp_path: Path, text: str) -> None:
-    """Whatever YAML makes of it."""
+def test_a_file_without_a_mapping_is_refused(racer: Command, tmp_path: Path, text: str) -> None:
+    """Texts, lists and broken YAML alike."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
     validate_and_serve_fail(racer, path, "racer.yaml")

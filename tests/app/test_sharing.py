@@ -224,7 +224,7 @@ def test_one_query_at_two_gateways_is_one_query(start: Start) -> None:
     assert alarms["mean_score"]["rounds"] == 1
 
 
-def test_what_two_gateways_add_at_the_same_moment_is_all_there(store_url: str) -> None:
+def test_concurrent_additions_of_two_gateways_are_all_stored(store_url: str) -> None:
     """Twenty times ten queries each: red when one writes over what the other added."""
     calibrated = calibration_record()
     start, failed = threading.Barrier(2), list[Exception]()

@@ -81,7 +81,7 @@ def test_past_the_limit_no_further_part_is_begun(held: HeldSorting) -> None:
     play(story, max_pending=2)
 
 
-def test_the_part_that_is_asked_for_most_lately_is_kept(held: HeldSorting) -> None:
+def test_the_most_recently_used_pool_stays_cached(held: HeldSorting) -> None:
     """An outage's pool, which every request asks for, outlives those that one client invents."""
     held.free.set()
     outage, *invented = PAIRS

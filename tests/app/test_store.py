@@ -126,7 +126,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_what_the_cover_scores_read_comes_back_exactly(
+def test_the_inputs_of_cover_scores_are_stored_exactly(
     store: Store, database: str, parts: str
 ) -> None:
     """Neighbours, patterns, prices and groups: every score offered has the same thresholds."""
@@ -311,7 +311,7 @@ def test_two_first_activations_do_not_break_each_other(database: str) -> None:
             assert sum(each.active for each in one.summaries()) == number + 1
 
 
-def test_sqlite_is_as_safe_as_promised(sqlite_store: Store) -> None:
+def test_sqlite_has_its_durability_settings(sqlite_store: Store) -> None:
     """DELETE journal, FULL sync and foreign keys, on every connection that is used."""
     with sqlite_store.transaction() as session:
         connection = session.connection()

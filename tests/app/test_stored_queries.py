@@ -97,7 +97,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("path", "body", "status"), ASKED)
-def test_whatever_is_asked_is_kept_with_its_decision(
+def test_every_query_is_stored_with_its_decision(
     storing: Gateway, pool: FakePool, place: Path, path: str, body: dict[str, Any], status: int
 ) -> None:
     """On every way of asking, and where it ends with an error."""
@@ -126,7 +126,7 @@ def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool, pla
     assert b"battery" not in content
 
 
-def test_who_may_see_a_decision_sees_its_query(storing: Gateway, pool: FakePool) -> None:
+def test_keys_that_may_read_a_decision_may_read_its_query(storing: Gateway, pool: FakePool) -> None:
     """Its own key and an admin; another key's decision stays unknown."""
     own = storing.chat(TWO)["id"]
     admins = storing.post("/route", ADMIN_KEY, json={"query": ONE}).json()["decision_id"]

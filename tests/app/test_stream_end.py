@@ -88,7 +88,7 @@ def cut_streams(draw: st.DrawFn) -> tuple[ApiFormat, list[str], bool]:
 
 
 @given(stream=cut_streams(), failure=st.sampled_from([None, *BROKEN_OFF]))
-def test_a_cut_stream_is_whole_once_every_choice_asked_for_has_finished(
+def test_a_cut_stream_is_complete_once_every_requested_choice_has_finished(
     stream: tuple[ApiFormat, list[str], bool], failure: str | None
 ) -> None:
     """Wherever it is cut, and however the choices are mixed: no choice is ever missing a part."""

@@ -225,7 +225,7 @@ def test_the_vote_of_another_section_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", list(Method))
-def test_what_is_written_is_a_configuration(file: Path, rule: Method) -> None:
+def test_the_tuned_file_is_a_valid_configuration(file: Path, rule: Method) -> None:
     """The gateway reads it, with the values that were chosen."""
     temperature = 0.05 if rule is Method.WEIGHTED else None
     weight = Weight.ROUTER if rule is Method.WEIGHTED else None

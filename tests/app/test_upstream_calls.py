@@ -177,7 +177,7 @@ def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
     run(test())
 
 
-def test_what_arrived_too_late_to_be_read_is_not_read() -> None:
+def test_nothing_is_read_after_the_deadline() -> None:
     """A reader that was busy until after the deadline gets no more, however much is there."""
 
     async def test() -> None:

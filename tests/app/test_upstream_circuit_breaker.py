@@ -221,7 +221,7 @@ def test_one_caller_provides_three_of_five_failures() -> None:
 
 
 @pytest.mark.parametrize("how", [{"timed_out": True}, {"unreachable": True}])
-def test_what_the_server_did_not_answer_needs_no_silence(how: dict[str, bool]) -> None:
+def test_unanswered_calls_count_despite_a_recent_success(how: dict[str, bool]) -> None:
     """A timeout or a refused connection counts although a call has just succeeded."""
     circuit = CircuitBreaker(RULES)
     circuit.record_success(0.0)

@@ -170,7 +170,7 @@ def test_a_broken_document_is_asked_for_once_more_only() -> None:
         "upstream_empty",
     ],
 )
-def test_what_would_fail_again_is_not_tried_again(kind: str) -> None:
+def test_permanent_failures_are_not_retried(kind: str) -> None:
     """Nor what would make a crowded gateway more crowded."""
     assert pause(UpstreamError("no", kind=kind), elsewhere=True) is None
 

@@ -107,7 +107,7 @@ def test_an_unknown_setting_names_the_nearest_known_one(
         ({"schema_version": 2}, "schema_version: must be 1"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_told_what_is_allowed(
+def test_the_error_of_a_wrong_value_states_what_is_allowed(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     """Type, range and choices in plain English, none of pydantic's words."""
@@ -150,7 +150,7 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
          "racer.timeout: must be greater than 0"),
     ],
 )  # fmt: skip
-def test_a_body_is_told_the_same(
+def test_errors_of_bodies_have_the_same_words(
     model: type[BaseModel], body: dict[str, Any], param: str, message: str
 ) -> None:
     """``param`` stays the field as it was sent; values never come back."""

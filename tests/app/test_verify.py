@@ -132,7 +132,7 @@ def test_people_get_a_table(unsure: Gateway, racer: Command) -> None:
     ("field", "value"),
     [("lambda_hat", 0.987), ("selected", ["poet"]), ("scores", [0.0, 0.0, 1.0]), ("group", "b")],
 )
-def test_a_decision_that_was_tampered_with_is_told(
+def test_a_tampered_decision_is_detected(
     unsure: Gateway, racer: Command, place: Path, field: str, value: object
 ) -> None:
     """Exit code 1, with both values; a threshold, set, score or group that was not so."""
@@ -168,7 +168,7 @@ def test_decisions_of_an_earlier_calibration_are_found_again(
         assert unsure.post(path, ADMIN_KEY).status_code == 200
 
 
-def test_what_cannot_be_verified_is_one_sentence(
+def test_a_decision_that_cannot_be_verified_is_a_one_line_error(
     unsure: Gateway, racer: Command, place: Path
 ) -> None:
     """An unknown decision, the wrong key, no server at the URL, both sources at once."""
@@ -214,7 +214,9 @@ def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | 
         ({"selected": ("poet",)}, False),
     ],
 )  # fmt: skip
-def test_what_made_the_set_decides_what_is_compared(changes: dict[str, Any], matches: bool) -> None:
+def test_the_comparison_depends_on_the_rule_that_chose_the_set(
+    changes: dict[str, Any], matches: bool
+) -> None:
     """Called whole: the pool is compared; a replaced set: only the threshold is compared."""
     note: DecisionRecord = replace(decision_record(RECORD, [0.9, 0.5, 0.1]), **changes)
     assert verify(note, RECORD).matches is matches

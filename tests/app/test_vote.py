@@ -38,7 +38,9 @@ def outcome(answer: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_matter_is_cancelled(gateway: Gateway, pool: FakePool, stream: bool) -> None:
+def test_a_call_that_cannot_change_the_vote_is_cancelled(
+    gateway: Gateway, pool: FakePool, stream: bool
+) -> None:
     """Two of three agree: the third is not waited for, sees it, and the promise stands."""
     pool.say("adder", "7", delay_s=0.2)  # so that all three have been asked by then
     pool.say("speller", "7", delay_s=0.2)
@@ -56,7 +58,7 @@ def test_what_cannot_matter_is_cancelled(gateway: Gateway, pool: FakePool, strea
     assert answer["racer"]["usage_incomplete"] is True  # the poet's answer has no usage
 
 
-def test_who_may_still_matter_is_waited_for(gateway: Gateway, pool: FakePool) -> None:
+def test_a_call_that_may_change_the_vote_is_awaited(gateway: Gateway, pool: FakePool) -> None:
     """Two of three disagree, so the third decides, however late."""
     pool.say("adder", "7")
     pool.say("speller", "8")
@@ -77,7 +79,7 @@ def test_who_may_still_matter_is_waited_for(gateway: Gateway, pool: FakePool) ->
     ],
     ids=str,
 )
-def test_a_vote_that_ends_early_elects_whom_the_full_vote_elects(
+def test_a_vote_that_ends_early_has_the_winner_of_the_full_vote(
     serve: Serve, pool: FakePool, rule: dict[str, Any]
 ) -> None:
     """Whatever is answered and in whatever order it arrives: same answer, at most as many calls."""
@@ -185,7 +187,9 @@ def test_for_a_failure_the_surviving_pools_set_is_called(
     assert pool.models_called() == sorted((chosen, other))
 
 
-def test_what_is_called_for_a_failure_keeps_to_the_limit(serve: Serve, pool: FakePool) -> None:
+def test_replacements_of_failed_calls_keep_to_the_fan_out_limit(
+    serve: Serve, pool: FakePool
+) -> None:
     """The limit on calls is one request's, failures included."""
     gateway = serve(routing={"score": "cover"}, limits={"fan_out": 1})
     (chosen,) = gateway.route(TWO)["selected"]
@@ -194,7 +198,9 @@ def test_what_is_called_for_a_failure_keeps_to_the_limit(serve: Serve, pool: Fak
     assert pool.models_called() == [chosen]
 
 
-def test_too_few_rows_for_the_survivors_are_no_refusal(serve: Serve, pool: FakePool) -> None:
+def test_too_few_rows_for_the_survivors_do_not_refuse_the_request(
+    serve: Serve, pool: FakePool
+) -> None:
     """`on_infeasible: reject` is for requests that come in; here the others were called already."""
     gateway = serve(
         routing={"score": "cover", "on_infeasible": "reject", "alpha": 0.03}, calibrated=False
@@ -225,7 +231,7 @@ def voted(gateway: Gateway, text: str = ONE, **fields: Any) -> dict[str, float]:
         ("json", ('{"a": 1, "b": 2}', '```json\n{"b":2.0,"a":1}\n```', "no"), {'{"a":1,"b":2}': 2}),
     ],
 )
-def test_the_configured_kind_says_what_is_the_same(
+def test_the_configured_equality_decides_which_answers_are_equal(
     serve: Serve, pool: FakePool, kind: str, answers: tuple[str, ...], expected: dict[str, int]
 ) -> None:
     """Two spellings of one answer are two votes for it."""
@@ -247,7 +253,7 @@ def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> N
     assert answer["model"] in ("speller", "poet")
 
 
-def test_tool_calls_are_compared_as_calls_whatever_the_kind(serve: Serve, pool: FakePool) -> None:
+def test_tool_calls_are_compared_as_calls_for_every_equality(serve: Serve, pool: FakePool) -> None:
     """No number is looked for in a call; a text beside calls is a vote of the configured kind."""
     gateway = serve(aggregation={"equality": "number"})
     for name, arguments in (("adder", '{"a": 1}'), ("speller", '{"a":1.0}')):
@@ -308,7 +314,7 @@ def test_a_refusal_has_no_vote(serve: Serve, pool: FakePool) -> None:
 OPTIONS = f"{ONE}\nA. six\nB. seven\nC. eight"
 
 
-def test_the_kind_is_chosen_by_what_is_asked(serve: Serve, pool: FakePool) -> None:
+def test_auto_equality_depends_on_the_request(serve: Serve, pool: FakePool) -> None:
     """`auto`: letters for options, JSON where it is demanded, else the meaning."""
     gateway = serve(aggregation={"equality": "auto", "similarity": 0.75})
     for name, text in zip(POOL, ("The answer is B", "(B)", "C"), strict=True):

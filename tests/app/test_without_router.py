@@ -102,7 +102,9 @@ def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> N
 
 
 @pytest.mark.parametrize("case", ASKS)
-def test_what_needs_a_router_says_what_to_do(unrouted: Gateway, pool: FakePool, case: str) -> None:
+def test_an_endpoint_without_a_router_says_what_to_configure(
+    unrouted: Gateway, pool: FakePool, case: str
+) -> None:
     """One sentence, and no advice to try again: nothing but the configuration can cure it."""
     path, body = ASKS[case]
     requests = (
@@ -203,7 +205,7 @@ def _answers(gateway: httpx2.Client) -> bool:
     ],
     ids=["pools", "observe", "shadow", "evaluator"],
 )
-def test_what_needs_a_router_is_refused_without_one(
+def test_settings_that_need_a_router_are_refused_without_one(
     tmp_path: Path, changes: dict[str, Any], place: str
 ) -> None:
     """A setting without effect must not look as if it had one."""

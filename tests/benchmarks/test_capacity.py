@@ -30,7 +30,7 @@ print(json.dumps({{
 """
 
 
-def test_what_is_needed_and_what_breaks_by_hand() -> None:
+def test_the_capacity_model_by_hand() -> None:
     """At 70 % of each part; eight of 97 connections a gateway, the watch a settling each 5 s."""
     script = BY_HAND.format(folder=str(BENCHMARKS))
     done = subprocess.run(

@@ -104,7 +104,7 @@ def test_a_refusal_says_when_to_come_back(load: Any) -> None:
     assert kinds == [load.Kind.REFUSED, load.Kind.ERROR, load.Kind.ERROR]
 
 
-def test_what_breaks_off_is_an_error(load: Any) -> None:
+def test_a_truncated_answer_is_an_error(load: Any) -> None:
     """A body cut short, a stream without its end, and no HTTP at all; the next one is fine."""
     cut = [whole(RIGHT)[:-5], b""]
     *outcomes, connections = outcomes_of(load, cut, [b"no HTTP\r\n\r\n", b""], [whole(RIGHT)])

@@ -60,7 +60,7 @@ def test_a_process_holds_what_it_opened() -> None:
     assert after.rss_kib > 0 < after.threads
 
 
-def test_a_family_holds_what_its_children_hold_and_remembers_what_they_used() -> None:
+def test_a_process_tree_sums_memory_and_accumulates_cpu_time() -> None:
     """Grandchildren too; the time of those that ended counts on, their memory does not."""
     busy = "import time\nwhile time.process_time() < 0.6: pass\n"  # ticks are rounded down
     rests = f"{busy}print(flush=True)\ninput()"

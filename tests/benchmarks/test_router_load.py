@@ -63,7 +63,7 @@ def test_ratios_are_taken_within_a_round(router_load: Any) -> None:
     assert "A calibration of 10,000 rows beside live traffic took 30 s" in text
 
 
-def test_what_is_slower_or_other_is_missed(router_load: Any) -> None:
+def test_a_missed_target_is_reported(router_load: Any) -> None:
     """Each aim by its own figure."""
     text = router_load.markdown(a_document(router_load, 1.3, 1.3, 1.3))
     assert [line.count("MISSED") for line in text.splitlines() if "≤" in line] == [1, 0, 0]

@@ -113,7 +113,7 @@ def test_a_machine_that_is_fast_and_slow_by_turns_changes_no_ratio() -> None:
 
 
 @given(added_ms=st.lists(st.floats(0, 100), min_size=4, max_size=4))
-def test_what_is_added_is_the_median_of_the_rounds_differences(added_ms: list[float]) -> None:
+def test_the_overhead_is_the_median_of_the_rounds_differences(added_ms: list[float]) -> None:
     """Against an arm of its own in every round."""
     document = a_document()
     pairs = zip(
@@ -133,7 +133,7 @@ def test_a_letter_costs_what_long_streams_cost_more() -> None:
     assert per_letter(a_document(), Arm.SET_1) == pytest.approx(35)
 
 
-def test_what_was_not_measured_is_no_number() -> None:
+def test_an_arm_that_was_not_measured_has_no_figure() -> None:
     """Neither an arm that is left out nor a cell that it has not."""
     document = a_document(LITELLM=None)
     assert math.isnan(ratio(document, Arm.SET_1, Arm.LITELLM))

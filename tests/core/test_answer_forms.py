@@ -58,7 +58,7 @@ def test_json_is_compared_as_what_it_says(text, other):
         ('{"a": "1.0"}', '{"a": "1"}'),
     ],
 )
-def test_what_json_tells_apart_stays_apart(text, other):
+def test_different_json_values_have_different_forms(text, other):
     """Lists have an order, true is no number, and long integers keep their digits."""
     assert None not in (json_form(text), json_form(other))
     assert json_form(text) != json_form(other)
@@ -84,7 +84,7 @@ def test_what_json_tells_apart_stays_apart(text, other):
         "see [dog] and {cat}",
     ],
 )
-def test_what_is_no_strict_json_is_no_vote(text):
+def test_an_answer_that_is_not_strict_json_has_no_vote(text):
     """A key twice, NaN and endless nesting mean different things to different readers."""
     assert json_form(text) is None
 
@@ -106,7 +106,7 @@ documents = st.recursive(
 
 
 @given(document=documents, indent=st.sampled_from([None, 0, 3]), escaped=st.booleans())
-def test_a_document_has_one_form_however_it_is_written(document, indent, escaped):
+def test_equal_json_documents_have_one_form(document, indent, escaped):
     """Indented, escaped, with its keys turned round, or between words; and it reads back equal."""
     form = json_form(json.dumps(document))
     turned = dict(reversed(document.items())) if isinstance(document, dict) else document
@@ -159,7 +159,7 @@ def test_broken_arguments_are_compared_letter_by_letter(arguments, others):
 
 
 @pytest.mark.parametrize("arguments", [None, "", "  ", "{}"])
-def test_no_arguments_are_none_however_they_are_left_out(arguments):
+def test_missing_and_empty_arguments_are_equal(arguments):
     """Servers differ."""
     assert tool_call_form([call("now", arguments)]) == '[["now",{}]]'
     assert tool_call_form([{"function": {"name": "now"}}]) == '[["now",{}]]'
@@ -178,7 +178,7 @@ def test_no_arguments_are_none_however_they_are_left_out(arguments):
         [call("now", "{}"), {"function": {}}],
     ],
 )
-def test_calls_that_cannot_be_read_are_no_vote(calls):
+def test_unreadable_tool_calls_have_no_vote(calls):
     """Nor is an answer of which one call can: without the other it would be another answer."""
     assert tool_call_form(calls) is None
 
@@ -192,8 +192,8 @@ def test_a_text_is_read_as_tool_calls_only_if_it_is_a_list_of_them():
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_what_a_text_alone_cannot_tell_is_refused(kind):
-    """Not counted by the letter in silence."""
+def test_an_equality_that_text_alone_cannot_decide_is_refused(kind):
+    """The error names the equalities that need only the text."""
     with pytest.raises(InputError, match="cannot be computed from the text") as refused:
         normalise(kind, "42")
     assert refused.value.param == "equality"

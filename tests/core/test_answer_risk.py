@@ -184,7 +184,7 @@ def test_the_choice_answers_most_then_calls_fewest():
 
 
 @pytest.mark.parametrize("grid", [[], [point(0, 0)], [point(50, 500), point(60, 600)]])
-def test_infeasible_is_said(grid):
+def test_an_infeasible_test_gives_no_lambda(grid):
     """No points, nothing answered, or a risk that only looks like the target: no lambda."""
     result = learn_then_test(grid, 0.1)
     assert result.chosen is None

@@ -54,7 +54,7 @@ def test_other_letters_are_not_what_a_candidate_chose(text, letter):
 
 
 @pytest.mark.parametrize("text", ["", "  ", "none of these", "ABC", "K", "Don't know", "42"])
-def test_text_without_a_choice_is_no_vote(text):
+def test_text_without_a_choice_has_no_vote(text):
     """None, so that two unreadable answers are never counted as equal."""
     assert normalise(Equality.CHOICE, text) is None
 
@@ -91,7 +91,7 @@ def test_number_is_the_last_one_in_plain_digits(text, number):
 
 
 @pytest.mark.parametrize("text", ["", "none", "-", "$", "one"])
-def test_text_without_a_number_is_no_vote(text):
+def test_text_without_a_number_has_no_vote(text):
     """Words are not read."""
     assert normalise(Equality.NUMBER, text) is None
 
@@ -126,13 +126,13 @@ def test_exact_looks_through_case_space_and_unicode_form(text, other):
 @pytest.mark.parametrize(
     ("text", "other"), [("Paris", "Paris, France"), ("1.0", "1"), ("a b", "ab")]
 )
-def test_exact_tells_other_texts_apart(text, other):
+def test_exact_distinguishes_different_texts(text, other):
     """It knows no numbers and no meaning."""
     assert normalise(Equality.EXACT, text) != normalise(Equality.EXACT, other)
 
 
 @pytest.mark.parametrize("text", ["", " \n", "."])
-def test_empty_text_is_no_vote(text):
+def test_empty_text_has_no_vote(text):
     """An empty answer agrees with no other answer."""
     assert normalise(Equality.EXACT, text) is None
 
@@ -156,6 +156,6 @@ def test_any_text_has_a_normal_form_or_none(kind, text):
         (Equality.NUMBER, "2024-01-05", "5"),
     ],
 )
-def test_words_and_odd_digits_are_read_as_people_mean_them(kind, text, form):
+def test_pronouns_hyphens_and_full_width_digits_are_read(kind, text, form):
     """A pronoun is no choice, a hyphen no sign, and full-width digits are digits."""
     assert normalise(kind, text) == form

@@ -154,7 +154,7 @@ def test_restricting_equals_calibrating_from_scratch(table, options, alpha, keep
     assert restricted.n == scratch.n
 
 
-def test_restricting_to_a_stranger_is_an_input_error():
+def test_restricting_to_an_unknown_candidate_is_an_input_error():
     """A key's allow-list may name anything."""
     with pytest.raises(InputError, match="stranger"):
         calibration_of(np.full((3, 2), 0.5), np.ones((3, 2), bool)).restrict(["m0", "stranger"])
@@ -204,7 +204,7 @@ def test_shapes_must_agree():
         )
 
 
-def test_score_that_is_no_probability_never_reaches_a_sort():
+def test_scores_outside_0_and_1_are_refused():
     """NaN in a calibration row, and in a query's scores."""
     with pytest.raises(InputError, match="row 1"):
         calibration_of(np.array([[math.nan, 0.5]]), np.ones((1, 2), bool))

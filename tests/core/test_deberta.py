@@ -121,7 +121,7 @@ def test_bfloat16_errs_no_more_than_transformers_does():
     ],
     ids=str,
 )
-def test_what_it_does_not_compute_it_does_not_take(other):
+def test_unsupported_models_stay_with_transformers(other):
     """Those models stay with transformers."""
     assert deberta.fits(model())
     assert not deberta.fits(model(**other))
@@ -149,7 +149,7 @@ def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
 
 
 @pytest.mark.parametrize("forward", ["transformers", "lean"])
-def test_training_opens_the_forward_that_is_asked_for(tiny_encoder, forward):
+def test_training_opens_the_requested_forward(tiny_encoder, forward):
     """Either, whatever would be taken here."""
     choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
     assert choice.open().spec.forward == forward

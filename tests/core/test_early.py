@@ -156,7 +156,7 @@ def large_worlds(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(world=large_worlds())
-def test_what_a_large_pool_has_decided_stays_decided(world):
+def test_a_decided_vote_of_a_large_pool_stays_decided(world):
     """Too many continuations to try all; those that join one class are always among them."""
     arrived, outstanding, rule, drawn = world
     if not decided(arrived, outstanding, **rule):
@@ -200,7 +200,7 @@ def test_a_heavy_vote_decides_against_many_light_ones():
     assert not decided(answers("x", 0.9), {**others, "i": 0.95}, **weighted)
 
 
-def test_a_candidate_that_speaks_against_its_answer_keeps_the_vote_open():
+def test_a_negative_count_keeps_the_vote_open():
     """Stacked counts may be negative: an answer that joins the leader can take votes from it."""
     arrived = answers("x", 0.5, "y", 0.5)
     pool, trust = ("a", "b", "c"), np.zeros(3)

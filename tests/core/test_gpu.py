@@ -89,7 +89,7 @@ def test_a_batch_beyond_the_largest_runs_without_a_graph(recorded):
     assert (cosines > 0.99).all()
 
 
-def test_a_text_embeds_alike_in_whatever_batch(recorded):
+def test_embeddings_do_not_depend_on_the_batch_within_bfloat16(recorded):
     """As nearly as bfloat16 allows: other shapes take other kernels, which add in other orders."""
     ids, mask = texts(20, 7, 40, 20, 3)
     together = unit(recorded(ids, mask))
@@ -99,7 +99,7 @@ def test_a_text_embeds_alike_in_whatever_batch(recorded):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_encoder_is_opened_with_graphs_where_lean_is_asked_for(tiny_encoder, dtype):
+def test_the_encoder_opens_with_graphs_for_the_lean_forward(tiny_encoder, dtype):
     """Its rows come back in order, from recorded shapes and from others."""
     rng = np.random.default_rng(5)
     queries = [" ".join(rng.choice(list("abcdefgh"), rng.integers(1, 80))) for _ in range(70)]

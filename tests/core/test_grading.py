@@ -37,7 +37,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("kind", "reference", "answer"), RIGHT)
-def test_right_answers_however_they_are_written(kind, reference, answer):
+def test_right_answers_in_other_spellings(kind, reference, answer):
     """Forms and formulas, not characters."""
     assert grade(answer, reference, kind) is True
 
@@ -75,7 +75,7 @@ def test_an_unreadable_reference_makes_no_answer_wrong(kind, reference):
 
 
 @pytest.mark.parametrize(("kind", "reference"), [each[:2] for each in RIGHT + WRONG])
-def test_what_is_graded_passes_the_check(kind, reference):
+def test_every_gradable_reference_passes_the_check(kind, reference):
     """The check before a run refuses nothing that grading can use."""
     check_reference(reference, kind)
 

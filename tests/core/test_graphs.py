@@ -105,7 +105,7 @@ def test_padding_to_a_shape_changes_no_embedding(kind, lengths, pooling):
     np.testing.assert_allclose(run(ids, mask), exact(made, ids, mask, pooling), atol=1e-5)
 
 
-def test_an_embedding_is_the_same_in_whatever_batch():
+def test_an_embedding_does_not_depend_on_the_batch():
     """Alone, among others, and in any row: to 1e-5, in float32."""
     run = graphs.Graphs(
         graphs.embedder(deberta.LeanDeberta(model(), MOST), "mean"),

@@ -136,7 +136,7 @@ def change_the_tokenizer(folder):
 @pytest.mark.parametrize(
     "change", [change_a_weight, change_the_configuration, change_the_tokenizer]
 )
-def test_whatever_moves_embeddings_changes_the_digest(encoder, copy, change):
+def test_every_change_of_the_embeddings_changes_the_digest(encoder, copy, change):
     """Weights, configuration and tokenizer: else a changed encoder would serve unnoticed."""
     change(copy)
     changed = opened(copy)

@@ -253,7 +253,7 @@ def test_metrics_are_chosen_by_name(tmp_path):
     assert "no metric 'f1'; name one of ['acc', 'acc_norm']" in refusal(tmp_path, metric="f1")
 
 
-def test_metrics_that_are_no_yes_or_no_are_refused(tmp_path):
+def test_metrics_that_are_not_binary_are_refused(tmp_path):
     """A fraction is not rounded; every spelling of 0 and 1 is read."""
     run(tmp_path, "m", {"sums": [generated(0, "1", 0.42)]})
     assert "line 1: 'exact_match' is 0.42, not 0 or 1" in refusal(tmp_path)

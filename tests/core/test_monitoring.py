@@ -188,7 +188,7 @@ def test_memory_is_bounded():
     ("value", "tie", "evict"),
     [(NAN, 0.5, 0.5), (math.inf, 0.5, 0.5), (0.5, 1.0, 0.5), (0.5, 0.5, -0.1), (0.5, NAN, 0.5)],
 )
-def test_what_is_not_a_number_is_refused_and_changes_nothing(value, tie, evict):
+def test_values_that_are_not_finite_are_refused_without_a_change(value, tie, evict):
     """A NaN would sort anywhere; a draw of 1 would evict past the end."""
     monitor = martingale([0.1, 0.2])
     before = monitor.to_state()

@@ -46,7 +46,9 @@ def test_a_changed_number_is_a_near_copy() -> None:
 
 
 @pytest.mark.parametrize(("near", "count"), [(0, 0), (4, 4), (5, None), (10, None)])
-def test_where_half_of_the_rows_are_near_nothing_is_told(near: int, count: int | None) -> None:
+def test_near_copies_are_not_reported_if_half_of_the_rows_are_near(
+    near: int, count: int | None
+) -> None:
     """Some encoders put every text near every other."""
     values = np.array([0.99] * near + [0.5] * (10 - near))
     assert count_near_copies(values) == count

@@ -77,7 +77,7 @@ def test_probing_all_lists_is_exact_search(world, seed):
 
 
 @given(world=worlds(), seed=st.integers(0, 9), data=st.data())
-def test_what_is_found_is_the_best_of_what_was_probed(world, seed, data):
+def test_results_are_the_nearest_rows_of_the_probed_lists(world, seed, data):
     """Whatever is probed: ``reach`` different rows, no nearer one in the lists of those found."""
     rows, queries, reach = world
     lists = build_inverted_file(rows, reach, seed)
@@ -93,7 +93,7 @@ def test_what_is_found_is_the_best_of_what_was_probed(world, seed, data):
         assert all((-exact[row], row) > ranked[-1] for row in missed)
 
 
-def test_rows_closer_than_the_grid_tie_whatever_single_precision_says():
+def test_rows_closer_than_the_grid_tie_despite_single_precision():
     """A thousand rows within 1e-7 of each other: the earliest ones, not the roundest ones."""
     rng = np.random.default_rng(5)
     rows = unit_rows((np.ones(64) + 1e-4 * rng.standard_normal((1_000, 64))).astype(np.float32))
@@ -144,7 +144,7 @@ def test_the_probes_are_as_few_as_find_enough(lists, count):
     assert recall(probes - 1) < 0.995
 
 
-def test_who_looks_for_more_neighbours_finds_no_fewer_of_the_nearest():
+def test_a_larger_k_finds_no_fewer_of_the_nearest():
     """By hand: the nearest of one query in a hundred is in the fourth list, all else in the first.
 
     0.995 of the nearest need four lists; of the three nearest 0.9967 are in the first one.
@@ -166,7 +166,7 @@ def test_lists_that_hold_too_few_rows_are_not_all_that_is_looked_at(lists):
         assert len(set(one.nearest(query, reach)[0].tolist())) == reach
 
 
-def test_a_query_has_the_same_neighbours_in_whatever_batch(lists):
+def test_neighbours_do_not_depend_on_the_batch(lists):
     """Alone, and among 300; in another order too."""
     queries = clustered(4, 300).astype(np.float64)
     together = lists.nearest(queries, 50)
@@ -328,7 +328,7 @@ def test_a_recall_that_is_no_share_is_refused(saved, recall):
         KnnRouter.load(tensors, {**settings, "recall": recall})
 
 
-def test_what_is_missing_is_missed_by_name(saved):
+def test_a_missing_tensor_is_named(saved):
     """And no rows of lists are taken for rows in their order."""
     tensors, settings = saved
     for name in tensors:

@@ -137,7 +137,7 @@ def test_brute_force_finds_the_same_threshold(table, kind, target, alpha):
         assert found == pytest.approx(expected, rel=0, abs=tolerance)
 
 
-def test_mapie_is_not_asked_where_its_rank_is_rounded():
+def test_mapie_is_not_compared_where_its_rank_is_rounded():
     """Else the tests above could be told to look there: the paper's rule and the ceiling differ."""
     critical = np.arange(24) / 24
     assert (

@@ -205,7 +205,7 @@ GOOD = {"patterns": np.eye(2, dtype=bool), "frequencies": np.array([0.25, 0.75])
         ({"temperature": math.inf}, "prior and temperature"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(changes, message):
+def test_invalid_pattern_weights_are_refused(changes, message):
     """When built, not at the first query, where it would be a NaN in every set."""
     PatternModel(**GOOD)
     with pytest.raises(InputError, match=message):

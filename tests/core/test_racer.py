@@ -24,7 +24,7 @@ def rows():
     return synthetic_rows(300, seed=11)
 
 
-def test_five_lines_route_queries_with_the_promised_risk(router_folder, rows):
+def test_five_lines_route_queries_within_the_risk_bound(router_folder, rows):
     """On 600 new queries; false alarm below 1e-6. The beta-binomial law bounds ties from above."""
     racer = Racer.load(router_folder)
     calibration = racer.calibrate(rows, alpha=0.1)
@@ -43,7 +43,7 @@ def test_five_lines_route_queries_with_the_promised_risk(router_folder, rows):
     assert np.mean([len(d.selected) for d in decisions]) < 2.5
 
 
-def test_the_query_decides_who_is_called(racer, rows):
+def test_the_selected_candidates_depend_on_the_query(racer, rows):
     """Each topic's own candidate is called nearly always, and first."""
     calibration = racer.calibrate(rows, alpha=0.1)
     for query, best in (

@@ -151,7 +151,7 @@ def test_scores_of_another_shape_are_an_error(tmp_path, monkeypatch, expression)
         router.predict(BATCH)
 
 
-def test_what_a_router_raises_is_told_with_its_name(tmp_path, monkeypatch):
+def test_an_exception_of_a_router_names_the_router(tmp_path, monkeypatch):
     """Its own exception is the cause."""
     router = answering(tmp_path, monkeypatch, "1 / 0")
     with pytest.raises(ArtifactError, match="failed: ZeroDivisionError: division") as caught:

@@ -395,7 +395,7 @@ def test_choices_are_counted(evaluation):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_measured_is_said_with_its_reason(tmp_path):
+def test_a_missing_measure_is_reported_with_its_reason(tmp_path):
     """No answers: no accuracy anywhere; one benchmark: no average; no prices: no money."""
     evaluation = measured(
         {ONE: replace(synthetic_rows(60, seed=53), duplicates=1)},

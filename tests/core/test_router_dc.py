@@ -118,7 +118,7 @@ def test_no_validation_rows_is_an_input_error():
         RouterDcRouter.fit(np.eye(2, dtype=np.float32), np.zeros((0, 2), np.float32), np.zeros(0))
 
 
-def test_what_it_learned_is_all_it_needs():
+def test_its_tensors_rebuild_it():
     """tensors() rebuild it; tensors that do not fit are refused."""
     router = RouterDcRouter(np.eye(2, dtype=np.float32), np.array([1.0, 2]), np.array([0.0, 1]))
     again = RouterDcRouter.load(router.tensors(), router.settings())
@@ -224,7 +224,7 @@ def trained(encoder, folder, texts, labels, **changes):
     return RouterDcRouter.fit(tuned.keys, embeddings, labels), tuned
 
 
-def test_training_learns_who_is_right_on_what(encoder, tmp_path):
+def test_training_learns_which_candidate_is_right_on_which_topic(encoder, tmp_path):
     """Nine in ten right on new texts where chance is half; the loss falls and is told."""
     heard = []
     router, tuned = trained(
@@ -348,7 +348,7 @@ def test_fewer_rows_than_clusters_or_batch(encoder, tmp_path, count):
     assert np.isfinite(router.predict(Batch(["a"], tuned.encoder)).scores).all()
 
 
-def test_a_batch_with_nothing_to_tell_changes_nothing(encoder, tmp_path):
+def test_a_batch_without_contrast_changes_no_weight(encoder, tmp_path):
     """One row that all candidates answer right: weights stay, weight decay included."""
     _, tuned = trained(encoder, tmp_path, ["a b"], np.ones((1, 2), bool))
     assert tuned.losses == [0.0] * 3

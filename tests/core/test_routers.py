@@ -153,7 +153,7 @@ def test_no_training_rows_is_an_input_error(router):
         router.fit(np.zeros((0, 2), np.float32), np.zeros((0, 2), bool))
 
 
-def test_what_a_router_learned_is_all_it_needs(separable):
+def test_tensors_and_settings_rebuild_a_router(separable):
     """tensors() and settings() rebuild it; both count their candidates."""
     batch, labels = separable
     knn = KnnRouter.fit(batch.encoded.embeddings, labels, k=9, reach=30)

@@ -102,7 +102,7 @@ def test_turns_that_no_row_can_have_are_refused():
         )
 
 
-def test_what_is_read_of_a_conversation_must_not_be_too_long():
+def test_a_conversation_longer_than_the_router_reads_is_refused():
     """The last turn alone, or all of them, as they are read when serving."""
     turns = ("user", "x" * 5_000), ("assistant", " "), ("user", "y" * 5_000)
     assert row_of(*turns).query == "y" * 5_000

@@ -164,7 +164,7 @@ def test_the_vote_returns_the_medoids_text():
         (on_circle(0, 1), math.nan, "similarity"),
     ],
 )
-def test_what_are_no_unit_vectors_is_refused(vectors, threshold, message):
+def test_embeddings_that_are_no_unit_vectors_are_refused(vectors, threshold, message):
     """Their products would be no cosines."""
     with pytest.raises(InputError, match=message):
         cluster(vectors, ["a", "b"], {"a": "x", "b": "y"}, {"a": 0.5, "b": 0.5}, threshold)

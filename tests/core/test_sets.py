@@ -124,7 +124,7 @@ def test_best_candidate_and_null_model_may_tie():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.01, 1.01])
-def test_router_score_that_is_no_probability_is_refused(bad):
+def test_router_scores_outside_0_and_1_are_refused(bad):
     """The row is named; a logit or a cosine would make 1 - max f meaningless."""
     with pytest.raises(InputError, match="row 2"):
         checked_scores(np.array([[0.1, 0.2], [0.3, bad]]))

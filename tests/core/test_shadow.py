@@ -68,7 +68,7 @@ def test_samples_are_nested_in_the_rate():
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, NAN])
-def test_a_rate_that_is_no_probability_is_refused(rate):
+def test_a_sampling_rate_outside_0_and_1_is_refused(rate):
     """NaN would silently sample nothing."""
     with pytest.raises(InputError, match="shadow_rate"):
         is_sampled(KEY, b"decision", rate)

@@ -67,7 +67,7 @@ def test_valid_documents_read_as_the_standard_library_reads_them(document, ascii
         ("\ufeff{}", "not JSON"),
     ],
 )
-def test_what_breaks_other_readers_is_one_short_sentence(text, message):
+def test_json_that_other_parsers_reject_is_a_short_error(text, message):
     """The message says what is wrong and repeats no input, which may be a user's prompt."""
     with pytest.raises(InputError, match=message) as caught:
         strict_json.loads(text)

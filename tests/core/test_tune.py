@@ -377,7 +377,7 @@ def test_rows_of_scores_alone_are_refused(racer, rows):
         tuned(racer, replace(rows, rows=tuple(blank)))
 
 
-def test_progress_hears_of_each_alpha(racer, rows):
+def test_progress_is_called_for_each_alpha(racer, rows):
     """In order, up to the last."""
     heard = []
     tuned(racer, rows, progress=lambda *each: heard.append(each))

@@ -118,7 +118,7 @@ def test_hot_weighted_vote_is_the_majority(arrived, weight):
 
 
 @given(arrived=rated_arrivals(), method=methods, weight=kinds, temperature=temperatures)
-def test_one_candidate_is_returned_whatever_it_weighs(arrived, method, weight, temperature):
+def test_a_single_answer_wins_with_any_weight(arrived, method, weight, temperature):
     """A vote of one has one outcome."""
     alone = arrived[:1]
     merged = merge(alone, method=method, weight=weight, temperature=temperature)
@@ -210,7 +210,7 @@ def test_log_odds_of_two_options_are_the_logit():
     assert aggregate(answers(*one, *two, "no", 0.7), **vote).text == "no"
 
 
-def test_a_poor_candidate_speaks_for_its_answer_where_many_are_wrong():
+def test_a_low_score_counts_for_its_answer_among_many_options():
     """A score of 0.3 is against it of two options and for it of ten; the sign turns at f = 1/C."""
     assert log_odds(0.3, 2) < 0.0 < log_odds(0.3, 10)
     for possible in (2, 4, 10):
@@ -233,7 +233,7 @@ def test_options_that_the_answers_refute_give_way_to_them():
 
 
 @given(arrived=arrivals(), more=arrivals())
-def test_what_others_say_does_not_change_what_a_vote_counts(arrived, more):
+def test_the_count_of_a_vote_does_not_depend_on_other_answers(arrived, more):
     """C belongs to the question: were it the answers given, agreeing would weaken each vote."""
     apart = [
         replace(each, candidate=f"n{i}", text=f"{i}", form=f"{i}")
@@ -271,7 +271,7 @@ def test_text_is_that_of_the_best_scored_candidate_of_the_winning_class(
 
 @example(arrived=DROWNED, method=Method.WEIGHTED, weight=Weight.ROUTER, temperature=1e-3)
 @given(arrived=rated_arrivals(), method=methods, weight=kinds, temperature=temperatures)
-def test_unreadable_answers_never_change_who_wins(arrived, method, weight, temperature):
+def test_unreadable_answers_never_change_the_winner(arrived, method, weight, temperature):
     """They are no votes; with small T their weight must not drown the readable ones."""
     readable = [each for each in arrived if normalise(Equality.EXACT, each.text)]
     if readable:
@@ -346,7 +346,7 @@ def test_forms_decide_what_agrees():
     assert aggregate(unread).votes == {"5": 1.0, "$5.00": 1.0}
 
 
-def test_a_preferred_answer_speaks_for_its_class_and_changes_no_vote():
+def test_a_preferred_answer_represents_its_class_and_changes_no_vote():
     """A cluster's medoid is returned although another member scores higher; ties stay as they were.
 
     Both classes have two votes and the mean 0.5; Rome has the higher best score.

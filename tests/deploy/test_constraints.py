@@ -67,7 +67,7 @@ def test_every_direct_dependency_has_a_pin_in_its_range(wanted):
     assert pinned[canonical(wanted.name)] in wanted.specifier
 
 
-def test_what_is_installed_is_what_is_pinned():
+def test_installed_versions_are_the_pinned_ones():
     """Red when this environment is not the one that `make setup` makes."""
     here = {name: installed(name) for name in pins()}
     assert here == pins()
@@ -88,7 +88,7 @@ def test_the_pins_are_closed_under_what_packages_require():
     assert missing == set()
 
 
-def test_what_is_imported_is_declared_and_the_other_way_round():
+def test_imports_and_declared_dependencies_agree():
     """Red when a module leans on another package's dependency, or one is declared for nothing."""
     modules = {*(ROOT / "app").rglob("*.py"), *(ROOT / "racer_core").rglob("*.py")}
     declared = {canonical(each.name) for each in DIRECT}

@@ -55,7 +55,7 @@ def test_every_copied_file_exists_and_reaches_the_build(step):
         assert dockerfile.context_files(source), source
 
 
-def test_what_the_package_needs_is_copied():
+def test_the_image_copies_all_files_of_the_package():
     """Red when a package, or a file that its metadata names, is not copied."""
     copied = {source for step in BUILDER.all("COPY") for source in step.words[:-1]}
     assert copied == {
@@ -204,7 +204,7 @@ def ask(port: int) -> int:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (404, 1), (500, 1), (503, 1)])
-def test_the_health_check_tells_a_live_gateway_from_a_sick_one(status, code):
+def test_the_health_check_fails_for_an_unhealthy_gateway(status, code):
     """Docker knows 0 and 1 only. Red when another status than 200 passes."""
     with answering(status) as port:
         assert ask(port) == code

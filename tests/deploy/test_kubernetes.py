@@ -153,7 +153,7 @@ def test_an_unknown_field_is_found(manifest: Manifest):
         kubernetes_validate.validate(misspelt, VERSIONS[-1], strict=True)
 
 
-def test_what_kustomize_builds_is_valid_and_refers_to_itself(built: list[Manifest]):
+def test_the_kustomize_build_is_valid_and_self_contained(built: list[Manifest]):
     """Red when kustomize finds a mistake, or a pod asks for a ConfigMap of another name."""
     for manifest in built:
         kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
@@ -376,7 +376,7 @@ def test_a_deployment_finds_its_pods(name: str):
     assert selected(DEPLOYMENTS[name]["spec"]["selector"]["matchLabels"]) == {name}
 
 
-def test_what_is_about_gateways_finds_gateways():
+def test_selectors_of_gateway_objects_match_gateway_pods():
     """Red when Service, budget, spread or autoscaler are about other pods, or about none."""
     assert selected(named("Service")["spec"]["selector"]) == {"gateway"}
     assert selected(named("PodDisruptionBudget")["spec"]["selector"]["matchLabels"]) == {"gateway"}

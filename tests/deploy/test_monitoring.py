@@ -97,7 +97,9 @@ def test_every_metric_label_and_value_is_there(where: str, samples: Samples) -> 
         ("1 + racer_tasks > on (x) racer_store_up", ["by x"]),
     ],
 )
-def test_what_is_not_there_is_seen(expression: str, missing: list[str], samples: Samples) -> None:
+def test_unknown_metrics_and_labels_are_found(
+    expression: str, missing: list[str], samples: Samples
+) -> None:
     """Wherever in an expression it stands."""
     assert unmet(expression, samples) == missing
 
@@ -203,7 +205,7 @@ def test_a_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     assert len(set(references)) == len(references)
 
 
-def test_what_an_operator_looks_for_has_a_panel() -> None:
+def test_the_dashboard_has_a_panel_per_question() -> None:
     """Red when one of these is dropped."""
     expressions_text = " ".join(
         target["expr"] for panel in PANELS for target in panel.get("targets", ())

@@ -34,7 +34,7 @@ def test_no_tag_stands_where_there_is_no_block() -> None:
         assert tag.search(document.read_text(encoding="utf-8")) is None, document
 
 
-def test_what_ci_is_said_to_run_it_runs() -> None:
+def test_ci_runs_the_blocks_tagged_as_run_by_it() -> None:
     """Red when .ci/run lacks a `make` of a block that it is said to run."""
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     for block in SHELL:

@@ -110,7 +110,7 @@ def test_a_link_that_names_a_page_leads_to_it(path: Path) -> None:
     assert [each for each in links if Path(each[0]).name != Path(each[1]).name] == []
 
 
-def test_what_the_code_says_of_documents_is_true() -> None:
+def test_documents_named_in_code_exist() -> None:
     """Messages, comments and manifests name documents that exist. Red when a page is renamed."""
     folders = ("app", "racer_core", "deploy", "benchmarks", "tests")
     files = [path for name in folders for path in (ROOT / name).rglob("*")]

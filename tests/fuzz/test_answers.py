@@ -69,7 +69,7 @@ def test_a_form_is_its_own_form(kind: Equality) -> None:
 
 @given(kind=st.sampled_from(KINDS), text=answers, around=st.sampled_from(["\n", "  ", "\t\n "]))
 @example(kind=Equality.JSON, text='{"a":"[]', around="\n")
-def test_space_around_an_answer_says_nothing(kind: Equality, text: str, around: str) -> None:
+def test_space_around_an_answer_is_ignored(kind: Equality, text: str, around: str) -> None:
     """Some servers trim answers and others do not."""
     assert normalise(kind, f"{around}{text}{around}") == normalise(kind, text)
 

@@ -205,7 +205,7 @@ def test_any_upload_is_columns_or_an_error(
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
-def test_what_is_made_here_is_often_rows(name: str) -> None:
+def test_the_strategies_often_generate_valid_rows(name: str) -> None:
     """Red when the examples above are all refused at their first byte."""
     read: list[bool] = []
 

@@ -298,7 +298,7 @@ def test_nothing_reads_on_when_a_cluster_is_left_early(
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_what_was_written_before_a_stop_is_not_asked_again(
+def test_rows_written_before_a_stop_are_not_labelled_again(
     nodes: Cluster, config: Path, pool: FakePool, tmp_path: Path, how: signal.Signals, alone: bytes
 ) -> None:
     """What was under way is, once more. The rows are those of one process in the end."""

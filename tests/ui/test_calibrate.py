@@ -54,7 +54,7 @@ def active(fleet: Fleet) -> str:
     return fleet.gateway.ready()["calibration"]
 
 
-def test_wrong_rows_are_said_line_by_line(fleet: Fleet, opened: Open, labelled: Path) -> None:
+def test_wrong_rows_are_listed_by_line(fleet: Fleet, opened: Open, labelled: Path) -> None:
     """Each with its place; the calibration that decides stays."""
     lines = labelled.read_text(encoding="utf-8").splitlines()
     lines[2] = lines[2].replace("true", '"yes"').replace("false", '"no"')
@@ -97,7 +97,7 @@ def test_rows_are_looked_at_activated_and_rolled_back(
     assert active(own) == first
 
 
-def test_what_is_activated_is_what_was_looked_at(
+def test_the_activated_calibration_is_the_one_of_the_dry_run(
     own: Fleet, opened: Open, labelled: Path, tmp_path: Path
 ) -> None:
     """Whatever was put into the form since then."""
@@ -184,7 +184,7 @@ def test_a_file_can_be_dropped(fleet: Fleet, opened: Open) -> None:
     assert tab.page.inner_text(".drop-name") == "rows.jsonl · 2 B"
 
 
-def test_without_the_admin_key_it_is_asked_for(fleet: Fleet, opened: Open, labelled: Path) -> None:
+def test_the_page_asks_for_a_missing_admin_key(fleet: Fleet, opened: Open, labelled: Path) -> None:
     """A data key in its place is refused, with what to do."""
     tab = opened(fleet, "#calibrate")
     tab.refused = {403}

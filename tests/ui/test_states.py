@@ -66,7 +66,7 @@ def test_without_a_calibration_the_way_to_one_is_shown_and_works(
     tab.ask("What is 17 plus 25?")  # no key is needed here
 
 
-def test_a_gateway_that_is_gone_is_said(fleet: Fleet, opened: Open) -> None:
+def test_the_page_reports_an_unreachable_gateway(fleet: Fleet, opened: Open) -> None:
     """And asked again by itself."""
     tab = opened(fleet)
     tab.page.route("**/readyz", lambda route: route.abort())

@@ -49,7 +49,9 @@ def test_the_set_moves_with_the_slider_as_the_gateway_decides(
 
 
 @pytest.mark.parametrize("score", ["cover", "gap", "prob"])
-def test_who_reaches_the_line_is_in_the_set(fleet: Fleet, opened: Open, score: str) -> None:
+def test_candidates_whose_bar_reaches_the_line_are_in_the_set(
+    fleet: Fleet, opened: Open, score: str
+) -> None:
     """Bars and line are drawn to one scale, whatever kind of score decides."""
     tab = opened(fleet)
     tab.give_keys()
@@ -104,7 +106,7 @@ def test_a_question_is_asked_of_the_set_and_everything_is_shown(fleet: Fleet, op
     assert "you chose the risk level" not in promised
 
 
-def test_a_level_that_was_chosen_is_asked_for_and_said(fleet: Fleet, opened: Open) -> None:
+def test_a_chosen_level_is_sent_and_shown(fleet: Fleet, opened: Open) -> None:
     """Chosen before there is a question, too; and one way back to the gateway's own."""
     tab = opened(fleet)
     tab.give_keys()
@@ -191,7 +193,7 @@ def test_control_enter_held_down_asks_once(fleet: Fleet, opened: Open) -> None:
     tab.page.wait_for_selector("#answer .answers")
 
 
-def test_what_is_known_of_one_question_is_not_shown_for_another(fleet: Fleet, opened: Open) -> None:
+def test_results_of_one_question_are_not_shown_for_another(fleet: Fleet, opened: Open) -> None:
     """Neither its bars nor its answer, where the next one is refused."""
     tab = opened(fleet)
     tab.refused = {429}
@@ -240,7 +242,9 @@ def test_a_verdict_reaches_the_decision(fleet: Fleet, opened: Open) -> None:
     assert stored["feedback"]["waiting"] == [name]
 
 
-def test_a_missing_key_is_said_and_a_given_one_is_kept_nowhere(fleet: Fleet, opened: Open) -> None:
+def test_a_missing_key_is_reported_and_an_entered_one_is_not_stored(
+    fleet: Fleet, opened: Open
+) -> None:
     """Not in the address, a cookie, a storage, or the fields it was typed into."""
     tab = opened(fleet)
     tab.refused = {401}
@@ -264,7 +268,7 @@ def test_a_missing_key_is_said_and_a_given_one_is_kept_nowhere(fleet: Fleet, ope
     tab.page.wait_for_selector("#ask-error .notice")
 
 
-def test_a_question_can_be_asked_with_the_keyboard_alone(fleet: Fleet, opened: Open) -> None:
+def test_the_page_works_with_the_keyboard_alone(fleet: Fleet, opened: Open) -> None:
     """Tabs by arrow, the slider by arrow, and Control-Enter."""
     tab = opened(fleet)
     tab.give_keys()

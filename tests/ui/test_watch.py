@@ -30,7 +30,7 @@ def drawn(tab: Tab) -> list[list[float]]:
     )
 
 
-def test_what_is_shown_is_what_was_counted(fleet: Fleet, opened: Open) -> None:
+def test_the_page_shows_the_counted_figures(fleet: Fleet, opened: Open) -> None:
     """Decisions, mean set size, calls of each candidate, and failures."""
     fleet.pool.fail("qwen3-8b", "400")
     tab = at_watch(opened, fleet)
@@ -140,7 +140,7 @@ def test_a_slow_gateway_is_asked_again_only_once_it_answered(fleet: Fleet, opene
     tab.page.unroute_all()
 
 
-def test_what_has_the_focus_keeps_it_through_a_poll(fleet: Fleet, opened: Open) -> None:
+def test_focus_survives_a_poll(fleet: Fleet, opened: Open) -> None:
     """And what is wrong is said once: a reader who listens would hear it with every poll."""
     tab = at_watch(opened, fleet)
     tab.page.focus("#who-title + div .scroll")

@@ -60,7 +60,7 @@ def test_p_true_is_the_judges_own_probability(serve: Serve, servers: Servers) ->
     assert racer["certificate"]["holds"] is True
 
 
-def test_verbal_confidence_is_the_judges_own_word(serve: Serve, servers: Servers) -> None:
+def test_verbal_confidence_is_the_judges_token(serve: Serve, servers: Servers) -> None:
     """A token that is neither 0 nor 1 is a failure; its answer counts as one of mean weight."""
     racer = rated(serve, "tribune", "verbal", SPOKEN)
     verdict_texts = verdicts(servers["tribune"], SPOKEN, racer["answers"])

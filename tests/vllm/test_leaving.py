@@ -85,7 +85,7 @@ def test_leaving_while_several_candidates_answer_aborts_them_all(
     assert until(lambda: work.is_aborted, WITHIN_S, every_s=0.05)
 
 
-def test_a_decided_vote_aborts_who_still_writes(serve: Serve, servers: Servers) -> None:
+def test_a_decided_vote_aborts_running_generations(serve: Serve, servers: Servers) -> None:
     """Two agree and the third never ends: the answer is theirs, at once, and vLLM stops."""
     row = next(
         row

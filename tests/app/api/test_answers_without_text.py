@@ -140,7 +140,7 @@ def test_a_named_response_without_a_message_is_passed_on(
 
 @STREAMED
 @EACH_KIND
-def test_in_a_set_an_answer_without_text_is_no_vote(
+def test_in_a_set_an_answer_without_text_has_no_vote(
     gateway: Gateway, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """The other's text is returned. Rows label the first wrong, so the guarantee holds."""
@@ -215,10 +215,10 @@ def test_without_an_answer_the_certificate_is_void(
 
 
 @STREAMED
-def test_a_set_that_refuses_is_no_miss_by_that(
+def test_a_refusal_of_the_whole_set_is_no_miss(
     gateway: Gateway, pool: FakePool, stream: bool
 ) -> None:
-    """To refuse can be right, and rows may say so."""
+    """A refusal can be the right answer, and rows may label it as such."""
     for name in POOL:
         set_answers(pool, name, REFUSED)
     message, racer = ask(gateway, ONE, stream=stream)
@@ -431,9 +431,7 @@ def test_the_header_of_a_stream_claims_what_cannot_change(
 
 
 @EVERY_API
-def test_a_stream_that_breaks_off_never_said_that_it_holds(
-    gateway: Gateway, pool: FakePool, api: Api
-) -> None:
+def test_a_broken_stream_is_never_certified(gateway: Gateway, pool: FakePool, api: Api) -> None:
     """Header, events and the stored decision agree."""
     pool.say("adder", "42", fault="cut")
     body = {"model": "auto", **api.asks(ONE), "stream": True}

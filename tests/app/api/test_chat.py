@@ -75,7 +75,7 @@ def test_a_candidate_that_does_not_count_tokens_adds_none(gateway: Gateway, pool
     assert gateway.chat(TWO, {"explain": True})["racer"]["usage_incomplete"] is False
 
 
-def test_the_certificate_has_every_promised_field(gateway: Gateway) -> None:
+def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
     """The certificate is the one of the design, field by field."""
     racer = gateway.chat("What is 71 plus 72?")["racer"]
     assert racer["certificate"] == {
@@ -99,7 +99,7 @@ def test_the_certificate_has_every_promised_field(gateway: Gateway) -> None:
     }
 
 
-def test_the_racer_object_tells_what_happened(gateway: Gateway, pool: FakePool) -> None:
+def test_the_racer_object_has_set_votes_and_calls(gateway: Gateway, pool: FakePool) -> None:
     """The set with its scores, who served, the votes, each call, and the gateway's own time."""
     pool.say("adder", "7")
     pool.say("speller", "7")
@@ -121,7 +121,7 @@ def test_two_requests_have_two_decision_ids(gateway: Gateway) -> None:
     assert gateway.chat(ONE)["id"] != gateway.chat(ONE)["id"]
 
 
-def test_headers_tell_the_decision(gateway: Gateway) -> None:
+def test_headers_state_the_decision(gateway: Gateway) -> None:
     """Clients that drop unknown fields of the body still see who answered under what promise."""
     response = gateway.ask(TWO)
     headers = response.headers
@@ -410,7 +410,7 @@ def test_a_query_over_the_limit_asks_the_whole_pool(gateway: Gateway, pool: Fake
     assert pool.requests[0]["messages"] == user(text)
 
 
-def test_a_query_that_the_encoder_cuts_says_so(gateway: Gateway) -> None:
+def test_a_decision_on_a_truncated_query_is_marked(gateway: Gateway) -> None:
     """Rows were cut by the same rule, so the guarantee holds and the decision says truncated."""
     racer = gateway.chat(ONE + " please" * 500)["racer"]
     assert racer["truncated"]

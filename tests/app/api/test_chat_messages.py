@@ -23,9 +23,7 @@ def calling(*calls: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": list(calls)}
 
 
-def test_parallel_tool_calls_are_one_answer_whatever_their_order(
-    gateway: Gateway, pool: FakePool
-) -> None:
+def test_parallel_tool_calls_in_any_order_are_one_answer(gateway: Gateway, pool: FakePool) -> None:
     """Ids, order and the spelling of arguments do not count; the winner's own calls come back."""
     first = [call("add", '{"a": 1, "b": 2.0}'), call("spell", '{"n": 3}', 2)]
     second = [call("spell", '{"n":3}', 7), call("add", '{"b":2,"a":1}', 8)]

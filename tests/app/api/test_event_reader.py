@@ -71,7 +71,7 @@ def test_any_chunking_of_a_stream_yields_the_same_events(
 
 
 @given(value=st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.none())))
-def test_what_is_written_is_read_back(value: dict[str, Any]) -> None:
+def test_written_text_is_read_back_unchanged(value: dict[str, Any]) -> None:
     """No text can break the event that holds it."""
     assert [json.loads(event) for event in read(sse.comment("x"), sse.event(value))] == [value]
 

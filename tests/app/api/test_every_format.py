@@ -169,7 +169,7 @@ def test_a_refusal_has_the_shape_of_its_interface(
 @EVERY_API
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["auto", "adder"])
-def test_what_the_gateway_does_not_know_reaches_the_candidate(
+def test_unknown_fields_reach_the_candidate(
     gateway: Gateway, pool: FakePool, api: Api, stream: bool, model: str
 ) -> None:
     """Every field arrives as it was sent, but for those that are the gateway's own."""
@@ -213,7 +213,7 @@ def test_a_broken_stream_ends_in_the_envelope(
 
 
 @EVERY_API
-def test_a_named_candidate_is_asked_without_routing(
+def test_a_named_candidate_is_called_without_routing(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
     """Its answer as it is, but for the name; nothing is certified."""

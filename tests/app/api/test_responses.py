@@ -63,7 +63,7 @@ def test_rows_of_chat_say_nothing_of_responses(gateway: Gateway, pool: FakePool)
     ],
     ids=str,
 )
-def test_what_would_have_to_be_remembered_is_refused(
+def test_fields_that_need_server_side_state_are_refused(
     gateway: Gateway, pool: FakePool, model: str, field: dict[str, Any]
 ) -> None:
     """400 names the field and the cure; no candidate is called."""
@@ -184,7 +184,7 @@ def test_calls_of_a_response_vote_as_calls(gateway: Gateway, pool: FakePool) -> 
     ],
     ids=str,
 )
-def test_a_response_that_says_nothing_is_a_failure(
+def test_an_empty_response_is_a_failure(
     gateway: Gateway, pool: FakePool, fields: dict[str, Any]
 ) -> None:
     """Nothing at all, or another shape: the upstream's fault."""
