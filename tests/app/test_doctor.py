@@ -300,7 +300,7 @@ def endpoint(config: Path, **candidate: Any) -> Finding:
 
 
 def test_an_endpoint_serves_its_model_to_this_key(tmp_path: Path) -> None:
-    """Whole, another model, no key, a wrong one, no list, and nobody there."""
+    """Cases: it serves its model, another model, no key, a wrong key, no list, no server."""
     with FakePool(models=["qwen", "org/qwen"]) as server:
         is_so(endpoint(tmp_path, base_url=server.url), OK, "serves qwen")
         is_so(endpoint(tmp_path, base_url=server.url, model="org/qwen"), OK, "serves org/qwen")

@@ -166,8 +166,8 @@ def test_a_key_is_sent_only_to_its_own_endpoint() -> None:
     assert (plan.urls, plan.key_env) == (("http://a/v1",), None)
 
 
-def test_who_cannot_be_reached_is_named_and_written_only_on_demand(racer: Command) -> None:
-    """Exit code 3, for a pool that lacks somebody is another pool."""
+def test_an_unreachable_server_is_named_and_written_only_on_request(racer: Command) -> None:
+    """Exit code 3, because a pool without one of its candidates is another pool."""
     with FakePool(models=["qwen"]) as server:
         stderr = fails_and_writes_nothing(racer, 3, server.url, UNREACHABLE)
         assert f"{UNREACHABLE}/v1 cannot be reached" in stderr
@@ -219,8 +219,10 @@ def test_an_existing_schema_file_is_accepted(racer: Command) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_list_is_said(racer: Command, change: dict[str, Any], words: str) -> None:
-    """As somebody who cannot be reached."""
+def test_a_response_that_is_no_model_list_is_reported(
+    racer: Command, change: dict[str, Any], words: str
+) -> None:
+    """Handled like an unreachable server."""
     with FakePool(**change) as server:
         assert words in fails_and_writes_nothing(racer, 3, server.url)
 

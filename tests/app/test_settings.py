@@ -159,8 +159,10 @@ def test_a_url_that_cannot_be_called_is_named(
     ],
     ids=lambda text: repr(text[:20]),
 )
-def test_a_file_without_a_mapping_is_refused(racer: Command, tmp_path: Path, text: str) -> None:
-    """Texts, lists and broken YAML alike."""
+def test_an_invalid_configuration_file_is_refused(
+    racer: Command, tmp_path: Path, text: str
+) -> None:
+    """No mapping, an unsafe tag, invalid dates and keys, control characters, deep nesting."""
     path = tmp_path / "racer.yaml"
     path.write_text(text, encoding="utf-8")
     validate_and_serve_fail(racer, path, "racer.yaml")

@@ -88,7 +88,7 @@ def postgres() -> Iterator[databases.Postgres]:
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[FakePool]:
-    """Scripted candidates; everyone answers 42."""
+    """Scripted candidates; each answers 42."""
     with FakePool() as fake:
         yield fake
 

@@ -78,7 +78,7 @@ class FakePool:
     raters: dict[str, Rater] = field(default_factory=dict)
     rated: list[dict[str, Any]] = field(default_factory=list)  # every body asked of an evaluator
     cancelled: list[str] = field(default_factory=list)
-    trapped: list[str] = field(default_factory=list)  # paths that nobody should have asked for
+    trapped: list[str] = field(default_factory=list)  # paths that must not be requested
     seen: list[str] = field(default_factory=list)  # method and path of every request with a reply
     running: list[str] = field(default_factory=list)
     peak: int = 0  # candidates that were answering at the same time
