@@ -8,7 +8,7 @@ adjusted for risk by the influence function of "mean cost at risk alpha".
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from racer_core.types import BoolArray, FloatArray, any_column
 # Below this many ranks the threshold is an extreme of the rows, and its variance is unknown.
 MIN_RANKS: Final = 5
 _FLIPS: Final = 2000
+_BLOCK: Final = 2**20  # signs in memory at a time (8 MiB)
 _SEED: Final = 0
 
 
@@ -86,15 +87,18 @@ def significantly_below(differences: FloatArray, error_rate: float) -> BoolArray
     def studentised(means: FloatArray) -> FloatArray:
         return -means / np.sqrt(np.maximum(squares - means**2, 1e-12))
 
-    flipped = studentised(_signs(count) @ scaled / count).max(axis=1)
+    means = [signs @ scaled / count for signs in sign_blocks(count)]
+    flipped = studentised(np.concatenate(means)).max(axis=1)
     observed = studentised(scaled.mean(axis=0))
     as_large = (flipped[:, None] >= observed).sum(axis=0)
     named[varies] = (1 + as_large) / (1 + _FLIPS) <= error_rate
     return named
 
 
-@lru_cache(maxsize=1)
-def _signs(count: int) -> FloatArray:
-    """Random signs of the rows, shape (flips, count)."""
-    heads = np.random.default_rng(_SEED).integers(0, 2, size=(_FLIPS, count))
-    return np.where(heads == 1, 1.0, -1.0)
+def sign_blocks(count: int) -> Iterator[FloatArray]:
+    """Random signs of the rows in blocks of flips, together of shape (flips, count)."""
+    rng = np.random.default_rng(_SEED)
+    step = max(1, _BLOCK // count)
+    for start in range(0, _FLIPS, step):
+        heads = rng.integers(0, 2, size=(min(step, _FLIPS - start), count))
+        yield np.where(heads == 1, 1.0, -1.0)

@@ -1,12 +1,19 @@
 """The paired test of two scores: its false-alarm rate on exchangeable scores, and its power."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
-from racer_core.offline.paired import MIN_RANKS, risk_adjusted_costs, significantly_below
+from racer_core.offline.paired import (
+    MIN_RANKS,
+    risk_adjusted_costs,
+    sign_blocks,
+    significantly_below,
+)
 from racer_core.offline.protocol import PAPER_ALPHAS
 
 RATE = 0.05
@@ -126,3 +133,22 @@ def test_extreme_thresholds_are_not_compared(count, tested):
     truth[count:] = False  # unanswerable rows do not count
     fit = np.random.default_rng(6).random(truth.shape)
     assert (risk_adjusted_costs(fit, truth, 0.1, CALLS) is not None) is tested
+
+
+def test_signs_in_blocks_are_those_of_one_draw():
+    """The block size changes no sign, so it changes no verdict."""
+    count = 1500
+    heads = np.random.default_rng(0).integers(0, 2, size=(2000, count))
+    blocks = list(sign_blocks(count))
+    assert len(blocks) > 1
+    np.testing.assert_array_equal(np.concatenate(blocks), np.where(heads == 1, 1.0, -1.0))
+
+
+def test_memory_does_not_grow_with_flips_times_rows():
+    """All signs of 20,000 rows at once take 320 MB."""
+    noise = np.random.default_rng(0).normal(size=(20_000, 2))
+    tracemalloc.start()
+    significantly_below(noise, RATE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20
