@@ -40,11 +40,15 @@ def binomial_cdf_at(c: int, n: int, p: float) -> float:
     return min(float(pmf[: max(c + 1 - first, 0)].sum()), 1.0)
 
 
+def beta_binomial_pmf(trials: int, a: int, b: int) -> FloatArray:
+    """P(BetaBinomial(trials, a, b) = k) for k = 0 .. trials, shape (trials + 1,); a, b >= 1."""
+    k = np.arange(trials + 1)
+    return np.exp(_log_binomial(trials) + _log_beta(k + a, trials - k + b) - _log_beta(a, b))
+
+
 def beta_binomial_interval(trials: int, a: int, b: int, level: float = 0.95) -> tuple[int, int]:
     """Central interval of BetaBinomial(trials, a, b) with mass >= ``level``; a, b >= 1."""
-    k = np.arange(trials + 1)
-    log_pmf = _log_binomial(trials) + _log_beta(k + a, trials - k + b) - _log_beta(a, b)
-    cdf = np.cumsum(np.exp(log_pmf))
+    cdf = np.cumsum(beta_binomial_pmf(trials, a, b))
     tail = (1.0 - level) / 2.0
     return int(np.searchsorted(cdf, tail)), int(np.searchsorted(cdf, 1.0 - tail))
 
@@ -118,8 +122,13 @@ def _binomial_pmf(n: int, p: float) -> tuple[int, FloatArray]:
     return first, pmf / pmf.sum()
 
 
+def log_factorials(n: int) -> FloatArray:
+    """log(k!) for k = 0 .. n, shape (n + 1,)."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+
+
 def _log_binomial(n: int) -> FloatArray:
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])
+    log_factorial = log_factorials(n)
     return log_factorial[n] - log_factorial - log_factorial[::-1]
 
 

@@ -92,7 +92,7 @@ class Assertion:
         if not self.bounds_risk:
             return False
         view = View(evaluation, setting.scope, setting.risk_target)
-        law = risk_law(view, setting.alpha)
+        law = risk_law(view, setting.score, setting.alpha)
         risk = _value(evaluation, setting, "risk")
         return law is not None and risk <= law.limit(FALSE_ALARM / settings)
 

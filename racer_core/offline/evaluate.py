@@ -16,6 +16,7 @@ from racer_core.aggregation.vote import Method
 from racer_core.calibration.augmentation import null_score
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.prediction_set import prediction_sets
+from racer_core.calibration.split_risk import SplitRisk, split_risk
 from racer_core.calibration.threshold import (
     allowed_misses,
     critical_scores,
@@ -61,6 +62,7 @@ def evaluate(
     protocol = replace(table.protocol, scores=table.orders)
     rng = np.random.default_rng(protocol.seed)
     cells: dict[Setting, Runs] = {}
+    laws: dict[Setting, list[SplitRisk | None]] = {}
     controls: dict[str, Runs] = {}
     choices: list[BestSetting] = []
     rows: dict[str, tuple[int, int, int]] = {}
@@ -68,7 +70,8 @@ def evaluate(
         for scope, part in _scopes(table, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
             run = _SplitEvaluation(table=table, scope=scope, part=part, rng=rng)
-            for setting, measured in run.cells():
+            for setting, measured, law in run.cells():
+                laws.setdefault(setting, []).append(law)
                 _append(cells.setdefault(setting, {}), measured)
             _append(controls.setdefault(scope, {}), run.controls())
             choices += run.choices()
@@ -86,6 +89,7 @@ def evaluate(
         copies=table.copies,
         answered=table.classes is not None,
         cells=cells,
+        laws=laws,
         controls=controls,
         choices=tuple(choices),
     )
@@ -142,22 +146,26 @@ class _SplitEvaluation:
         self._temperatures: dict[tuple[RiskTarget, Order], float] = {}
         self._validated: list[_ValidationScore] = []
 
-    def cells(self) -> Iterator[tuple[Setting, dict[str, float]]]:
-        """Every setting's measures on the test rows."""
+    def cells(self) -> Iterator[tuple[Setting, dict[str, float], SplitRisk | None]]:
+        """Every setting's measures on the test rows, and the exact law of its risk."""
         protocol = self._table.protocol
         for target in protocol.risk_targets:
-            counted = float(any_column(self._table.truths[target][self._part.test]).sum())
             for score in self._table.orders:
                 fit = self._table.nonconformity(target, score, self._setting)
                 ascending = self._critical(target, fit, self._part.calibration)
+                tested = self._critical(target, fit, self._part.test)
                 for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
                     setting = Setting(
                         scope=self._scope, risk_target=target, score=score, alpha=alpha
                     )
-                    counts = {"calibration_rows": float(len(ascending)), "test_rows": counted}
-                    yield setting, self._measure(setting, fit, lambda_hat) | counts
+                    counts = {
+                        "calibration_rows": float(len(ascending)),
+                        "test_rows": float(len(tested)),
+                    }
+                    law = split_risk(ascending, tested, misses) if len(tested) else None
+                    yield setting, self._measure(setting, fit, lambda_hat) | counts, law
 
     def choices(self) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from racer_core.aggregation.vote import Method
+from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol
 from racer_core.types import RiskTarget
 
@@ -57,6 +58,7 @@ class Evaluation:
     copies: int  # rows that were left out because an earlier one asks the same
     answered: bool  # whether the rows have answers, which votes need
     cells: Mapping[Setting, Runs]
+    laws: Mapping[Setting, list[SplitRisk | None]]  # of the risk of each split; not of averages
     controls: Mapping[str, Runs]  # by scope
     choices: tuple[BestSetting, ...]
 

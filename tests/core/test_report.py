@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from racer_core.calibration.split_risk import split_risk
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError
@@ -21,7 +22,7 @@ from racer_core.offline.protocol import Protocol
 from racer_core.offline.report import canvas, tables
 from racer_core.offline.report.differences import differences
 from racer_core.offline.report.grid import spread
-from racer_core.offline.report.risk_law import RiskLaw, risk_law, risk_moments
+from racer_core.offline.report.risk_law import RiskLaw, risk_law
 from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
@@ -336,7 +337,7 @@ def test_law_of_a_scope_is_beta_binomial(evaluation, alpha):
     n, _, trials = evaluation.rows[ONE]
     missed = int(alpha * (n + 1) + 1e-9)
     exact = stats.betabinom(trials, missed, n + 1 - missed)
-    law = risk_law(View(evaluation, ONE, RiskTarget.PAPER), alpha)
+    law = risk_law(View(evaluation, ONE, RiskTarget.PAPER), Score.GAP, alpha)
     assert law.mean == pytest.approx(exact.mean() / trials)
     assert law.variance == pytest.approx(exact.var() / trials**2)
     assert law.interval == pytest.approx(tuple(np.divide(exact.interval(0.95), trials)))
@@ -350,16 +351,37 @@ def test_law_of_answerable_rows_counts_those_alone(evaluation):
     counts = view.runs(Score.GAP, 0.3, "calibration_rows")
     assert (counts < evaluation.rows[ONE][0]).all()
     expected = np.mean([int(0.3 * (n + 1)) / (n + 1) for n in counts])
-    assert risk_law(view, 0.3).mean == pytest.approx(expected)
-    parts = [risk_law(replace(view, scope=scope), 0.3) for scope in (ONE, TWO)]
-    mean = risk_law(replace(view, scope=AVERAGE), 0.3)
+    assert risk_law(view, Score.GAP, 0.3).mean == pytest.approx(expected)
+    parts = [risk_law(replace(view, scope=scope), Score.GAP, 0.3) for scope in (ONE, TWO)]
+    mean = risk_law(replace(view, scope=AVERAGE), Score.GAP, 0.3)
     assert mean.mean == pytest.approx(np.mean([part.mean for part in parts]))
     assert mean.variance == pytest.approx(sum(part.variance for part in parts) / 4)
 
 
+def test_law_of_a_score_with_ties_is_its_own():
+    """`static` has a critical score for each rank: its risk is far below alpha, as its law says."""
+    evaluation = measured(
+        {ONE: synthetic_rows(300, seed=53)},
+        splits=40,
+        alphas=(0.1, 0.3),
+        scores=(Score.GAP, Score.STATIC),
+        risk_targets=(RiskTarget.ANSWERABLE,),
+        false_abstain_budget=None,
+    )
+    view = View(evaluation, ONE, RiskTarget.ANSWERABLE)
+    grid = {row[0]: row[1:] for row in tables.law_check(view).rows}
+    assert "exact mean, static" in grid
+    for alpha, cell in zip(view.alphas, grid["static"], strict=True):
+        assert "inside" in cell
+        law = risk_law(view, Score.STATIC, alpha)
+        assert law.mean < 0.9 * alpha
+        mean = view.risk(Score.STATIC, alpha).mean()
+        assert mean == pytest.approx(law.mean, abs=5 * (law.variance / 40) ** 0.5)
+
+
 def test_verdict_says_on_which_side_of_the_band_the_mean_lies(evaluation):
     """Inside includes the edges."""
-    law = risk_law(View(evaluation, ONE, RiskTarget.PAPER), 0.3)
+    law = risk_law(View(evaluation, ONE, RiskTarget.PAPER), Score.GAP, 0.3)
     low, high = law.band
     for value, verdict in (
         (low, "inside"),
@@ -492,7 +514,9 @@ def test_limit_of_the_mean_risk_is_passed_as_seldom_as_it_says(n, trials, splits
     20,000 draws: 1 % of them is 200 ± 14, and more than 280 come with a chance below 1e-6.
     """
     alpha, rate = 0.1, 0.01
-    mean, variance, third = risk_moments(n, trials, alpha)
+    scores = np.arange(n + trials, dtype=float)
+    own = split_risk(scores[:n], scores[n:], allowed_misses(n, alpha))
+    mean, variance, third = own.mean, own.variance, own.third
     law = RiskLaw(mean=mean, variance=variance, third=third, interval=(0.0, 1.0), splits=splits)
     rng = np.random.default_rng(8)
     missed = allowed_misses(n, alpha) + 1

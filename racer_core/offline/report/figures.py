@@ -39,8 +39,7 @@ def risk_spread(evaluation: Evaluation, target: RiskTarget) -> Picture:
     shown = list(views(evaluation, target))
     canvas = Canvas.of(1, len(shown))
     for view, panel in zip(shown, canvas.panels, strict=True):
-        for place, alpha in enumerate(_few(view)):
-            _draw_law(panel, view, alpha, place)
+        _draw_laws(panel, view)
         _boxes(panel, view, View.risk)
         panel.set_ylabel("risk")
     canvas.legend()
@@ -207,13 +206,22 @@ def _boxes(panel: Any, view: View, runs: _Runs) -> None:
     _label(panel, view.scope, "alpha", "")
 
 
-def _draw_law(panel: Any, view: View, alpha: float, place: int) -> None:
-    law = risk_law(view, alpha)
-    if law is None:
-        return
-    across = (place - 0.45, place + 0.45)
-    panel.fill_between(across, *law.interval, color=LAW, alpha=0.15, label="exact law, 95 %")
-    panel.plot(across, (law.mean, law.mean), color=LAW, linewidth=1.2, label="exact law, mean")
+def _draw_laws(panel: Any, view: View) -> None:
+    """The exact law behind each box."""
+    width = 0.8 / len(view.scores)
+    for place, alpha in enumerate(_few(view)):
+        for number_, score in enumerate(view.scores):
+            law = risk_law(view, score, alpha)
+            if law is None:
+                continue
+            left = place - 0.4 + width * number_
+            across = (left, left + width)
+            panel.fill_between(
+                across, *law.interval, color=LAW, alpha=0.15, linewidth=0, label="exact law, 95 %"
+            )
+            panel.plot(
+                across, (law.mean, law.mean), color=LAW, linewidth=1.2, label="exact law, mean"
+            )
 
 
 def _lines(panel: Any, view: View, runs: _Runs) -> None:

@@ -1,21 +1,21 @@
 """Exact law of the realised risk over random splits, which holds for all rows.
 
-With distinct critical scores the misses of one split are beta-binomial, and splits of the same
-rows are independent given the rows, so that the law of their mean is known too. Ties and
-abstention make risk smaller. Thresholds on benchmarks merged keep each benchmark's share in every
-split, which makes the spread a little smaller than the law's.
+Splits of the same rows are independent given the rows, so the law of their mean follows from that
+of one split. Ties make risk smaller: the law is that of the score's own critical scores
+(``split_risk``). Thresholds on benchmarks merged keep each benchmark's share in every split, which
+makes the spread a little smaller than the law's.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
-from racer_core.calibration.laws import beta_binomial_interval
-from racer_core.calibration.threshold import allowed_misses
+from racer_core.offline.protocol import Order
 from racer_core.offline.report.view import View
 from racer_core.types import FloatArray
 
@@ -56,14 +56,13 @@ class RiskLaw:
         return "below" if mean < low else "above" if mean > high else "inside"
 
 
-def risk_law(view: View, alpha: float) -> RiskLaw | None:
+def risk_law(view: View, score: Order, alpha: float) -> RiskLaw | None:
     """The law of one scope, or of the mean over benchmarks (interval then by the normal law).
 
-    ``answerable`` counts answerable rows alone, and how many of them a split has varies: mean and
-    variance are those of every split's own law, the interval that of the mean numbers. None where
-    no test row counts.
+    Every split has its own law, since its ties and its number of answerable rows vary: moments and
+    ends of the interval are means over splits. None where a split has no test row that counts.
     """
-    laws = [law for part in view.parts if (law := _own(part, alpha)) is not None]
+    laws = [law for part in view.parts if (law := _own(part, score, alpha)) is not None]
     if len(laws) < len(view.parts):
         return None
     if len(laws) == 1:
@@ -81,39 +80,22 @@ def risk_law(view: View, alpha: float) -> RiskLaw | None:
     )
 
 
-def _own(view: View, alpha: float) -> RiskLaw | None:
-    score = view.scores[0]  # all scores have the same rows
-    rows = view.runs(score, alpha, "calibration_rows")
-    test_rows = view.runs(score, alpha, "test_rows")
-    if not test_rows.all():
+def _own(view: View, score: Order, alpha: float) -> RiskLaw | None:
+    laws = view.laws(score, alpha)
+    if any(law is None for law in laws):
         return None
-    moments = [
-        risk_moments(int(n), int(trials), alpha) for n, trials in zip(rows, test_rows, strict=True)
-    ]
-    means, variances, thirds = np.array(moments).T
-    n, trials = round(float(rows.mean())), round(float(test_rows.mean()))
-    missed = allowed_misses(n, alpha) + 1
-    low, high = beta_binomial_interval(trials, missed, n + 1 - missed) if missed else (0, 0)
+    splits = [law for law in laws if law is not None]
+
+    def mean(values: Iterable[float]) -> float:
+        return float(np.mean(list(values)))
+
     return RiskLaw(
-        mean=float(means.mean()),
-        variance=float(variances.mean()),
-        third=float(thirds.mean()),
-        interval=(low / trials, high / trials),
-        splits=len(rows),
+        mean=mean(law.mean for law in splits),
+        variance=mean(law.variance for law in splits),
+        third=mean(law.third for law in splits),
+        interval=(
+            mean(law.interval[0] for law in splits),
+            mean(law.interval[1] for law in splits),
+        ),
+        splits=len(splits),
     )
-
-
-def risk_moments(n: int, trials: int, alpha: float) -> tuple[float, float, float]:
-    """Mean, variance and third central moment of the beta-binomial risk of one split.
-
-    All are 0 if the whole pool is called.
-    """
-    a = allowed_misses(n, alpha) + 1
-    b = n + 1 - a
-    if not a:
-        return 0.0, 0.0, 0.0
-    total = a + b
-    variance = a * b * (total + trials) / (trials * total**2 * (total + 1))
-    skew = (total + 2 * trials) * (b - a) / (total + 2)
-    skew *= math.sqrt((1 + total) / (trials * a * b * (trials + total)))
-    return a / total, variance, skew * variance**1.5

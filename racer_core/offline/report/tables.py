@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
-from racer_core.offline.report.risk_law import risk_law
+from racer_core.offline.report.risk_law import RiskLaw, risk_law
 from racer_core.offline.report.view import BEST, BEST_HERE, View
 from racer_core.types import FloatArray, RiskTarget
 
@@ -81,18 +81,25 @@ def costs(view: View) -> Grid:
 
 
 def law_check(view: View) -> Grid:
-    """Realised risk beside its exact law: 5 % of the means lie outside the band by luck."""
-    laws = {alpha: risk_law(view, alpha) for alpha in view.alphas}
-    rows = [
-        ("exact mean", *(number(law.mean) if law else "-" for law in laws.values())),
-        ("95 % of splits", *(_range(law.interval) if law else "-" for law in laws.values())),
-        ("95 % of means", *(_range(law.band) if law else "-" for law in laws.values())),
-    ]
-    for score in view.scores:
-        realised = {alpha: view.risk(score, alpha) for alpha in view.alphas}
+    """Realised risk beside its exact law: 5 % of the means lie outside the band by luck.
+
+    Scores without ties share one law; a score whose critical scores tie has its own rows.
+    """
+    laws = {score: [risk_law(view, score, alpha) for alpha in view.alphas] for score in view.scores}
+    rows: list[tuple[str, ...]] = []
+    for shared in _groups(laws):
+        of = "" if len(shared) == len(laws) else f", {', '.join(shared)}"
+        own = laws[shared[0]]
+        rows += [
+            (f"exact mean{of}", *(number(law.mean) if law else "-" for law in own)),
+            (f"95 % of splits{of}", *(_range(law.interval) if law else "-" for law in own)),
+            (f"95 % of means{of}", *(_range(law.band) if law else "-" for law in own)),
+        ]
+    for score, own in laws.items():
+        realised = [view.risk(score, alpha) for alpha in view.alphas]
         cells = (
             f"{number(float(np.mean(runs)))} {law.verdict(runs)}" if law else "-"
-            for runs, law in zip(realised.values(), laws.values(), strict=True)
+            for runs, law in zip(realised, own, strict=True)
         )
         rows.append((score.value, *cells))
     return Grid(
@@ -101,6 +108,19 @@ def law_check(view: View) -> Grid:
         head=("", *(f"{alpha:g}" for alpha in view.alphas)),
         rows=tuple(rows),
     )
+
+
+def _groups(laws: Mapping[Order, list[RiskLaw | None]]) -> list[list[Order]]:
+    """Scores with equal laws together, in the order of the first."""
+    groups: list[list[Order]] = []
+    for score, own in laws.items():
+        for group in groups:
+            if laws[group[0]] == own:
+                group.append(score)
+                break
+        else:
+            groups.append([score])
+    return groups
 
 
 def chosen(view: View, score: Order) -> Grid:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from racer_core.aggregation.vote import Method
+from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation, Setting
 from racer_core.offline.protocol import Order
 from racer_core.types import FloatArray, RiskTarget
@@ -73,6 +74,11 @@ class View:
         """A measure of the sets."""
         setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
         return np.array(self.evaluation.cells[setting][measure])
+
+    def laws(self, score: Order, alpha: float) -> list[SplitRisk | None]:
+        """The exact law of the risk in each split; None in one without test rows that count."""
+        setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
+        return self.evaluation.laws[setting]
 
     def risk(self, score: Order, alpha: float) -> FloatArray:
         """The risk that alpha bounds under this target."""
