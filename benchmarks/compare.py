@@ -178,7 +178,7 @@ class Comparison:
 
     def _count(self, way: Way, outcomes: Iterable[Outcome]) -> None:
         for each in outcomes:  # a wrong answer's own text is another one every time
-            message = "" if each.kind is Kind.WRONG else each.said
+            message = "" if each.kind is Kind.WRONG else each.message
             faults = self.wrong if each.kind is Kind.WRONG else self._faults(way)
             faults[f"{way.arm}: {each.kind} {message}"] += 1
 

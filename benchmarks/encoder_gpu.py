@@ -143,12 +143,14 @@ def manifest(device: str, quick: bool) -> dict[str, Any]:
     on_gpu = device == "cuda"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
-        "commit": _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "commit": _first_line(
+            "git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"
+        ),
         "taken_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
         "rehearsal": quick or not on_gpu,
         "device": torch.cuda.get_device_name() if on_gpu else platform.processor() or "CPU",
-        "driver": _said(*query) if on_gpu else "",
+        "driver": _first_line(*query) if on_gpu else "",
         "cuda": torch.version.cuda,
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg(),
@@ -157,7 +159,7 @@ def manifest(device: str, quick: bool) -> dict[str, Any]:
     }
 
 
-def _said(*command: str) -> str:
+def _first_line(*command: str) -> str:
     """The first line that a command printed; nothing where there is no such command."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -56,7 +56,7 @@ class Outcome:
     late_s: float  # how much later it was
     latency_s: float  # from the intended instant to the last byte
     ask: Ask
-    said: str = ""  # of an error
+    message: str = ""  # of an error
     decision: str = ""  # its id, of an answer
     first_s: float = math.nan  # from the intended instant to the first piece of text
 

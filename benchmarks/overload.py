@@ -65,7 +65,7 @@ def summary(outcomes: list[Outcome], seconds: float) -> dict[str, Any]:
     """What a step came to; times in milliseconds."""
     right = [1e3 * each.latency_s for each in outcomes if each.kind is Kind.RIGHT]
     refused = [1e3 * each.latency_s for each in outcomes if each.kind is Kind.REFUSED]
-    errors = [each.said for each in outcomes if each.kind in (Kind.ERROR, Kind.WRONG)]
+    errors = [each.message for each in outcomes if each.kind in (Kind.ERROR, Kind.WRONG)]
     span = max((each.due + each.latency_s for each in outcomes), default=0.0)
     span -= min((each.due for each in outcomes), default=0.0)
     return {

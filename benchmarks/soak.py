@@ -58,7 +58,7 @@ class Soak:
         self.kinds[outcome.kind] += 1
         query = outcome.ask.query
         if outcome.kind in (Kind.ERROR, Kind.WRONG):
-            self.errors[outcome.said] += 1
+            self.errors[outcome.message] += 1
         elif outcome.kind is Kind.RIGHT and not queries.may_fail(query):
             self.latencies.append((outcome.due, outcome.latency_s))
             if random.random() < JUDGED:
@@ -81,22 +81,22 @@ class Soak:
         while True:
             await asyncio.sleep(1)
             while self.to_judge:
-                await self._said(self.gateway.judge, self.to_judge.pop(), {"adder": True})
+                await self._call(self.gateway.judge, self.to_judge.pop(), {"adder": True})
 
     async def calibrate(self, every_s: float) -> None:
         """A new calibration, and the one before it made active again, until cancelled."""
         before = None
         for seed in itertools.count(100):
             await asyncio.sleep(every_s / 2)
-            made = await self._said(self.gateway.calibrate, seed)
+            made = await self._call(self.gateway.calibrate, seed)
             await asyncio.sleep(every_s / 2)
             if before is not None:
-                await self._said(
+                await self._call(
                     self.gateway.admin, f"/calibrations/{before}/activate", {"confirm": True}
                 )
             before, self.calibrated = made, self.calibrated + 1
 
-    async def _said(self, do: Any, *arguments: Any) -> Any:
+    async def _call(self, do: Any, *arguments: Any) -> Any:
         try:
             return await asyncio.to_thread(do, *arguments)
         except urllib.error.HTTPError as exc:

@@ -99,7 +99,7 @@ async def routed(port: int, queries: list[str]) -> dict[str, float]:
     outcomes = await load.closed(client, map(Ask, queries), 1)
     client.close()
     if failed := [each for each in outcomes if each.kind is not Kind.RIGHT]:
-        raise SystemExit(f"{len(failed)} decisions failed: {failed[0].said}")
+        raise SystemExit(f"{len(failed)} decisions failed: {failed[0].message}")
     return _quantiles([each.latency_s for each in outcomes])
 
 

@@ -50,7 +50,7 @@ class Goal:
     unit: str = ""
 
     @property
-    def said(self) -> str:
+    def verdict(self) -> str:
         """Whether the target is met, as a word."""
         if math.isnan(self.seen):
             return "not measured"
@@ -258,7 +258,7 @@ def aims(found: Sequence[Goal]) -> str:
     def row(goal: Goal) -> list[str]:
         sign = "≥" if goal.least else "≤"
         seen = f"{number(goal.seen, 2)}{goal.unit}"
-        return [goal.name, seen, f"{sign} {goal.bound:g}{goal.unit}", goal.said]
+        return [goal.name, seen, f"{sign} {goal.bound:g}{goal.unit}", goal.verdict]
 
     return table(("figure", "measured", "target", ""), map(row, found))
 

@@ -274,16 +274,16 @@ def test_a_real_gpu_is_seen() -> None:
 
 
 def test_a_clock_is_compared_with_all_servers() -> None:
-    """Ours is wrong when all say so, one server's when it alone does."""
+    """The own clock is wrong if it differs from all servers, a server's if only it differs."""
 
-    def told(*ahead: float | None) -> Finding:
+    def finding_of(*ahead: float | None) -> Finding:
         return clock.check([ModelList(f"http://s{i}", (), each) for i, each in enumerate(ahead)])
 
-    is_so(told(0.4, -2.0), OK, "all 2 servers")
-    is_so(told(None), OK, "no server")
-    is_so(told(60.0, 61.0), WARNING, "61 s behind all 2 servers", "this machine's")
-    is_so(told(-60.0, -61.0), WARNING, "61 s ahead of")
-    is_so(told(0.0, -3600.0), WARNING, "http://s1 is 3600 s behind")
+    is_so(finding_of(0.4, -2.0), OK, "all 2 servers")
+    is_so(finding_of(None), OK, "no server")
+    is_so(finding_of(60.0, 61.0), WARNING, "61 s behind all 2 servers", "this machine's")
+    is_so(finding_of(-60.0, -61.0), WARNING, "61 s ahead of")
+    is_so(finding_of(0.0, -3600.0), WARNING, "http://s1 is 3600 s behind")
 
 
 # Endpoints --------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ BEFORE: list[dict[str, Any]] = [
     {"role": "user", "content": "Good morning, what is your name?"},
     {"role": "assistant", "content": "I have none, ask me something."},
 ]
-ASKED: dict[str, Any] = {"role": "user", "content": TWO}
+QUESTION: dict[str, Any] = {"role": "user", "content": TWO}
 ALPHA = 0.2
 
 pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another module
@@ -105,7 +105,7 @@ def test_each_kind_has_the_threshold_of_its_own_rows(
     mixed: Gateway, oracles: dict[str, Calibration]
 ) -> None:
     """As if the other rows were not there, for every alpha and for smaller pools."""
-    messages_of = {"first": [ASKED], "later": second()}
+    messages_of = {"first": [QUESTION], "later": second()}
     for kind, messages in messages_of.items():
         for pool in (POOL, POOL[:2]):
             rows = oracles[kind].restrict(pool)
@@ -125,7 +125,7 @@ def test_the_kinds_have_different_thresholds(oracles: dict[str, Calibration]) ->
 def test_an_answer_to_a_later_turn_is_certified(mixed: Gateway) -> None:
     """Through the chat endpoint, with what clients send back of an answer: nulls and nothing."""
     answered = {**BEFORE[1], "refusal": None, "tool_calls": None, "annotations": []}
-    turns = [BEFORE[0], answered, ASKED]
+    turns = [BEFORE[0], answered, QUESTION]
     answer = mixed.post("/v1/chat/completions", json={"model": "auto", "messages": turns})
     assert answer.headers["x-racer-guarantee"] == "holds"
     assert answer.json()["racer"]["certificate"]["reasons"] == ["later_turn"]
@@ -145,7 +145,7 @@ def test_turns_that_rows_cannot_have_are_void(
     mixed: Gateway, oracles: dict[str, Calibration], turns: list[dict[str, Any]]
 ) -> None:
     """Calls, their results and hidden thoughts: later turns' rows decide, nothing holds."""
-    certificate = certified(mixed, [*turns, ASKED])
+    certificate = certified(mixed, [*turns, QUESTION])
     role = turns[-1]["role"]
     reasons = [f"conditions_differ:messages.{role}", "later_turn"]
     assert (certificate["holds"], certificate["reasons"]) == (False, reasons)
@@ -154,14 +154,14 @@ def test_turns_that_rows_cannot_have_are_void(
 
 def test_an_answer_to_be_continued_is_void(mixed: Gateway) -> None:
     """No row ends with words of the assistant."""
-    certificate = certified(mixed, [ASKED, BEFORE[1]])
+    certificate = certified(mixed, [QUESTION, BEFORE[1]])
     assert certificate["reasons"] == ["conditions_differ:messages.assistant", "later_turn"]
 
 
 def test_later_turns_come_as_responses_too(mixed: Gateway) -> None:
     """With what that endpoint's clients send back: items of parts, with annotations."""
     part = {"type": "output_text", "text": BEFORE[1]["content"], "annotations": []}
-    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [part]}, ASKED]
+    items = [BEFORE[0], {"type": "message", "role": "assistant", "content": [part]}, QUESTION]
     answer = mixed.post("/v1/responses", json={"model": "auto", "input": items})
     assert answer.status_code == 200, answer.text
     certificate = answer.json()["racer"]["certificate"]
@@ -299,7 +299,7 @@ def test_groups_are_of_either_kind(serve: Serve, noisy_artifact: Path) -> None:
     easy, hard = as_json(noisy(40_000, 60, flipped=0.05)), as_json(noisy(50_000, 60, flipped=0.45))
     rows = [row | {"group": "a"} for row in [*easy, *later(hard)]]
     upload(gateway, [*rows, *as_json(FIRST), *later(as_json(LATER))])
-    first = certified(gateway, [ASKED], group="a")
+    first = certified(gateway, [QUESTION], group="a")
     result = certified(gateway, second(), group="a")
     assert [each["guarantee"]["group"] for each in (first, result)] == ["a", "a"]
     assert first["n"] <= 60 >= result["n"]

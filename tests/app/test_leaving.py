@@ -39,7 +39,7 @@ def left(pool: FakePool, connection: socket.socket, names: list[str]) -> bool:
 
 
 CHAT = "/v1/chat/completions"
-ASKED = [
+REQUESTS = [
     pytest.param(CHAT, {"model": "auto", "messages": user(ONE)}, ["adder"], id="one"),
     pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, ["adder", "speller"], id="two"),
     pytest.param(
@@ -55,7 +55,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streaming"])
-@pytest.mark.parametrize(("path", "body", "names"), ASKED)
+@pytest.mark.parametrize(("path", "body", "names"), REQUESTS)
 def test_calls_end_when_their_client_leaves_before_an_answer(
     gateway: Gateway,
     pool: FakePool,
@@ -72,7 +72,7 @@ def test_calls_end_when_their_client_leaves_before_an_answer(
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "names"), [each for each in ASKED if len(each.values[2]) == 1]
+    ("path", "body", "names"), [each for each in REQUESTS if len(each.values[2]) == 1]
 )
 def test_a_live_stream_ends_when_its_client_leaves(
     gateway: Gateway, pool: FakePool, path: str, body: dict[str, Any], names: list[str]

@@ -34,7 +34,7 @@ def written(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]
 
 
 CHAT = "/v1/chat/completions"
-ASKED = [
+REQUESTS = [
     pytest.param(CHAT, {"model": "auto", "messages": user(TWO)}, TWO, "7", id="chat"),
     pytest.param(CHAT, {"model": "poet", "messages": user(ONE)}, ONE, "7", id="named"),
     pytest.param("/v1/completions", {"model": "auto", "prompt": ONE}, ONE, "7", id="completions"),
@@ -47,7 +47,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "prompt", "answer"), ASKED)
+@pytest.mark.parametrize(("path", "body", "prompt", "answer"), REQUESTS)
 def test_prompts_are_written_where_they_are_wanted(
     talking: Gateway,
     pool: FakePool,
@@ -66,7 +66,7 @@ def test_prompts_are_written_where_they_are_wanted(
         assert line["selected"]
 
 
-@pytest.mark.parametrize(("path", "body", "prompt", "answer"), ASKED)
+@pytest.mark.parametrize(("path", "body", "prompt", "answer"), REQUESTS)
 def test_prompts_are_not_written_otherwise(
     gateway: Gateway, path: str, body: dict[str, Any], prompt: str, answer: str | None
 ) -> None:

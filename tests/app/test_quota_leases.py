@@ -56,9 +56,9 @@ class World:
         self.expired += self.now - self.drawn_at[number] > LEASE_S
         self.drawn_at[number] = self.now
         bucket = self.buckets[number]
-        got = self.lend(str(number), bucket.leased)
+        drawn = self.lend(str(number), bucket.leased)
         bucket.lease()
-        bucket.add(got.units)
+        bucket.add(drawn.units)
 
     def lend(self, gateway: str, held: float) -> Drawn:
         """Draw by the clock of this world."""

@@ -51,7 +51,7 @@ class Handle:
     faults: list[Exception | Overloaded] = field(default_factory=list)
     value: Any = None  # instead of the router's
     hang: bool = False
-    asked: list[tuple[Any, str]] = field(default_factory=list)
+    calls: list[tuple[Any, str]] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
 
     def __getattr__(self, method: str) -> Any:
@@ -67,7 +67,7 @@ class _Method:
 
     def remote(self, texts: str | Sequence[str], artifact: str) -> Response:
         handle, response = self.handle, Response()
-        handle.asked.append((texts, artifact))
+        handle.calls.append((texts, artifact))
         handle.responses.append(response)
         if handle.hang:
             return response
@@ -115,7 +115,7 @@ def test_rows_come_back_in_their_places(scoring: Any, handle: Handle, loaded: Ra
     assert found.neighbours is not None
     assert right.neighbours is not None
     assert np.array_equal(found.neighbours, right.neighbours)
-    assert {artifact for _, artifact in handle.asked} == {"digest"}
+    assert {artifact for _, artifact in handle.calls} == {"digest"}
     assert counts == sorted(counts)
     assert {count for _, count in counts} == {len(TEXTS)}
 
@@ -153,7 +153,7 @@ def test_another_error_is_raised_at_once(scoring: Any, handle: Handle) -> None:
     handle.faults = [ray_errors.RayTaskError("score", "its stack", ValueError("broken"))]
     with pytest.raises(ray_errors.RayTaskError):
         asyncio.run(scoring.score(ONE))
-    assert len(handle.asked) == 1
+    assert len(handle.calls) == 1
 
 
 def test_a_calibration_that_is_given_up_leaves_nothing_behind(scoring: Any, handle: Handle) -> None:
@@ -161,7 +161,7 @@ def test_a_calibration_that_is_given_up_leaves_nothing_behind(scoring: Any, hand
     handle.hang = True
 
     def give_up(done: int, _: int) -> None:
-        if len(handle.asked) == 2:
+        if len(handle.calls) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

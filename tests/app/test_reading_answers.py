@@ -144,10 +144,10 @@ def test_an_answer_not_read_by_the_deadline_has_no_vote() -> None:
     async def story() -> tuple[str | None, frozenset[str]]:
         async with asyncio.timeout(60):
             late = await vote(Equality.MATH, time.monotonic() + 0.05).read(replied("1"))
-            got = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
+            result = FanOutResult(replies={"adder": replied("1")}, forms={"adder": None})
             meaning = vote(Equality.SEMANTIC, time.monotonic() + 0.05)
-            medoids = await meaning.cluster(got, ["adder"])
-            assert got.forms == {"adder": None}
+            medoids = await meaning.cluster(result, ["adder"])
+            assert result.forms == {"adder": None}
             return late, medoids
 
     assert asyncio.run(story()) == (None, frozenset())

@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CANARY = "CANARY-51c2e0"
 # A collector's address is configured, and nothing is sent there.
-TOLD = {"otlp_endpoint": "http://127.0.0.1:9"}
+TELEMETRY = {"otlp_endpoint": "http://127.0.0.1:9"}
 CONVENTIONS = (
     gen_ai_attributes, http_attributes, stable_http_attributes, error_attributes, server_attributes,
 )  # fmt: skip
@@ -79,7 +79,7 @@ def under(spans: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
 @pytest.fixture
 def traced_gateway(serve: Serve, pool: FakePool, exporter: InMemorySpanExporter) -> Gateway:
     """A chat request of which one candidate fails, and whose answers an evaluator weighs."""
-    gateway = serve(telemetry=TOLD, aggregation=judged(pool.url))
+    gateway = serve(telemetry=TELEMETRY, aggregation=judged(pool.url))
     pool.say("adder", f"7 {CANARY}")
     pool.say("speller", f"seven {CANARY}")
     pool.fail("poet", "500")

@@ -77,7 +77,7 @@ def test_without_the_setting_there_is_none(gateway: Gateway, pool: FakePool) -> 
 
 
 CHAT = "/v1/chat/completions"
-ASKED = [
+REQUESTS = [
     pytest.param(CHAT, {"model": "auto", "messages": user("{}")}, 200, id="chat"),
     pytest.param(CHAT, {"model": "auto", "messages": user("{}"), "stream": True}, 200, id="stream"),
     pytest.param("/v1/completions", {"model": "auto", "prompt": "{}"}, 200, id="completions"),
@@ -96,7 +96,7 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status"), ASKED)
+@pytest.mark.parametrize(("path", "body", "status"), REQUESTS)
 def test_every_query_is_stored_with_its_decision(
     storing: Gateway, pool: FakePool, place: Path, path: str, body: dict[str, Any], status: int
 ) -> None:

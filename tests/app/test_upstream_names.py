@@ -38,7 +38,8 @@ def encrypted(certificate: Path) -> Replica:
     return Replica(answers, tls=context, scheme="https")
 
 
-async def _asked(one: Replica, *, verify: bool) -> int:
+async def attempts(one: Replica, *, verify: bool) -> int:
+    """Call the candidate over TLS and return the number of attempts."""
     try:
         await one.start()
         async with opened({"m": [one]}, candidate={"verify_tls": verify}) as fleet:
@@ -51,9 +52,9 @@ def test_a_self_signed_certificate_is_refused(certificate: Path) -> None:
     """Nothing is sent, and the call is not repeated without encryption."""
     one = encrypted(certificate)
     with pytest.raises(UpstreamError) as caught:
-        uvloop.run(_asked(one, verify=True))
+        uvloop.run(attempts(one, verify=True))
     assert (caught.value.kind, caught.value.lasting) == ("upstream_tls_error", True)
-    assert one.asked == []
+    assert one.lookups == []
 
 
 def test_verification_can_be_switched_off_and_is_then_logged(
@@ -61,7 +62,7 @@ def test_verification_can_be_switched_off_and_is_then_logged(
 ) -> None:
     """For this candidate alone."""
     with caplog.at_level(logging.WARNING):
-        assert uvloop.run(_asked(encrypted(certificate), verify=False)) == 1
+        assert uvloop.run(attempts(encrypted(certificate), verify=False)) == 1
     assert "the certificate of m is not verified" in caplog.text
 
 
@@ -94,20 +95,20 @@ class _Names(AbstractResolver):
     """A name server that can be switched off, or made slow."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.lookups = 0
         self.broken = False
         self.slow_s = 0.0
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        self.asked += 1
+        self.lookups += 1
         await asyncio.sleep(self.slow_s)
         if self.broken:
             raise OSError(f"no answer for {host}")
         return [
             ResolveResult(
-                hostname=host, host=f"10.0.0.{self.asked}", port=port, family=family, proto=0,
+                hostname=host, host=f"10.0.0.{self.lookups}", port=port, family=family, proto=0,
                 flags=0,
             )
         ]  # fmt: skip
@@ -137,9 +138,9 @@ def test_the_last_good_address_outlives_its_name_server() -> None:
         with pytest.raises(OSError, match="gpu-1"):
             await address()
         names.broken = False
-        assert await address() == f"10.0.0.{names.asked}"
+        assert await address() == f"10.0.0.{names.lookups}"
         names.slow_s = 10 * LOOKUP_S
-        assert await address() == f"10.0.0.{names.asked - 1}"
+        assert await address() == f"10.0.0.{names.lookups - 1}"
 
     uvloop.run(test())
 

@@ -110,10 +110,10 @@ def test_a_truncated_answer_is_an_error(load: Any) -> None:
     *outcomes, connections = outcomes_of(load, cut, [b"no HTTP\r\n\r\n", b""], [whole(RIGHT)])
     kinds = [each.kind for each in outcomes]
     assert kinds == [load.Kind.ERROR, load.Kind.ERROR, load.Kind.RIGHT]
-    assert outcomes[0].said == "EOFError while reading"  # at once, not when time is up
+    assert outcomes[0].message == "EOFError while reading"  # at once, not when time is up
     assert connections == 3
     endless = outcomes_of(load, streamed(RIGHT, done=False), stream=True)[0]
-    assert (endless.kind, endless.said) == (load.Kind.ERROR, "a stream without its end")
+    assert (endless.kind, endless.message) == (load.Kind.ERROR, "a stream without its end")
 
 
 def test_a_connection_that_is_not_kept_is_not_used_again(load: Any) -> None:

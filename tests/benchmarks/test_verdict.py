@@ -154,17 +154,17 @@ def test_an_arm_that_was_not_measured_has_no_figure() -> None:
 )
 def test_an_aim_is_met_at_its_bound(seen: float, least: bool, verdict: str) -> None:
     """And what was not measured is not met."""
-    assert Goal("an aim", seen, 1.0, least).said == verdict
+    assert Goal("an aim", seen, 1.0, least).verdict == verdict
 
 
 def test_every_aim_can_be_missed_alone() -> None:
     """Each by the figure that it is named after."""
-    assert {each.said for each in goals(a_document())} == {"met"}
+    assert {each.verdict for each in goals(a_document())} == {"met"}
     slower = a_document(
         SET_1=an_arm(1_900, 0.4, 35),
         SET_3=an_arm(980, 1.1, 5),
     )
-    missed = [each.name for each in goals(slower) if each.said == "MISSED"]
+    missed = [each.name for each in goals(slower) if each.verdict == "MISSED"]
     assert missed == [
         "throughput, `racer, set of 1` / `LiteLLM`",
         "throughput, `racer, set of 1` / `bare x1`",
@@ -173,7 +173,7 @@ def test_every_aim_can_be_missed_alone() -> None:
         "added p50, `racer, set of 3`, 60/s",
     ]
     streaming = a_document(SET_1=an_arm(2_400, 0.6, 45), ROUTE=an_arm(4_000, 0.5, 0))
-    missed = [each.name for each in goals(streaming) if each.said == "MISSED"]
+    missed = [each.name for each in goals(streaming) if each.verdict == "MISSED"]
     assert len(missed) == 3
     assert missed == [
         "added p50 of the first token, `racer, set of 1`, 25/s",
@@ -184,8 +184,8 @@ def test_every_aim_can_be_missed_alone() -> None:
     slow = goals(a_document() | {"starts": started})[-2:]
     assert WITH_TORCH in slow[0].name
     assert PINNED_ONLY in slow[1].name
-    assert {each.said for each in slow} == {"MISSED"}
-    assert {each.said for each in goals(a_document() | {"starts": {}})[-2:]} == {"not measured"}
+    assert {each.verdict for each in slow} == {"MISSED"}
+    assert {each.verdict for each in goals(a_document() | {"starts": {}})[-2:]} == {"not measured"}
 
 
 def test_the_tables_have_all_arms_and_as_many_cells_in_every_row() -> None:

@@ -103,7 +103,7 @@ def assert_weighed_as_served(pool, texts, labels, sets, scores, ratings, t):
     world=worlds(), table=st.lists(GAPPY, min_size=4, max_size=4), t=st.sampled_from(TEMPERATURES)
 )
 def test_votes_weighed_by_ratings_are_those_of_the_gateway(world, table, t):
-    """Whatever the evaluator said of whom, and of whomever it said nothing; ties included."""
+    """For any ratings, missing ones and ties included."""
     pool, texts, labels, sets, scores = world
     ratings = [row[: len(pool)] for row in table[: len(texts)]]
     assert_weighed_as_served(pool, texts, labels, sets, scores, ratings, t)
@@ -121,8 +121,8 @@ def test_many_votes_weighed_by_ratings_are_those_of_the_gateway(t, step):
     texts = rng.choice(TEXTS, shape).tolist()
     labels, sets = rng.random(shape) < 0.5, rng.random(shape) < 0.6
     scores = rng.random(shape).round(6)
-    said = (rng.random(shape) / step).round() * step
-    ratings = np.where(rng.random(shape) < 1 / 3, None, said)
+    rated = (rng.random(shape) / step).round() * step
+    ratings = np.where(rng.random(shape) < 1 / 3, None, rated)
     rows = (each.tolist() for each in (labels, sets, scores, ratings))
     assert_weighed_as_served((*NAMES, "m5"), texts, *rows, t)
 

@@ -1,4 +1,4 @@
-"""Embeddings on disk: asked for once, and never those of another encoder."""
+"""Embedding cache on disk: each text is encoded once, and files of other encoders are not read."""
 
 from dataclasses import replace
 
@@ -13,16 +13,16 @@ TEXTS = ["one", "two", "three", "ünïcode 🚂", "one"]
 
 
 class Counting:
-    """An encoder that remembers what it was asked, and marks long texts as cut."""
+    """An encoder that records its texts and marks long ones as truncated."""
 
     def __init__(self, **changes):
         self.inside = CharNgramEncoder()
         self.spec = replace(self.inside.spec, **changes)
-        self.asked = []
+        self.encoded_texts = []
 
     def encode(self, texts):
         """Embed and remember."""
-        self.asked += texts
+        self.encoded_texts += texts
         encoded = self.inside.encode(texts)
         return replace(encoded, truncated=np.array([len(text) > 3 for text in texts], dtype=bool))
 
@@ -33,10 +33,10 @@ def test_a_second_run_does_not_call_the_encoder(tmp_path):
     first, second = Counting(), Counting()
     fresh = CachedEncoder(first, file).encode(TEXTS)
     cached = CachedEncoder(second, file).encode(TEXTS[::-1])
-    assert second.asked == []
+    assert second.encoded_texts == []
     plain = Counting().encode(TEXTS)
-    for got in (fresh, replace(cached, embeddings=cached.embeddings[::-1])):
-        np.testing.assert_array_equal(got.embeddings, plain.embeddings)
+    for stored in (fresh, replace(cached, embeddings=cached.embeddings[::-1])):
+        np.testing.assert_array_equal(stored.embeddings, plain.embeddings)
     np.testing.assert_array_equal(fresh.truncated, plain.truncated)
     np.testing.assert_array_equal(cached.truncated[::-1], plain.truncated)
 
@@ -47,7 +47,7 @@ def test_only_what_is_new_is_embedded(tmp_path):
     cached = CachedEncoder(encoder, tmp_path / "cache.sqlite")
     cached.encode(TEXTS[:2])
     cached.encode([*TEXTS[:2], "new"])
-    assert encoder.asked == ["one", "two", "new"]
+    assert encoder.encoded_texts == ["one", "two", "new"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_another_encoder_has_embeddings_of_its_own(tmp_path, changes):
     other, moved = Counting(**changes), Counting(name="elsewhere")
     CachedEncoder(other, file).encode(TEXTS[:1])
     CachedEncoder(moved, file).encode(TEXTS[:1])
-    assert (other.asked, moved.asked) == (["one"], [])
+    assert (other.encoded_texts, moved.encoded_texts) == (["one"], [])
 
 
 def test_no_texts_are_no_rows(tmp_path):

@@ -119,15 +119,15 @@ def test_an_encoder_without_the_mark_is_opened_plain(tiny_encoder):
 
 
 class Counting:
-    """A semantic encoder that remembers what it was asked."""
+    """A semantic encoder that records its texts."""
 
     def __init__(self, spec):
         self.spec = spec
-        self.asked = []
+        self.encoded_texts = []
 
     def encode(self, texts):
         """One direction for all texts."""
-        self.asked += texts
+        self.encoded_texts += texts
         embeddings = np.zeros((len(texts), 3), dtype=np.float32)
         embeddings[:, 1] = 1.0
         return EncoderOutput(embeddings, np.zeros(len(texts), dtype=bool))
@@ -143,7 +143,7 @@ def test_the_cache_stands_in_front_of_the_semantic_half(hybrid, tmp_path):
     assert fresh.spec == hybrid.spec
     embeddings = fresh.encode(TEXTS).embeddings
     cached = with_cache(HybridEncoder(second), file).encode(TEXTS).embeddings
-    assert (first.asked, second.asked) == (TEXTS, [])
+    assert (first.encoded_texts, second.encoded_texts) == (TEXTS, [])
     np.testing.assert_array_equal(embeddings, cached)
     np.testing.assert_array_equal(
         embeddings, HybridEncoder(Counting(hybrid.spec)).encode(TEXTS).embeddings
@@ -156,7 +156,7 @@ def test_a_plain_run_finds_what_a_hybrid_one_embedded(hybrid, tmp_path):
     with_cache(HybridEncoder(Counting(hybrid.semantic.spec)), file).encode(TEXTS)
     plain = Counting(hybrid.semantic.spec)
     assert with_cache(plain, file).encode(TEXTS).embeddings.shape == (len(TEXTS), 3)
-    assert plain.asked == []
+    assert plain.encoded_texts == []
 
 
 def test_no_cache_is_no_cache(hybrid):

@@ -211,12 +211,12 @@ def test_another_reach_keeps_the_lists_and_their_probes():
     """Scores on which tau was chosen are those that are served."""
     router = router_of(synthetic_rows(80, seed=3), exact_below=1)
     assert router.reaching(7).index is router.index
-    for wanted, got in {
+    for wanted, reach in {
         7: 7,
         2: 5,
         99: 80,
     }.items():  # never fewer than vote, or more than there are
-        assert router.reaching(wanted).reach == got
+        assert router.reaching(wanted).reach == reach
 
 
 READ_AND_PREDICT = """

@@ -101,10 +101,10 @@ BODIES: dict[str, tuple[Endpoint, Strategy]] = {
 
 
 class _Reached(Exception):
-    """A request got as far as to candidates."""
+    """A request passed validation and would reach the candidates."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.asked = arguments
+        self.arguments = arguments
 
 
 def _nothing(_: int) -> None:
@@ -112,7 +112,7 @@ def _nothing(_: int) -> None:
 
 
 class _Anyone:
-    """In the place of a service: whatever is asked of it is the end of the way."""
+    """A stand-in for a service: every method raises with its arguments."""
 
     def __getattr__(self, _: str) -> Endpoint:
         async def reached(*arguments: Any) -> None:
@@ -134,7 +134,7 @@ class Door:
         self._runner = runner
 
     def ask(self, endpoint: Endpoint, data: bytes) -> tuple[Any, ...] | None:
-        """What candidates would be asked; None where the body is refused."""
+        """The arguments of the call that reaches the service; None if the body is refused."""
         state = {"caller": LOCAL, "quota_ticket": SimpleNamespace(spend=_nothing, hold=_nothing)}
         scope = {"type": "http", "method": "POST", "headers": [], "state": state}
         arrived: list[Arrival] = [{"type": "http.request", "body": data, "more_body": False}]
@@ -147,7 +147,7 @@ class Door:
         try:
             self._runner.run(endpoint(Request(scope, receive), self._services))
         except _Reached as reached:
-            return reached.asked
+            return reached.arguments
         except RacerError as exc:
             refused = exc
         else:

@@ -144,17 +144,17 @@ some_requests = st.lists(requests, min_size=2, max_size=6)
 
 def messages(turns: str, text: str) -> list[dict[str, Any]]:
     """A conversation that ends with a text of the user, or nearly so."""
-    asked = {"role": "user", "content": text}
+    question = {"role": "user", "content": text}
     system = {"role": "system", "content": "Answer in French."}
     hello = {"role": "user", "content": "Hello"}
     shapes: dict[str, list[dict[str, Any]]] = {
-        "plain": [asked],
+        "plain": [question],
         "part": [{"role": "user", "content": [{"type": "text", "text": text}]}],
-        "system": [system, asked],
-        "last_system": [asked, system],
-        "earlier": [hello, {"role": "assistant", "content": "Hi"}, asked],
-        "refusal": [hello, {"role": "assistant", "content": "Hi", "refusal": None}, asked],
-        "name": [{**asked, "name": "ann"}],
+        "system": [system, question],
+        "last_system": [question, system],
+        "earlier": [hello, {"role": "assistant", "content": "Hi"}, question],
+        "refusal": [hello, {"role": "assistant", "content": "Hi", "refusal": None}, question],
+        "name": [{**question, "name": "ann"}],
         "image": [
             {
                 "role": "user",
@@ -164,7 +164,7 @@ def messages(turns: str, text: str) -> list[dict[str, Any]]:
                 ],
             }
         ],
-        "prefill": [asked, {"role": "assistant", "content": "The answer is"}],
+        "prefill": [question, {"role": "assistant", "content": "The answer is"}],
     }
     return shapes[turns]
 

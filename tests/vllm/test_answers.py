@@ -127,14 +127,14 @@ def test_several_candidates_are_merged_before_they_stream(gateway: Gateway) -> N
     text = rows_of("test", 1).queries[0]
     racer = WHOLE_POOL | {"explain": True}
     *others, last = streamed(gateway, text, racer)
-    told = last.racer
-    assert sorted(told["selected"]) == sorted(told["answers"]) == sorted(POOL)
-    assert deltas(others) == [told["answers"][told["served_by"]]]
-    assert {call["candidate"] for call in told["usage"]} == set(POOL)
-    assert last.usage.completion_tokens == sum(u["completion_tokens"] for u in told["usage"])
-    assert last.usage.total_tokens == sum(u["total_tokens"] for u in told["usage"])
-    assert told["certificate"]["holds"] is True
-    assert told["certificate"]["guarantee"]["trivial"] is True
+    returned = last.racer
+    assert sorted(returned["selected"]) == sorted(returned["answers"]) == sorted(POOL)
+    assert deltas(others) == [returned["answers"][returned["served_by"]]]
+    assert {call["candidate"] for call in returned["usage"]} == set(POOL)
+    assert last.usage.completion_tokens == sum(u["completion_tokens"] for u in returned["usage"])
+    assert last.usage.total_tokens == sum(u["total_tokens"] for u in returned["usage"])
+    assert returned["certificate"]["holds"] is True
+    assert returned["certificate"]["guarantee"]["trivial"] is True
 
 
 @pytest.mark.parametrize("model", ["auto", "abacus"])

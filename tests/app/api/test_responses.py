@@ -88,14 +88,14 @@ def item(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"type": "message", "role": role, "content": list(parts)}
 
 
-ASKED = item("user", {"type": "input_text", "text": ONE})
+QUESTION = item("user", {"type": "input_text", "text": ONE})
 
 
 @pytest.mark.parametrize(
     ("fields", "reasons"),
     [
         ({"input": [{"role": "user", "content": ONE}]}, []),
-        ({"input": [ASKED]}, []),
+        ({"input": [QUESTION]}, []),
         ({"instructions": "Be brief."}, ["conditions_differ:instructions"]),
         ({"prompt": {"id": "pmpt_1"}}, ["conditions_differ:prompt"]),
         ({"max_tokens": 16}, ["conditions_differ:max_tokens"]),
@@ -103,17 +103,17 @@ ASKED = item("user", {"type": "input_text", "text": ONE})
         ({"text": {"format": {"type": "text"}}}, []),
         ({"text": {"format": {"type": "json_object"}}}, ["conditions_differ:text"]),
         (
-            {"input": [item("assistant", {"type": "output_text", "text": "Hi"}), ASKED]},
+            {"input": [item("assistant", {"type": "output_text", "text": "Hi"}), QUESTION]},
             ["multi_turn_uncalibrated"],
         ),
         (
-            {"input": [ASKED, {"type": "function_call", "name": "f", "arguments": "{}"}]},
+            {"input": [QUESTION, {"type": "function_call", "name": "f", "arguments": "{}"}]},
             ["conditions_differ:input.other", "multi_turn_uncalibrated"],
         ),
         (
             {
                 "input": [
-                    ASKED,
+                    QUESTION,
                     {"type": "function_call_output", "call_id": "c", "output": "7"},
                 ]
             },
