@@ -123,7 +123,7 @@ class ActiveCalibration:
             Overloaded: It is not cached, and too many others are being computed.
         """
         calibration = await self.sub_pool(record, names, populations=populations)
-        if calibration.groups is None:
+        if not record.has_groups:
             return GroupThreshold(calibration=calibration, group=None)
         place = (record.id, names, populations)
         rows = await self._grouped.get(place, lambda: GroupedRows(calibration))

@@ -2,6 +2,12 @@
 
 Calibration and serving must find a group in the same way, from the query or from the caller. Then
 P(miss | group) <= alpha holds for every group with its own threshold.
+
+All rows together are exchangeable with a request whose group is unknown only if the request is
+drawn from the same mixture of groups. Groups of rows declare populations that differ, and nothing
+says that requests without a group are such a mixture. So to have no group is a group like any
+other: rows without a group are its sample, and where every row has one, it has no rows. By
+language, every request has a group.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ class GroupThreshold:
         calibration: The rows.
         group: Their group.
         is_calibrated: Whether the rows are a sample of the request's population. Rows of other
-            groups are none of a group that no row belongs to.
+            groups are no sample of a group that no row belongs to.
     """
 
     calibration: Calibration
@@ -113,7 +119,7 @@ class GroupedRows:
     """
 
     def __init__(self, calibration: Calibration) -> None:
-        groups = set(calibration.groups or ())
+        groups = set(calibration.groups or (None,))
         alpha = calibration.options.alpha
         self._calibration = calibration
         self._groups = groups
@@ -126,14 +132,14 @@ class GroupedRows:
     def plan(self, group: str | None) -> RowPlan:
         """The rows that set a group's threshold: its own if they are enough, else the pooled rows.
 
-        The pooled rows are those of all groups that are too small, and those without a group. Where
-        every row has a group, a request without one counts as drawn like all rows together. A group
-        that no row belongs to gets the pooled rows, which promise nothing about it.
+        The pooled rows are those of all groups that are too small, and those without a group. A
+        group that no row belongs to gets the pooled rows, which promise nothing about it. Where
+        every row has a group, a request without one gets all rows, which promise nothing either.
         """
-        if group is None and None not in self._groups:
-            return RowPlan()
         if group in self._own:
             return RowPlan(group=group, apart=self._own)
+        if group is None and None not in self._groups:
+            return RowPlan(is_calibrated=False)
         return RowPlan(apart=self._own, is_calibrated=group in self._groups)
 
     def serving(self, plan: RowPlan) -> GroupThreshold:

@@ -40,9 +40,10 @@ class Reason(StrEnum):
     """
 
     GROUP_UNCALIBRATED = "group_uncalibrated"
-    """No calibration row belongs to the request's group. The threshold of the pooled rows was used.
+    """No calibration row belongs to the request's group; or every row has a group, and the request
+    has none. The threshold of the pooled rows was used.
 
-    Upload rows of the group, or ask with a group that has rows.
+    Upload rows of the group, or without one; ask with a group that has rows.
     """
 
     GROUPING_CHANGED = "grouping_changed"

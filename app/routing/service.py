@@ -205,10 +205,7 @@ class RoutingService:
             is_group_requested=(
                 options.group is not None
                 and self._settings.routing.group_by == "request"
-                and any(
-                    record.populations[place].calibration.groups is not None
-                    for place in rows.populations
-                )
+                and record.has_groups
             ),
             is_group_calibrated=threshold is None or threshold.is_calibrated,
             whole_pool=why_whole_pool,

@@ -66,9 +66,12 @@ class CalibrationRecord:
 
     def is_grouped_by(self, group_by: str) -> bool:
         """Whether requests grouped by this setting belong to the groups of the rows."""
-        return self.grouped_by == group_by or all(
-            each.calibration.groups is None for each in self.populations
-        )
+        return self.grouped_by == group_by or not self.has_groups
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some row has a group; rows without one are then no rows of any group."""
+        return any(each.calibration.groups is not None for each in self.populations)
 
     @property
     def calibration(self) -> Calibration:

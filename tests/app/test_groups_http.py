@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.conditions import ConditionReader
 from app.routing.groups import GroupedRows, Grouping, GroupThreshold, RowPlan, language_detector
 from app.settings import key_format
 from app.store.calibration_record import CalibrationRecord, Population
@@ -32,6 +33,7 @@ from tests.support.gateway import (
     Serve,
     as_json,
     configure,
+    labelled,
     noisy,
     running,
 )
@@ -154,14 +156,29 @@ def test_a_smaller_pool_keeps_its_groups(grouped: Gateway, oracle: Calibration) 
     assert certificate["n"] == own.n
 
 
-def test_a_request_of_no_group_is_like_all_rows_where_every_row_has_one(serve: Serve) -> None:
-    """The marginal threshold applies; without it such requests would always call the whole pool."""
-    gateway = serve(calibrated=False)
-    known = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
+@pytest.mark.parametrize("group_by", ["request", "key"])
+def test_a_request_without_a_group_is_no_sample_of_groups(serve: Serve, group_by: str) -> None:
+    """Where every row has a group: all rows choose its set, and certify nothing."""
+    gateway = serve(calibrated=False, routing={"group_by": group_by})
+    stored = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
     certificate = certified(gateway)
     assert certificate["guarantee"]["group"] is None
-    assert certificate["n"] == known["evidence"]["n"]
-    assert certificate["holds"]
+    assert certificate["n"] == stored["evidence"]["n"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["group_uncalibrated"])
+
+
+def test_a_group_is_no_sample_of_other_conditions_without_groups(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """Groups are declared for an upload: its rows without one are no rows of a group."""
+    gateway = serve(calibrated=False, artifact=str(noisy_artifact))
+    fields = ConditionReader(gateway.settings.candidates).read({"seed": 5}).digests
+    seeded = [row | {"conditions": dict(fields)} for row in rows_of({None: noisy(50_000, 60)})]
+    upload(gateway, [*rows_of({"easy": GROUPS["easy"], None: noisy(60_000, 40)}), *seeded])
+    held = gateway.chat(TWO, seed=5)["racer"]["certificate"]
+    assert (held["holds"], held["reasons"]) == (True, ["labelled_conditions"])
+    found = gateway.chat(TWO, {"group": "easy"}, seed=5)["racer"]["certificate"]
+    assert "group_uncalibrated" in found["reasons"]
 
 
 def test_a_group_without_rows_calls_the_whole_pool_where_every_row_has_another(
@@ -192,7 +209,7 @@ def test_rows_that_were_grouped_otherwise_certify_nothing(
     tmp_path: Path, artifact: Path, pool: FakePool, now: str
 ) -> None:
     """After a change of `routing.group_by` and a restart the rows' groups are other populations."""
-    rows = rows_of({"en": GROUPS["easy"], "hard": GROUPS["hard"]})
+    rows = rows_of({"en": GROUPS["easy"], "hard": GROUPS["hard"], None: labelled(50_000, 60)})
     with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
         upload(gateway, rows)
         assert certified(gateway)["holds"]
@@ -203,7 +220,8 @@ def test_rows_that_were_grouped_otherwise_certify_nothing(
         upload(gateway, rows)
         assert certified(gateway)["holds"]
     with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        assert certified(gateway)["reasons"] == ["grouping_changed"]
+        certificate = certified(gateway, group="en")
+        assert (certificate["holds"], certificate["reasons"][0]) == (False, "grouping_changed")
 
 
 def test_rows_without_groups_outlive_a_change_of_grouping(
