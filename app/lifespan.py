@@ -154,6 +154,7 @@ async def _open_routing(
             setup=setup_digest(trained.artifact.digest, settings.candidates),
             text=settings.routing.text,
             group_by=settings.routing.group_by,
+            configured=conditions.configured,
             metrics=metrics,
         )
         # Opened before all writers, and so closed after them: closing it aborts calls to a database
@@ -228,7 +229,7 @@ async def _open_chat(
             scoring=scoring,
             active=active,
             grouping=grouping,
-            rows=RowSelector(conditions.configured, settings.routing.text),
+            rows=RowSelector(settings.routing.text),
             down=fleet.down,
             metrics=metrics,
         )

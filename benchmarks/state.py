@@ -36,6 +36,7 @@ from app.monitoring.drift_store import DriftStore
 from app.monitoring.metrics import MonitoringMetrics
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.conditions import Conditions
 from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord, Population
 from app.telemetry.metrics import Metrics
@@ -108,7 +109,8 @@ def record(rows: int) -> CalibrationRecord:
                     scores=scores,
                     labels=rng.random(scores.shape) < scores,
                     options=CalibrationOptions(),
-                )
+                ),
+                conditions=("0" * 32,) * len(POOL),
             ),
         ),
         evidence={},
@@ -237,6 +239,7 @@ def seen_s(store: Store, url: str, record: CalibrationRecord) -> list[float]:
                 setup=record.artifact,
                 text="last_user",
                 group_by="request",
+                configured=Conditions({}, ""),
                 metrics=Metrics(),
             ):
                 times: list[float] = []

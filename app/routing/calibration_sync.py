@@ -20,6 +20,7 @@ from prometheus_client import Gauge
 
 from app.errors import StoreDamaged, StoreError
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.conditions import Conditions
 from app.routing.groups import GroupBy
 from app.routing.reasons import Reason
 from app.store import SharedState, Store
@@ -43,6 +44,8 @@ class CalibrationSync:
             are ignored.
         text: The configured text that the router reads of later turns.
         group_by: The configured origin of a request's group.
+        configured: The conditions of a request of nothing but plain text: those of rows that were
+            stored without digests, from the time when they are first loaded.
         metrics: Registers the gauge ``racer_store_up``.
     """
 
@@ -54,6 +57,7 @@ class CalibrationSync:
         setup: str,
         text: RoutedText,
         group_by: GroupBy,
+        configured: Conditions,
         metrics: Metrics,
     ) -> None:
         self.setup = setup
@@ -61,6 +65,7 @@ class CalibrationSync:
         self._active = active
         self._text = text
         self._group_by: GroupBy = group_by
+        self._configured = configured
         self._one_at_a_time = asyncio.Lock()
         self._damaged: str | None = None  # id of a record that is not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
@@ -122,6 +127,10 @@ class CalibrationSync:
         elif wanted != self._damaged and wanted != self._current():
             if made is None or made.id != wanted:
                 made = await self._read(wanted)
+            if made.lacks_conditions:
+                made = await self._store.run_short(
+                    self._store.with_conditions, made.id, self._configured.digests
+                )
             if not made.is_grouped_by(self._group_by):
                 reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
                 made = replace(made, void_reasons=reasons)

@@ -14,7 +14,7 @@ from typing import Final
 
 from cachetools import LRUCache
 
-from app.routing.conditions import ROWS, Conditions
+from app.routing.conditions import ROWS
 from app.routing.query import Query
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.records.conversation import RoutedText
@@ -59,13 +59,10 @@ class RowSelector:
     """Selects rows of records.
 
     Args:
-        configured: The conditions of a request of nothing but plain text: those of rows that were
-            stored without digests.
         text: What the router reads of a conversation.
     """
 
-    def __init__(self, configured: Conditions, text: RoutedText) -> None:
-        self._configured = configured
+    def __init__(self, text: RoutedText) -> None:
         self._text = text
         self._indexes: LRUCache[tuple[str, Pool], _Index] = LRUCache(_MAX_POOLS)
 
@@ -82,7 +79,7 @@ class RowSelector:
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
         if alike := index.get((query.later, digests)):
             return RowSelection(populations=alike, turn=turn)
-        usual = self._digests(record.populations[0], record, names)
+        usual = _digests(record.populations[0], record, names)
         populations = index.get((query.later, usual))
         if populations is None:
             populations, turn = (0,), TurnKind.UNCALIBRATED
@@ -95,7 +92,7 @@ class RowSelector:
             found: dict[tuple[bool, tuple[str, ...]], tuple[int, ...]] = {}
             for place, population in enumerate(record.populations):
                 if place == 0 or self._decides(population):
-                    key = (population.later, self._digests(population, record, names))
+                    key = (population.later, _digests(population, record, names))
                     found[key] = (*found.get(key, ()), place)
             index = self._indexes[record.id, names] = found
         return index
@@ -105,10 +102,10 @@ class RowSelector:
         was_read_so = not population.later or population.text == self._text
         return was_read_so and population.is_enough
 
-    def _digests(
-        self, population: Population, record: CalibrationRecord, names: Pool
-    ) -> tuple[str, ...]:
-        if population.conditions is None:
-            return self._configured.of(names)
-        digests = dict(zip(record.calibration.pool, population.conditions, strict=True))
-        return tuple(digests[name] for name in names)
+
+def _digests(population: Population, record: CalibrationRecord, names: Pool) -> tuple[str, ...]:
+    """The digests of these candidates; none where they are unknown, which equals no request's."""
+    if population.conditions is None:
+        return ()
+    digests = dict(zip(record.calibration.pool, population.conditions, strict=True))
+    return tuple(digests[name] for name in names)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
+# In the document: the digests of populations that were stored without.
+STATED: Final = "conditions"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
@@ -26,7 +29,7 @@ class Population:
     Attributes:
         calibration: The rows. Options and patterns are the same in all populations of a record.
         conditions: Digests of what the candidates were sent for the rows, but for the query, in the
-            order of the calibration's pool; None: what the configuration alone sends.
+            order of the calibration's pool; None: unknown, and no request is like them.
         later: They are turns after the first of a conversation.
         text: What the router read of later turns.
     """
@@ -67,6 +70,11 @@ class CalibrationRecord:
     def is_grouped_by(self, group_by: str) -> bool:
         """Whether requests grouped by this setting belong to the groups of the rows."""
         return self.grouped_by == group_by or not self.has_groups
+
+    @property
+    def lacks_conditions(self) -> bool:
+        """Whether it was stored without digests, as version 0.1 did."""
+        return any(each.conditions is None for each in self.populations)
 
     @property
     def has_groups(self) -> bool:
@@ -141,7 +149,7 @@ def _populations(
 ) -> Iterator[Population]:
     """The stored populations; ``first`` is the calibration of the first one."""
     for place, settings in enumerate(fields.get("populations") or _before_conditions(fields)):
-        conditions = settings["conditions"]
+        conditions = settings["conditions"] or fields.get(STATED)
         groups = settings["groups"]
         prefix = settings.get("prefix", f"{place}_")
         yield Population(

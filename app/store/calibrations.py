@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
-from app.store.calibration_record import CalibrationRecord
+from app.store.calibration_record import STATED, CalibrationRecord
 from app.store.engine import ServerConnections, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
@@ -159,6 +159,28 @@ class Store:
         with self.transaction() as session:
             return _to_record(_find(session, calibration_id))
 
+    def with_conditions(self, calibration_id: str, digests: Mapping[str, str]) -> CalibrationRecord:
+        """A record whose rows have digests: where they have none, these are stored once for all.
+
+        Args:
+            calibration_id: The record.
+            digests: What each candidate is sent now, by name. Once stored, a later change of the
+                configuration no longer changes what the rows say.
+
+        Raises:
+            NotFound: No such record.
+        """
+        with self.transaction() as session:
+            engine.begin_writing(session)
+            row = session.get(CalibrationRow, calibration_id, with_for_update=True)
+            record = _to_record(row or _find(session, calibration_id))
+            if row is not None and record.lacks_conditions:
+                stated = {STATED: [digests[name] for name in record.calibration.pool]}
+                row.document = json.dumps(json.loads(row.document) | stated)
+                row.digest = _digest_of(row)
+                record = _to_record(row)
+        return record
+
     def ids(self, artifact: str) -> list[str]:
         """The records that were made for an artifact and fleet with this digest."""
         with self.transaction() as session:
@@ -257,8 +279,21 @@ def _to_row(record: CalibrationRecord) -> CalibrationRow:
 
 def is_whole(row: CalibrationRow) -> bool:
     """Whether a row is what was written: its digest matches."""
-    digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
-    return digest == row.digest
+    return _digest_of(row) == row.digest
+
+
+def is_same(one: CalibrationRow, other: CalibrationRow) -> bool:
+    """Whether two rows are one calibration; one of them may lack the digests of its conditions."""
+    return _without_conditions(one) == _without_conditions(other)
+
+
+def _without_conditions(row: CalibrationRow) -> tuple[Any, ...]:
+    document = {name: each for name, each in json.loads(row.document).items() if name != STATED}
+    return row.id, row.created_at, row.artifact, document, row.arrays
+
+
+def _digest_of(row: CalibrationRow) -> str:
+    return record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
 
 
 def _to_record(row: CalibrationRow) -> CalibrationRecord:

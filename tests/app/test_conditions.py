@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,16 +12,24 @@ from hypothesis import strategies as st
 
 from app.routing.conditions import EXCLUSIONS, ConditionReader
 from app.settings import Candidate
+from app.store import Store
+from app.store.backup.calibrations import restore, save
+from app.store.backup.file import Backup
+from app.store.calibrations import record_digest
+from app.store.tables import CalibrationRow
 from app.wire.candidate_payload import candidate_payload
 from tests.support.gateway import (
     ADMIN_KEY,
+    ENVIRONMENT,
     ONE,
     POOL,
     Gateway,
     Serve,
     as_json,
     candidates,
+    configure,
     labelled,
+    running,
     user,
 )
 from tests.support.waiting import wait_until
@@ -328,6 +337,40 @@ def test_scores_of_rows_of_any_conditions_are_unverified(serve: Serve) -> None:
     ]
     upload(gateway, [*as_json(labelled(10_000, 200)), *with_conditions(gateway, scored, seed=5)])
     assert "row_scores_unverified" in reasons(gateway, messages=user(ONE), seed=5)
+
+def as_version_01_stored_it(store_url: str, name: str) -> None:
+    """Remove from a stored calibration what version 0.1 did not write."""
+    with Store(store_url) as store, store.transaction() as session:
+        row = session.get_one(CalibrationRow, name)
+        document = json.loads(row.document)
+        del document["populations"], document["grouped_by"]
+        row.document = json.dumps(document)
+        row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+
+
+def test_rows_without_digests_get_those_of_the_time_when_they_are_first_loaded(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A later change of `renames` sends something else, under the same parameters."""
+    parameters = {"parameters": {"random_seed": 7}}
+    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
+    with running(before, ENVIRONMENT) as gateway:
+        gateway.calibrate()
+        name, url = gateway.ready()["calibration"], gateway.settings.store
+    as_version_01_stored_it(url, name)
+    backup = tmp_path / "backup.zip"
+    with Store(url) as store:
+        save(store, (), backup)
+    with running(before, ENVIRONMENT) as gateway:
+        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
+    with Store(url) as store, Backup(backup) as old:
+        assert restore(store, old, activate=False).there == [name]  # the same rows
+    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
+    after = configure(tmp_path, artifact, pool.url, candidates=renamed)
+    with running(after, ENVIRONMENT) as gateway:
+        assert gateway.ready()["calibration"] == name
+        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
+
 
 
 def test_choices_of_a_beam_search_are_not_drawn_one_by_one() -> None:

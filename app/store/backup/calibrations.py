@@ -1,8 +1,9 @@
 """Backup and restore of calibrations, with their alarms and which of them are active.
 
-Decisions and feedback are not in a backup. A record never changes once it is stored, so gateways
-may run: which calibrations are active is that of one moment, each calibration comes with the
-alarms of one moment, and what is stored after the beginning is not there.
+Decisions and feedback are not in a backup. A record never changes once it is stored, except that
+one of version 0.1 gets the digests of its conditions when it is first loaded. So gateways may run:
+which calibrations are active is that of one moment, each calibration comes with the alarms of one
+moment, and what is stored after the beginning is not there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from app.errors import Conflict
 from app.settings.access import Key
 from app.store import Store
 from app.store.backup.file import Backup, Manifest, StoredCalibration, writing
-from app.store.calibrations import is_whole
+from app.store.calibrations import is_same, is_whole
 from app.store.engine import begin_writing, notify
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 
@@ -102,7 +103,7 @@ def _is_there(session: Session, row: CalibrationRow) -> bool:
     found = session.get(CalibrationRow, row.id)
     if found is None:
         return False
-    if found.digest != row.digest or not is_whole(found):
+    if not (is_whole(found) and is_same(found, row)):
         raise Conflict(f"calibration {row.id} is there with other content; nothing was changed")
     return True
 
