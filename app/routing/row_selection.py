@@ -3,6 +3,12 @@
 Only rows of the same turn that were labelled under the same conditions, over all candidates among
 which the set is chosen, are exchangeable with it. Where they are too few, other rows choose its
 set, and the certificate is void.
+
+In a smaller pool, rows that differ only in what the other candidates were sent agree. Their queries
+may still be of other parts of the traffic, with other risks. So a request whose conditions over the
+whole pool have rows of their own is decided by them alone; only without such rows, all rows that
+agree are joined. The rule reads digests and the number of rows that count, on which the guarantee
+is conditional; it reads neither labels nor scores of the smaller pool.
 """
 
 from __future__ import annotations
@@ -77,7 +83,7 @@ class RowSelector:
         index = self._index(record, names)
         digests = query.conditions.of(names)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
-        if alike := index.get((query.later, digests)):
+        if alike := self._own(record, names, query) or index.get((query.later, digests)):
             return RowSelection(populations=alike, turn=turn)
         usual = _digests(record.populations[0], record, names)
         populations = index.get((query.later, usual))
@@ -85,6 +91,13 @@ class RowSelector:
             populations, turn = (0,), TurnKind.UNCALIBRATED
         differing = () if digests == usual else query.conditions.differing or (ROWS,)
         return RowSelection(populations=populations, turn=turn, differing=differing)
+
+    def _own(self, record: CalibrationRecord, names: Pool, query: Query) -> tuple[int, ...] | None:
+        """In a smaller pool, the rows of the request's conditions over the whole pool."""
+        pool = record.calibration.pool
+        if names == pool:
+            return None
+        return self._index(record, pool).get((query.later, query.conditions.of(pool)))
 
     def _index(self, record: CalibrationRecord, names: Pool) -> _Index:
         index = self._indexes.get((record.id, names))
