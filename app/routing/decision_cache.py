@@ -31,7 +31,7 @@ class CacheKey:
         alpha: The risk level in force; None: the calibration's.
         score: The nonconformity score; None: the calibration's.
         group: The group that the request names.
-        requested_alpha: The alpha of the request itself, which adds a reason; None: none.
+        requested_alpha: The alpha that the request chose, which adds a reason; None: none.
         caller: The owner of the API key.
     """
 

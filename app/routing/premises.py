@@ -19,7 +19,7 @@ class CandidateChoice:
 
     Attributes:
         names: In the order of the pool.
-        is_requested: The request lists candidates.
+        is_requested: The request lists candidates, or names a pool.
         has_unable: Some candidate cannot serve this kind of request.
         down: Candidates of which every replica is out.
     """
@@ -50,7 +50,8 @@ class Premises:
         is_other_kind: The request has tools, images or audio, and no row is like it.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.
-        is_alpha_requested: The request sets another alpha than the calibration.
+        is_alpha_requested: The request, or the pool that it names, sets another alpha than the
+            calibration.
         is_score_requested: The request sets another score than the calibration.
         is_group_requested: The request names its group, and the rows have groups.
         is_group_calibrated: Some row belongs to the request's group, or the rows have no groups.

@@ -71,7 +71,7 @@ class Reason(StrEnum):
     """
 
     ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
-    """The request chose alpha.
+    """The request chose alpha, or a named pool with another alpha.
 
     Nothing, if the choice did not depend on the query.
     """
@@ -83,7 +83,7 @@ class Reason(StrEnum):
     """
 
     POOL_ASSUMED = "pool_assumed_independent_of_query"
-    """The request chose its candidates.
+    """The request chose its candidates, or a named pool.
 
     Nothing, if the choice did not depend on the query.
     """

@@ -135,7 +135,7 @@ class RoutingService:
             alpha=options.alpha,
             score=options.score,
             group=options.group,
-            requested_alpha=request.options.alpha,
+            requested_alpha=self._requested_alpha(request),
             caller=request.caller,
         )
         routed = self._cache.find(record.id, key)
@@ -180,7 +180,8 @@ class RoutingService:
         threshold = await self._threshold(record, choice.names, group, rows.populations)
         fingerprint = self._trained.fingerprint(query.text)
         is_other_kind = query.is_other_kind and bool(rows.differing)
-        usual, requested = record.calibration.options, request.options.alpha
+        usual = record.calibration.options
+        is_alpha_requested = self._requested_alpha(request) is not None
         why_whole_pool: Reason | None = None
         # The threshold is not ready, or none is valid for causes inside the query.
         if threshold is None or choice.has_unable or query.is_too_long or is_other_kind:
@@ -200,7 +201,7 @@ class RoutingService:
             is_other_kind=is_other_kind,
             is_pending=threshold is None,
             has_rows=threshold is None or n > 0,
-            is_alpha_requested=requested is not None and requested != usual.alpha,
+            is_alpha_requested=is_alpha_requested and options.alpha != usual.alpha,
             is_score_requested=options.score not in (None, usual.score),
             is_group_requested=(
                 options.group is not None
@@ -239,14 +240,19 @@ class RoutingService:
         alpha, most = request.options.alpha, request.caller.max_alpha
         if alpha is not None and most is not None and alpha > most:
             raise Forbidden(f"this key may request an alpha of at most {most:g}")
-        if alpha is None and request.pool is not None:
-            alpha = self._settings.pools[request.pool].alpha
+        alpha = self._requested_alpha(request)
         if most is not None:
             usual = self._active.record().calibration.options.alpha
             alpha = min(usual if alpha is None else alpha, most)
         if alpha == request.options.alpha:
             return request.options
         return request.options.model_copy(update={"alpha": alpha})
+
+    def _requested_alpha(self, request: RoutingRequest) -> float | None:
+        """The alpha that the request chose, by itself or with its pool; None: none."""
+        if request.options.alpha is None and request.pool is not None:
+            return self._settings.pools[request.pool].alpha
+        return request.options.alpha
 
     def _choice(self, request: RoutingRequest) -> CandidateChoice:
         """The candidates that may be called: by the request, its pool and key, able and up."""
@@ -259,7 +265,7 @@ class RoutingService:
             down = []
         return CandidateChoice(
             names=tuple(name for name in names if name not in down) if down else names,
-            is_requested=request.options.candidates is not None,
+            is_requested=request.options.candidates is not None or request.pool is not None,
             has_unable=names is not allowed,
             down=tuple(down),
         )

@@ -211,17 +211,22 @@ def test_a_sessions_set_never_leaves_what_the_request_allows(serve: Serve, pool:
 
 
 def test_a_named_pool_is_a_model(serve: Serve, pool: FakePool) -> None:
-    """``auto/<pool>`` routes among its members at the alpha of the pool's configuration."""
+    """``auto/<pool>`` routes among its members at the pool's alpha; the request chose both."""
     words = {"candidates": ["speller", "poet"], "alpha": 0.2}
     gateway = serve(pools={"words": words})
     assert "auto/words" in [model.id for model in gateway.openai().models.list()]
     answer = gateway.chat(TWO, model="auto/words")
     guarantee = answer["racer"]["certificate"]["guarantee"]
     assert (guarantee["pool"], guarantee["alpha"]) == (["speller", "poet"], 0.2)
-    assert (answer["model"], certificate(answer)) == ("speller", (True, []))
+    chosen = [f"{name}_assumed_independent_of_query" for name in ("pool", "alpha")]
+    assert (answer["model"], certificate(answer)) == ("speller", (True, chosen))
+    same = gateway.chat(TWO, {"alpha": 0.2, "candidates": words["candidates"]})
+    assert certificate(same) == (True, chosen)
     own = gateway.chat(TWO, {"alpha": 0.3}, model="auto/words")
     assert own["racer"]["certificate"]["guarantee"]["alpha"] == 0.3
-    assert certificate(own) == (True, ["alpha_assumed_independent_of_query"])
+    assert certificate(own) == (True, chosen)
+    usual = gateway.chat(TWO, {"alpha": 0.1}, model="auto/words")
+    assert certificate(usual) == (True, chosen[:1])
     assert "adder" not in pool.models_called()
 
 
