@@ -6,7 +6,8 @@ row states itself, its turns of plain text, and the rest is digested. Requests a
 digests over the certified pool were sent under equal conditions. A body is built by
 ``candidate_payload`` here, too, so nothing that it does can escape the digest.
 
-Fields of ``EXCLUSIONS`` change no answer and are left out, each for its reason.
+Fields of ``EXCLUSIONS`` change no answer and are left out at the endpoints whose API has them, each
+for its reason.
 """
 
 from __future__ import annotations
@@ -50,50 +51,55 @@ def canonical(value: object) -> str:
     return text.decode() if len(text) <= _SHORT else f"#{_digest(text)}"
 
 
+def _has_free_choices(body: CanonicalFields) -> bool:
+    return _COUPLED_CHOICES.isdisjoint(body)
+
+
+def _has_no_tools(body: CanonicalFields) -> bool:
+    return "tools" not in body
+
+
+def _is_greedy(body: CanonicalFields) -> bool:
+    return body.get("temperature") == "0"
+
+
 @dataclass(frozen=True, slots=True)
 class Exclusion:
     """A field that is no condition.
 
     Attributes:
         reason: Why it changes no answer.
+        paths: The endpoints whose API has the field. At others it means what the server says.
         applies: Whether that is so in a body; None: in every body.
     """
 
     reason: str
+    paths: Sequence[str] = tuple(_TURNS)
     applies: Callable[[CanonicalFields], bool] | None = None
 
 
-def _equals(name: str, value: object) -> Callable[[CanonicalFields], bool]:
-    text = canonical(value)
-    return lambda body: body.get(name) == text
-
-
+_CHAT_AND_COMPLETIONS: Final = ("chat/completions", "completions")
+_CHAT_AND_RESPONSES: Final = ("chat/completions", "responses")
+# A value that is the API's default is no reason: servers have defaults of their own.
 EXCLUSIONS: Final[Mapping[str, Exclusion]] = {
     "stream": Exclusion("The transport of the answer."),
     "stream_options": Exclusion("The transport of the answer."),
+    "background": Exclusion("The gateway passes on `false` alone.", ("responses",)),
     "user": Exclusion("A name for the provider's records."),
-    "safety_identifier": Exclusion("A name for the provider's records."),
-    "metadata": Exclusion("A note for the provider's records."),
-    "store": Exclusion("Whether the provider keeps the answer."),
-    "service_tier": Exclusion("The price and speed of the call."),
-    "priority": Exclusion("The order in the server's queue."),
-    "prompt_cache_key": Exclusion("Which cache holds the prompt."),
-    "prompt_cache_retention": Exclusion("How long a cache holds the prompt."),
-    "cache_salt": Exclusion("Which requests share a prompt's cache."),
-    "logprobs": Exclusion("Reported beside the tokens."),
-    "top_logprobs": Exclusion("Reported beside the tokens."),
-    "include": Exclusion("Reported beside the answer."),
-    "background": Exclusion("`false` is the default.", _equals("background", False)),
-    "n": Exclusion("Choices are drawn one by one.", lambda body: _COUPLED_CHOICES.isdisjoint(body)),
-    "seed": Exclusion("At temperature 0 no token is drawn.", _equals("temperature", 0)),
-    "parallel_tool_calls": Exclusion("Without tools.", lambda body: "tools" not in body),
-    "response_format": Exclusion(
-        "`text` is the default.", _equals("response_format", {"type": "text"})
-    ),
-    "text": Exclusion("`text` is the default.", _equals("text", {"format": {"type": "text"}})),
-    "presence_penalty": Exclusion("0 changes no logit.", _equals("presence_penalty", 0)),
-    "frequency_penalty": Exclusion("0 changes no logit.", _equals("frequency_penalty", 0)),
-    "logit_bias": Exclusion("An empty bias changes no logit.", _equals("logit_bias", {})),
+    "safety_identifier": Exclusion("A name for the provider's records.", _CHAT_AND_RESPONSES),
+    "metadata": Exclusion("A note for the provider's records.", _CHAT_AND_RESPONSES),
+    "store": Exclusion("Whether the provider keeps the answer.", _CHAT_AND_RESPONSES),
+    "service_tier": Exclusion("The price and speed of the call.", _CHAT_AND_RESPONSES),
+    "priority": Exclusion("The order in vLLM's queue."),
+    "prompt_cache_key": Exclusion("Which cache holds the prompt.", _CHAT_AND_RESPONSES),
+    "prompt_cache_retention": Exclusion("How long a cache holds it.", _CHAT_AND_RESPONSES),
+    "cache_salt": Exclusion("Which requests share a prompt's cache in vLLM."),
+    "logprobs": Exclusion("Reported beside the tokens.", _CHAT_AND_COMPLETIONS),
+    "top_logprobs": Exclusion("Reported beside the tokens.", _CHAT_AND_RESPONSES),
+    "include": Exclusion("Reported beside the answer.", ("responses",)),
+    "n": Exclusion("Choices are drawn one by one.", _CHAT_AND_COMPLETIONS, _has_free_choices),
+    "seed": Exclusion("At temperature 0 no token is drawn.", _CHAT_AND_COMPLETIONS, _is_greedy),
+    "parallel_tool_calls": Exclusion("Without tools.", _CHAT_AND_RESPONSES, _has_no_tools),
 }
 
 
@@ -136,9 +142,15 @@ class ConditionReader:
             else:
                 alike.append(each.name)
         # Left out before the look-up, so that a user's name makes no conditions of its own.
+        renamed = frozenset[str]().union(*(body.renamed for body, _ in self._bodies))
         self._ignored = {
-            name for name, exclusion in EXCLUSIONS.items() if exclusion.applies is None
-        }.difference(*(body.renamed for body, _ in self._bodies))
+            path: {
+                name
+                for name, exclusion in EXCLUSIONS.items()
+                if path in exclusion.paths and exclusion.applies is None and name not in renamed
+            }
+            for path in _TURNS
+        }
         self._kept: LRUCache[tuple[str, tuple[tuple[str, str], ...]], Conditions]
         self._kept = LRUCache(_MAX_KEPT)
         self.configured = self._read(ROW_PATH, {})
@@ -150,7 +162,7 @@ class ConditionReader:
             fields: The fields of its body that candidates are sent.
             path: The endpoint of candidates to which it goes.
         """
-        beside = _beside_the_turns(fields, path, self._ignored)
+        beside = _beside_the_turns(fields, path, self._ignored[path])
         if not beside and path == ROW_PATH:
             return self.configured
         key = (path, tuple(beside.items()))  # of two names for one field the last is sent
@@ -193,7 +205,9 @@ class _Body:
         """The fields of the body that are conditions; the model is digested beside them."""
         body = candidate_payload(beside, self._candidate, path)
         del body["model"], body["stream"]
-        return {name: value for name, value in body.items() if not self._is_excluded(name, body)}
+        return {
+            name: value for name, value in body.items() if not self._is_excluded(name, body, path)
+        }
 
     def differing(self, path: str, sent: CanonicalFields, beside: CanonicalFields) -> list[str]:
         """The fields, as the client names them, that the configuration would not send there."""
@@ -203,9 +217,9 @@ class _Body:
         given = [own for name, own in names.items() if name in others]
         return [*given, *sorted(others.difference(names))]
 
-    def _is_excluded(self, name: str, body: CanonicalFields) -> bool:
+    def _is_excluded(self, name: str, body: CanonicalFields, path: str) -> bool:
         exclusion = EXCLUSIONS.get(name)
-        if exclusion is None or name in self.renamed:
+        if exclusion is None or name in self.renamed or path not in exclusion.paths:
             return False
         return exclusion.applies is None or exclusion.applies(body)
 

@@ -374,7 +374,7 @@ def test_other_conditions_than_labelled_void_the_guarantee(
 
 def test_the_labelled_conditions_keep_the_guarantee(serve: Serve, pool: FakePool) -> None:
     """Saying what the candidates were labelled with anyway changes nothing."""
-    own = {"temperature": 0, "max_tokens": 32}
+    own = {"temperature": 0, "max_tokens": 32, "response_format": {"type": "text"}}
     gateway = serve(candidates=candidates(pool.url, parameters=own))
     for fields in (
         {},

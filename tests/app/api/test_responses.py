@@ -100,7 +100,7 @@ QUESTION = item("user", {"type": "input_text", "text": ONE})
         ({"prompt": {"id": "pmpt_1"}}, ["conditions_differ:prompt"]),
         ({"max_tokens": 16}, ["conditions_differ:max_tokens"]),
         ({"temperature": 1.5}, ["conditions_differ:temperature"]),
-        ({"text": {"format": {"type": "text"}}}, []),
+        ({"text": {"format": {"type": "text"}}}, ["conditions_differ:text"]),
         ({"text": {"format": {"type": "json_object"}}}, ["conditions_differ:text"]),
         (
             {"input": [item("assistant", {"type": "output_text", "text": "Hi"}), QUESTION]},
