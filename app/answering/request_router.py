@@ -125,7 +125,8 @@ class RequestRouter:
         """
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
-        if query.is_too_long or query.is_other_kind or (later and not self._reads_conversations):
+        is_of_a_part = query.is_too_long or query.conditions.is_other_kind
+        if is_of_a_part or (later and not self._reads_conversations):
             return ()
         remarks = ()
         if routed.record.has_query(fingerprint, routed.populations, later=later):

@@ -31,6 +31,10 @@ ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the
 _TURNS: Final = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
 _TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
 _COUPLED_CHOICES: Final = frozenset({"use_beam_search", "best_of"})  # `n` changes each choice
+# Fields, as the server names them, that make a request of another kind than a query of text.
+_OTHER_KIND: Final = frozenset(
+    ["tools", "functions", "audio", "modalities", "messages.user", "input.user"]
+)
 _SHORT: Final = 64  # characters; a longer value is digested
 _MAX_KEPT: Final = 1024  # of vectors of digests
 _MAX_FIELDS: Final = 16  # of a request whose vector is kept
@@ -112,11 +116,14 @@ class Conditions:
         identity: All digests as one text.
         differing: The fields of the request that differ from what the configuration alone sends;
             none for a request of nothing but turns of plain text.
+        is_other_kind: Tools, images, audio or turns of the user that no row can state are among
+            them, for which no score of the router is meant.
     """
 
     digests: Mapping[str, str] = field(compare=False)
     identity: str
     differing: tuple[str, ...] = ()
+    is_other_kind: bool = False
 
     def of(self, names: Sequence[str]) -> tuple[str, ...]:
         """The vector of digests of some candidates."""
@@ -175,15 +182,20 @@ class ConditionReader:
 
     def _read(self, path: str, beside: CanonicalFields) -> Conditions:
         digests = dict.fromkeys(self._models, "")
-        differing = dict.fromkeys([ENDPOINT] if path != ROW_PATH else [])
+        differing = {ENDPOINT: ENDPOINT} if path != ROW_PATH else {}
         for body, names in self._bodies:
             sent = body.conditions(path, beside)
             shared = _digest(dump_json([path, sorted(sent.items())]))
             for name in names:
                 digests[name] = _digest(f"{shared} {self._models[name]}".encode())
-            differing |= dict.fromkeys(body.differing(path, sent, beside))
+            differing |= body.differing(path, sent, beside)
         shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in differing]
-        return Conditions(digests, "".join(digests.values()), tuple(shown[:_MAX_NAMED]))
+        return Conditions(
+            digests,
+            identity="".join(digests.values()),
+            differing=tuple(shown[:_MAX_NAMED]),
+            is_other_kind=not _OTHER_KIND.isdisjoint(differing.values()),
+        )
 
 
 class _Body:
@@ -209,13 +221,18 @@ class _Body:
             name: value for name, value in body.items() if not self._is_excluded(name, body, path)
         }
 
-    def differing(self, path: str, sent: CanonicalFields, beside: CanonicalFields) -> list[str]:
-        """The fields, as the client names them, that the configuration would not send there."""
+    def differing(
+        self, path: str, sent: CanonicalFields, beside: CanonicalFields
+    ) -> dict[str, str]:
+        """The fields that the configuration would not send there.
+
+        Their names at the server, under the client's.
+        """
         usual = self._configured if path == ROW_PATH else self.conditions(path, {})
         others = {name for name in {*sent, *usual} if sent.get(name) != usual.get(name)}
         names = {self._candidate.renames.get(name, name): name for name in beside}
-        given = [own for name, own in names.items() if name in others]
-        return [*given, *sorted(others.difference(names))]
+        given = {own: name for name, own in names.items() if name in others}
+        return given | {name: name for name in sorted(others.difference(names))}
 
     def _is_excluded(self, name: str, body: CanonicalFields, path: str) -> bool:
         exclusion = EXCLUSIONS.get(name)

@@ -47,7 +47,7 @@ class Premises:
         rows: The rows whose threshold applies, and how the request differs from them.
         choice: The candidates among which the set is chosen.
         is_too_long: The router reads only the beginning of the query.
-        is_other_kind: The request has tools, images or audio, and no row is like it.
+        is_other_kind: The fields that differ make it a request of another kind than any row.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.
         is_alpha_requested: The request, or the pool that it names, sets another alpha than the

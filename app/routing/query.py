@@ -15,7 +15,6 @@ from racer_core.records.conversation import joined
 Need = Literal["tools", "vision", "json_schema"]
 
 _SYSTEM = frozenset({"system", "developer"})
-_OTHER_KIND = ("tools", "functions", "audio", "modalities")
 _GUIDED = ("guided_", "structured_outputs")  # vLLM's own spellings of structured outputs
 # A tuple, not a set: a client's `type` may be a list, which has no hash.
 _IMAGES = ("image_url", "input_image", "image", "video_url")
@@ -28,7 +27,6 @@ class Query:
     text: str
     conditions: Conditions  # what candidates are sent beside the query
     is_too_long: bool = False  # the router reads only its beginning
-    is_other_kind: bool = False  # tools, images, audio
     later: bool = False  # a turn after the first of a conversation
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
@@ -70,11 +68,11 @@ def of_messages(
     if not messages or not (users or others <= _SYSTEM):
         raise InputError("messages hold no user message to route on", param="messages")
     asked = (users or messages)[-1]
-    text, plain = _text_of(asked)
+    text = _text_of(asked)
     if users and settings.routing.text == "conversation":
-        text = joined(_text_of(each)[0] for each in messages if each.role in ("user", "assistant"))
+        text = joined(_text_of(each) for each in messages if each.role in ("user", "assistant"))
     if not text.strip():
-        if plain or not asked.content:
+        if _is_text(asked):
             raise InputError(f"the last {asked.role} message is empty", param="messages")
         text = "(no text)"
     longest = settings.limits.query_chars
@@ -82,10 +80,9 @@ def of_messages(
         text=text[:longest],
         conditions=conditions,
         is_too_long=len(text) > longest,
-        is_other_kind=not plain or any(fields.get(field) for field in _OTHER_KIND),
         later=len(users) > 1 or bool(others - _SYSTEM),
         needs=_needs(messages, fields),
-        chars=sum(len(_text_of(message)[0]) for message in messages),
+        chars=sum(len(_text_of(message)) for message in messages),
     )
 
 
@@ -127,15 +124,16 @@ def _parts(message: Message) -> list[dict[str, Any]]:
     return message.content if isinstance(message.content, list) else []
 
 
-def _text_of(message: Message) -> tuple[str, bool]:
-    """The text of a turn, and whether it is plain text, as in the labelled rows."""
-    extra = message.model_extra
-    plain = not extra or not any(extra.values())  # clients send `refusal: null` back
+def _is_text(message: Message) -> bool:
+    """Whether a turn has no parts but texts."""
+    return all(part.get("type") == "text" for part in _parts(message))
+
+
+def _text_of(message: Message) -> str:
     if isinstance(message.content, str):
-        return message.content, plain
-    texts = [
+        return message.content
+    return "\n".join(
         part["text"]
         for part in _parts(message)
         if part.get("type") == "text" and isinstance(part.get("text"), str)
-    ]
-    return "\n".join(texts), plain and len(texts) == 1 == len(message.content or [])
+    )

@@ -20,8 +20,8 @@ class Reason(StrEnum):
     """
 
     UNLABELLED_KIND = "unlabelled_request_kind"
-    """The request has tools, images or audio, and no row is of that kind. Every able
-    candidate was called.
+    """The request has tools, images, audio or a turn of the user that is no plain text, and no row
+    is of that kind. Every able candidate was called.
 
     Name a candidate where no set is wanted.
     """

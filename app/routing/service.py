@@ -179,7 +179,7 @@ class RoutingService:
         group = self._grouping.of_request(query.text, options.group, request.caller.group)
         threshold = await self._threshold(record, choice.names, group, rows.populations)
         fingerprint = self._trained.fingerprint(query.text)
-        is_other_kind = query.is_other_kind and bool(rows.differing)
+        is_other_kind = query.conditions.is_other_kind and bool(rows.differing)
         usual = record.calibration.options
         is_alpha_requested = self._requested_alpha(request) is not None
         why_whole_pool: Reason | None = None

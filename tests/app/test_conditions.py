@@ -428,3 +428,39 @@ def test_the_last_of_two_names_of_one_field_counts() -> None:
     )
     assert one.identity == reader.read({"random_seed": 2}).identity
     assert two.identity == reader.read({"random_seed": 1}).identity != one.identity
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_other_kind"),
+    [
+        ({"modalities": ["text"], "temperature": 2}, False),  # as configured
+        ({"modalities": ["audio"]}, True),
+        ({"temperature": 2, "user": "ann"}, False),
+        ({"tools": [{"type": "function"}]}, True),
+        ({"skills": [{"type": "function"}]}, True),  # renamed
+        ({"messages": [SYSTEM, *user(ONE)]}, False),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *user(ONE)]}, True),
+    ],
+)
+def test_the_kind_of_a_request_follows_from_what_differs(
+    fields: dict[str, Any], is_other_kind: bool
+) -> None:
+    """Tools, images or audio that the configuration would send as well are no other kind."""
+    reader = ConditionReader([candidate({"modalities": ["text"]}, {"skills": "tools"})])
+    assert reader.read(fields).is_other_kind is is_other_kind
+
+
+def test_a_configured_modality_is_no_unlabelled_kind(serve: Serve, pool: FakePool) -> None:
+    """The request differs in its temperature alone, and the certificate says that alone."""
+    configured = {"modalities": ["text"]}
+    gateway = serve(candidates=candidates(pool.url, parameters=configured))
+    found = reasons(gateway, messages=user(ONE), temperature=2, **configured)
+    assert found == ["conditions_differ:temperature"]
+
+
+def test_an_image_before_the_last_turn_is_an_unlabelled_kind(gateway: Gateway) -> None:
+    """Every able candidate is called, as for an image in the last turn."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "A cat."}]
+    found = reasons(gateway, messages=[*turns, *user(ONE)])
+    assert "unlabelled_request_kind" in found

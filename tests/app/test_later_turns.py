@@ -285,7 +285,8 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
     result = certified(gateway, second(LATER.rows[0].query))
     assert result["lambda_hat"] == own.lambda_hat(ALPHA, Score.GAP)
     blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
-    assert blank["reasons"] == ["conditions_differ:messages.user", "later_turn"]
+    kind = ["conditions_differ:messages.user", "unlabelled_request_kind"]
+    assert blank["reasons"] == [*kind, "later_turn"]
     too_long = later(as_json(LATER))
     too_long[0]["messages"][1]["content"] = "x" * 9_000
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *too_long]})
