@@ -172,9 +172,9 @@ class Store:
         """
         with self.transaction() as session:
             engine.begin_writing(session)
-            row = session.get(CalibrationRow, calibration_id, with_for_update=True)
-            record = _to_record(row or _find(session, calibration_id))
-            if row is not None and record.lacks_conditions:
+            row = _find(session, calibration_id, locks=True)
+            record = _to_record(row)
+            if record.lacks_conditions:
                 stated = {STATED: [digests[name] for name in record.calibration.pool]}
                 row.document = json.dumps(json.loads(row.document) | stated)
                 row.digest = _digest_of(row)
@@ -245,8 +245,8 @@ def _activate(session: Session, calibration_id: str, artifact: str, expected: st
         raise Conflict("another calibration was activated meanwhile; nothing was changed") from exc
 
 
-def _find(session: Session, calibration_id: str) -> CalibrationRow:
-    row = session.get(CalibrationRow, calibration_id)
+def _find(session: Session, calibration_id: str, *, locks: bool = False) -> CalibrationRow:
+    row = session.get(CalibrationRow, calibration_id, with_for_update=locks or None)
     if row is None:
         raise NotFound(f"no calibration {calibration_id[:128]!r}", code="calibration_not_found")
     return row
