@@ -13,19 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.telemetry.loop_lag import EVERY_S, LoopLag
 from app.telemetry.metrics import Metrics
+from tests.support.fleets import CHAT, asking, opened, soon
 from tests.support.gateway import ONE, TWO, Gateway, Serve, user
 from tests.support.waiting import eventually, wait_until
-from tests.upstreams.replicas import (
-    CHAT,
-    Exchange,
-    answers,
-    asking,
-    completion,
-    fails,
-    opened,
-    replicas,
-    soon,
-)
+from tests.upstreams.hostile.answers import JSON, completion, encoded
+from tests.upstreams.hostile.exchange import Exchange, head
+from tests.upstreams.hostile.replicas import answers, fails, replicas
 from tests.upstreams.scripted import FakePool
 
 from .test_leaving import CHAT as CHAT_PATH
@@ -139,15 +132,11 @@ def test_answers_in_memory_are_measured() -> None:
     goes_on = asyncio.Event()
 
     async def slowly(exchange: Exchange) -> None:
-        data = completion("4" * 10_000)
-        exchange.head(
-            "200 OK", {"content-type": "application/json", "content-length": f"{len(data)}"}
-        )
-        exchange.writer.write(data[:5_000])
-        await exchange.writer.drain()
+        data = encoded(completion("m", "4" * 10_000))
+        await exchange.send(head({"content-type": JSON, "content-length": str(len(data))}))
+        await exchange.send(data[:5_000])
         await goes_on.wait()
-        exchange.writer.write(data[5_000:])
-        await exchange.writer.drain()
+        await exchange.send(data[5_000:])
 
     async def test() -> None:
         metrics = Metrics()

@@ -14,8 +14,10 @@ from app.answering.named_candidate import NamedCandidateRequest, NamedCandidateS
 from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.fleet import Fleet
+from tests.support.fleets import CHAT, configured
 from tests.support.waiting import eventually
-from tests.upstreams.replicas import CHAT, Exchange, Play, configured, hangs, replicas
+from tests.upstreams.hostile.exchange import Behaviour, Exchange
+from tests.upstreams.hostile.replicas import hangs, replicas
 
 FORTY = "a" * 40  # ten tokens by the gateway's estimate
 Spend = Callable[[int], None]
@@ -36,14 +38,14 @@ async def uncounted(exchange: Exchange) -> None:
     """Forty letters, and no word of tokens."""
     message = {"role": "assistant", "content": FORTY}
     choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-    await exchange.send(json.dumps({"choices": choices, "data": [], "usage": None}).encode())
+    await exchange.answer(json.dumps({"choices": choices, "data": [], "usage": None}).encode())
 
 
 async def counted(exchange: Exchange) -> None:
     """A count that differs from the gateway's estimate."""
     choices = [{"index": 0, "message": {"role": "assistant", "content": FORTY}}]
     answer = {"choices": choices, "usage": {"total_tokens": 77}}
-    await exchange.send(json.dumps(answer).encode())
+    await exchange.answer(json.dumps(answer).encode())
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ async def counted(exchange: Exchange) -> None:
     [(_answer, hangs, 10), (_answer, uncounted, 20), (_answer, counted, 77),
      (_embeddings, hangs, 10), (_embeddings, uncounted, 10), (_embeddings, counted, 77)],
 )  # fmt: skip
-def test_a_call_by_name_is_charged_once(work: Work, play: Play, tokens: int) -> None:
+def test_a_call_by_name_is_charged_once(work: Work, play: Behaviour, tokens: int) -> None:
     """By the candidate's usage; without it by an estimate of prompt and written text."""
 
     async def test() -> None:

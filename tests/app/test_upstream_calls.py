@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import pytest
@@ -27,27 +26,23 @@ from app.settings import Secrets
 from app.telemetry.metrics import Metrics
 from app.upstream.completions import Endpoint
 from app.upstream.fleet import Fleet
+from tests.support.fleets import CHAT, asking, configured, opened, soon, stream_into, streamed
 from tests.support.waiting import eventually
-from tests.upstreams.replicas import (
-    CHAT,
-    WORDS,
-    Exchange,
-    Play,
-    Replica,
-    answers,
-    asking,
+from tests.upstreams.hostile.answers import (
+    DONE,
+    EVENTS,
+    JSON,
     completion,
-    configured,
-    fails,
-    hangs,
-    opened,
+    encoded,
+    event,
+    finish,
     piece,
-    replicas,
-    soon,
-    stream_into,
-    streamed,
 )
+from tests.upstreams.hostile.exchange import WORDS, Behaviour, Exchange, head
+from tests.upstreams.hostile.replicas import Replica, answers, fails, hangs, replicas
+from tests.upstreams.hostile.server import behaviour
 
+FOUR = piece("m", "4")
 LATE_S = 2.5  # ten times what may pass after a deadline: a busy machine fails no test
 
 
@@ -70,41 +65,48 @@ def test_a_call_carries_key_headers_and_payload() -> None:
         assert reply.body["choices"][0]["message"]["content"] == "42"
         assert (reply.candidate, reply.attempts) == ("m", 1)
         assert sent.body == asking("grün")
-        assert (sent.headers["x-api-key"], sent.headers["x-team"]) == ("the-key", "blue")
-        assert sent.headers["accept-encoding"] == "identity"
-        assert "authorization" not in sent.headers
+        assert (sent.request.headers["x-api-key"], sent.request.headers["x-team"]) == (
+            "the-key",
+            "blue",
+        )
+        assert sent.request.headers["accept-encoding"] == "identity"
+        assert "authorization" not in sent.request.headers
 
     run(test())
 
 
 async def trickles_head(exchange: Exchange) -> None:
     """A head that never ends."""
-    exchange.writer.write(b"HTTP/1.1 200 OK\r\nx-slow: ")
+    await exchange.send(b"HTTP/1.1 200 OK\r\nx-slow: ")
     for _ in range(1000):
-        exchange.writer.write(b"y")
+        await exchange.send(b"y")
         await asyncio.sleep(0.02)
 
 
 async def stalls(exchange: Exchange) -> None:
     """Half of an answer, then nothing."""
-    exchange.head("200 OK", {"content-type": "application/json", "content-length": "100"})
-    exchange.writer.write(b'{"choices": ')
+    await exchange.send(head({"content-type": JSON, "content-length": "100"}) + b'{"choices": ')
     await hangs(exchange)
+
+
+async def begin_stream(exchange: Exchange) -> None:
+    """The head of a stream that ends with its connection."""
+    await exchange.send(head({"content-type": EVENTS, "connection": "close"}))
 
 
 async def drips(exchange: Exchange) -> None:
     """Something all the time, and an end never."""
-    exchange.begin_stream()
+    await begin_stream(exchange)
     while True:
-        await exchange.piece(piece("4"))
+        await exchange.send(event(FOUR))
         await asyncio.sleep(0.02)
 
 
 async def floods(exchange: Exchange) -> None:
     """So much that there is always more to read."""
-    exchange.begin_stream()
+    await begin_stream(exchange)
     while True:
-        await exchange.piece(piece("4" * 60_000))
+        await exchange.send(event(piece("m", "4" * 60_000)))
 
 
 MODES: dict[str, Callable[[Fleet, float], Coroutine[Any, Any, Any]]] = {
@@ -123,7 +125,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("play", "mode"), CELLS)
-def test_every_call_ends_at_its_deadline(play: Play, mode: str) -> None:
+def test_every_call_ends_at_its_deadline(play: Behaviour, mode: str) -> None:
     """Whatever the server does, in every mode."""
 
     async def test() -> None:
@@ -158,8 +160,8 @@ def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
 
     async def slow_then_stalls(exchange: Exchange) -> None:
         await asyncio.sleep(0.5)
-        exchange.begin_stream()
-        await exchange.piece(piece("4"))
+        await begin_stream(exchange)
+        await exchange.send(event(FOUR))
         await hangs(exchange)
 
     async def test() -> None:
@@ -184,7 +186,7 @@ def test_nothing_is_read_after_the_deadline() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
             deadline = soon(0.3)
             async with fleet.stream("m", CHAT, asking(), deadline=deadline) as pieces:
-                assert await anext(pieces) == piece("4")
+                assert await anext(pieces) == FOUR
                 await asyncio.sleep(0.5)
                 with pytest.raises(UpstreamTimeout):
                     await anext(pieces)
@@ -271,7 +273,7 @@ def test_leaving_a_stream_early_closes_its_connection() -> None:
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
             async with fleet.stream("m", CHAT, asking(), deadline=soon()) as pieces:
-                assert await anext(pieces) == piece("4")
+                assert await anext(pieces) == FOUR
                 left = time.monotonic()
             await eventually(lambda: len(one.left) == 1)
             assert one.left[0] - left < 1
@@ -321,10 +323,10 @@ def test_cancelled_fan_outs_leak_nothing() -> None:
                     *(fleet.ask("a", CHAT, asking(f"{n}"), deadline=soon()) for n in range(16))
                 )
                 assert peak == places
-                # Each open connection is one task of its server.
                 await eventually(
                     lambda: (
-                        len(asyncio.all_tasks()) - sum(each.open for each in its) == tasks_before
+                        len(asyncio.all_tasks()) - sum(len(each.tasks) for each in its)
+                        == tasks_before
                     )
                 )
                 assert sum(each.open for each in its) <= len(names) * places
@@ -340,14 +342,13 @@ def test_a_connection_that_went_stale_is_never_noticed() -> None:
     """The server closes idle connections as they are used again; no retry is spent on it."""
 
     async def once_a_connection(exchange: Exchange) -> None:
-        peer = exchange.writer.get_extra_info("peername")
-        if peer in used:
-            exchange.writer.transport.abort()
+        if exchange.entry.connection in used:
+            exchange.reset()
             return
-        used.add(peer)
+        used.add(exchange.entry.connection)
         await answers(exchange)
 
-    used: set[Any] = set()
+    used: set[int] = set()
 
     async def test() -> None:
         async with replicas(once_a_connection) as [one], opened({"m": [one]}, attempts=1) as fleet:
@@ -363,7 +364,7 @@ def test_a_server_that_always_drops_is_asked_no_more_than_it_should() -> None:
     """A fresh connection that breaks is not stale."""
 
     async def drops(exchange: Exchange) -> None:
-        exchange.writer.transport.abort()
+        exchange.reset()
 
     async def test() -> None:
         async with replicas(drops) as [one], opened({"m": [one]}, attempts=1) as fleet:
@@ -380,7 +381,7 @@ def test_a_prompt_that_servers_hang_up_on_does_not_run_through_the_pool() -> Non
 
     async def hangs_up_on_poison(exchange: Exchange) -> None:
         if "poison" in str(exchange.body):
-            exchange.writer.transport.abort()
+            exchange.reset()
             return
         async with arrived:  # every call has its own connection
             waiting[0] += 1
@@ -414,20 +415,17 @@ def test_connections_are_kept_after_answers_and_streams() -> None:
         if not exchange.body.get("stream"):
             await answers(exchange)
             return
-        kind = {"content-type": "text/event-stream", "transfer-encoding": "chunked"}
-        exchange.head("200 OK", kind)
-        for value in (json.dumps(piece("42", "stop")), "[DONE]"):
-            data = f"data: {value}\n\n".encode()
-            exchange.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-            await exchange.writer.drain()
+        await exchange.begin(EVENTS)
+        for data in (event(FOUR), event(finish("m")), DONE):
+            await exchange.chunk(data)
             await asyncio.sleep(0)
-        exchange.writer.write(b"0\r\n\r\n")
+        await exchange.end()
 
     async def test() -> None:
         async with replicas(chunked) as [one], opened({"m": [one]}) as fleet:
             for _ in range(5):
                 await fleet.ask("m", CHAT, asking(), deadline=soon())
-                assert await streamed(fleet, asking(stream=True), soon()) == ["42"]
+                assert await streamed(fleet, asking(stream=True), soon()) == ["4", ""]
             assert one.connections == 1
 
     run(test())
@@ -437,7 +435,7 @@ def test_a_few_interim_answers_are_read_over() -> None:
     """They are no answer; as many as a server may want to send, connection for connection."""
 
     async def hints(exchange: Exchange) -> None:
-        exchange.writer.write(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 60)
+        await exchange.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 60)
         await answers(exchange)
 
     async def test() -> None:
@@ -454,7 +452,7 @@ def test_a_document_where_a_stream_was_asked_for_is_cut_into_pieces() -> None:
     """Some servers do not stream."""
 
     async def whole(exchange: Exchange) -> None:
-        await exchange.send(completion("forty-two"))
+        await exchange.answer(encoded(completion("m", "forty-two")))
 
     async def test() -> None:
         async with replicas(whole) as [one], opened({"m": [one]}) as fleet:
@@ -476,42 +474,41 @@ def test_a_stream_where_a_document_was_asked_for_is_refused() -> None:
     run(test())
 
 
-def _stream_of(*events: Any) -> Play:
+def _stream_of(*events: bytes) -> Behaviour:
     async def play(exchange: Exchange) -> None:
-        exchange.begin_stream()
+        await begin_stream(exchange)
         for each in events:
-            await exchange.piece(each)
+            await exchange.send(each)
         await asyncio.sleep(0.05)
-        exchange.writer.close()
+        exchange.fin()
 
     return play
 
 
-FINISHED = (piece("4"), piece(None, "stop"))
+FINISHED = (event(FOUR), event(finish("m")))
 
 
 async def _cut_after_the_finish(exchange: Exchange) -> None:
-    exchange.head("200 OK", {"content-type": "text/event-stream", "transfer-encoding": "chunked"})
-    data = b"".join(f"data: {json.dumps(each)}\n\n".encode() for each in FINISHED)
-    exchange.writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+    await exchange.begin(EVENTS)
+    await exchange.chunk(b"".join(FINISHED))
     await asyncio.sleep(0.05)
-    exchange.writer.transport.abort()
+    exchange.reset()
 
 
 @pytest.mark.parametrize(
     ("play", "whole"),
     [
-        (_stream_of(*FINISHED, "[DONE]"), True),
+        (_stream_of(*FINISHED, DONE), True),
         (_stream_of(*FINISHED), True),
-        (_stream_of(*FINISHED, "[DONE]", "nonsense"), True),
+        (_stream_of(*FINISHED, DONE, b"data: nonsense\n\n"), True),
         (_cut_after_the_finish, True),
-        (_stream_of(piece("4")), False),
-        (_stream_of(piece("4"), "[DONE]"), False),
-        (_stream_of("[DONE]"), False),
+        (_stream_of(event(FOUR)), False),
+        (_stream_of(event(FOUR), DONE), False),
+        (_stream_of(DONE), False),
         (_stream_of(), False),
     ],
 )
-def test_a_stream_is_whole_when_it_says_why_it_ended(play: Play, whole: bool) -> None:
+def test_a_stream_is_whole_when_it_says_why_it_ended(play: Behaviour, whole: bool) -> None:
     """A cut is not an end, and an end without ``[DONE]`` is one."""
 
     async def test() -> None:
@@ -526,39 +523,40 @@ def test_a_stream_is_whole_when_it_says_why_it_ended(play: Play, whole: bool) ->
     run(test())
 
 
-def _sends(data: bytes, **headers: str) -> Play:
+def _sends(data: bytes, headers: Mapping[str, str] | None = None) -> Behaviour:
     async def play(exchange: Exchange) -> None:
-        await exchange.send(data, **headers)
+        await exchange.answer(data, headers=headers)
 
     return play
 
 
-def _writes(*parts: bytes) -> Play:
+def _writes(*parts: bytes) -> Behaviour:
     async def play(exchange: Exchange) -> None:
         for part in parts:
-            exchange.writer.write(part)
+            await exchange.send(part)
             await asyncio.sleep(0.05)
-        exchange.writer.close()
+        exchange.fin()
 
     return play
 
 
 _OK = b"HTTP/1.1 200 OK\r\n"
-FAILURES: dict[str, tuple[Play, type[UpstreamError], str, int]] = {
+FAILURES: dict[str, tuple[Behaviour, type[UpstreamError], str, int]] = {
     # name: (behaviour, error, kind, calls with one retry allowed)
-    "400": (fails("400 Bad Request"), UpstreamRejected, "upstream_rejected", 1),
-    "401": (fails("401 Unauthorized"), UpstreamError, "upstream_auth_error", 1),
-    "302": (fails("302 Found", location="/"), UpstreamError, "upstream_redirect", 1),
-    "408": (fails("408 Request Timeout"), UpstreamTimeout, "upstream_timeout", 2),
-    "429": (fails("429 Too Many"), UpstreamRateLimited, "upstream_rate_limited", 2),
-    "500": (fails("500 No"), UpstreamError, "upstream_error", 2),
-    "501": (fails("501 No"), UpstreamError, "upstream_error", 1),
-    "503": (fails("503 No"), UpstreamUnavailable, "upstream_error", 2),
-    "529": (fails("529 Busy"), UpstreamUnavailable, "upstream_error", 2),
+    "400": (fails("400"), UpstreamRejected, "upstream_rejected", 1),
+    "401": (fails("401"), UpstreamError, "upstream_auth_error", 1),
+    "302": (behaviour("redirect:302"), UpstreamError, "upstream_redirect", 1),
+    "408": (fails("408"), UpstreamTimeout, "upstream_timeout", 2),
+    "429": (fails("429"), UpstreamRateLimited, "upstream_rate_limited", 2),
+    "500": (fails("500"), UpstreamError, "upstream_error", 2),
+    "501": (fails("501"), UpstreamError, "upstream_error", 1),
+    "503": (fails("503"), UpstreamUnavailable, "upstream_error", 2),
+    "529": (fails("529"), UpstreamUnavailable, "upstream_error", 2),
     "half": (_sends(b'{"choices": ['), UpstreamError, "upstream_invalid_response", 2),
     "none": (_sends(b'{"choices": []}'), UpstreamError, "upstream_empty", 1),
-    "gzip": (_sends(b"{}", content_encoding="gzip"), UpstreamError, "upstream_encoding", 1),
-    "large": (_sends(completion("4" * 20_000)), UpstreamError, "upstream_response_too_large", 1),
+    "gzip": (_sends(b"{}", {"content-encoding": "gzip"}), UpstreamError, "upstream_encoding", 1),
+    "large": (_sends(encoded(completion("m", "4" * 20_000))), UpstreamError,
+              "upstream_response_too_large", 1),
     "cut": (_writes(_OK + b"content-length: 9\r\n\r\n{"), UpstreamError,
             "upstream_disconnected", 2),
     "dropped": (_writes(b""), UpstreamError, "upstream_disconnected", 2),
@@ -601,12 +599,10 @@ def test_answers_share_one_budget_of_memory() -> None:
     """Past it a call fails at once, and what was read is given back."""
 
     async def half_then_waits(exchange: Exchange) -> None:
-        data = completion("4" * 60_000)
-        exchange.head("200 OK", {"content-length": str(len(data))})
-        exchange.writer.write(data[:50_000])
+        data = encoded(completion("m", "4" * 60_000))
+        await exchange.send(head({"content-length": str(len(data))}) + data[:50_000])
         await go_on.wait()
-        exchange.writer.write(data[50_000:])
-        await exchange.writer.drain()
+        await exchange.send(data[50_000:])
 
     async def test() -> None:
         nonlocal go_on
@@ -642,7 +638,7 @@ def test_large_payloads_are_of_that_budget_until_they_are_answered() -> None:
 
     async def waits(exchange: Exchange) -> None:
         await go_on.wait()
-        await exchange.send(completion("4"))
+        await exchange.answer(encoded(completion("m", "4")))
 
     async def test() -> None:
         nonlocal go_on

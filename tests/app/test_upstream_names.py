@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,26 +14,21 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from app.errors import UpstreamError
 from app.upstream.dns_cache import CACHE_S, LOOKUP_S, CachingResolver
-from tests.upstreams.replicas import CHAT, Replica, answers, asking, opened, replicas, soon
+from tests.support.fleets import CHAT, asking, opened, soon
+from tests.upstreams.hostile.process import certify
+from tests.upstreams.hostile.replicas import Replica, answers, replicas
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
-        f"-subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 "
-        f"-keyout {folder}/key.pem -out {folder}/cert.pem"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return folder
+    return certify(tmp_path_factory.mktemp("tls"))
 
 
 def encrypted(certificate: Path) -> Replica:
     """A replica that speaks TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    context.load_cert_chain(certificate)
     return Replica(answers, tls=context, scheme="https")
 
 

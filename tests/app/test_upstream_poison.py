@@ -13,9 +13,11 @@ from app.errors import UpstreamError
 from app.settings import FleetSettings, key_format
 from app.upstream.health_checks import HealthChecks
 from app.upstream.replicas import Replica
+from tests.support.fleets import CHAT, asking, opened, soon
 from tests.support.gateway import DATA_KEY, ONE, Serve, user
 from tests.support.waiting import eventually
-from tests.upstreams.replicas import CHAT, Exchange, answers, asking, fails, opened, replicas, soon
+from tests.upstreams.hostile.exchange import Exchange
+from tests.upstreams.hostile.replicas import answers, fails, replicas
 from tests.upstreams.scripted import FakePool
 
 POISONER = "key-of-the-one-who-poisons"
@@ -24,7 +26,7 @@ POISONER = "key-of-the-one-who-poisons"
 async def broken_by_poison(exchange: Exchange) -> None:
     """Fail every query that begins with "poison", at once; answer any other."""
     text = exchange.body["messages"][0]["content"]
-    await (fails("500 No") if text.startswith("poison") else answers)(exchange)
+    await (fails("500") if text.startswith("poison") else answers)(exchange)
 
 
 async def ask(fleet: Any, text: str, caller: str = "honest") -> None:
@@ -79,7 +81,7 @@ def test_poisoned_trials_do_not_keep_the_candidate_from_others() -> None:
 
     async def test() -> None:
         async with (
-            replicas(fails("500 No"), answers) as [one, other],
+            replicas(fails("500"), answers) as [one, other],
             opened({"m": [one], "n": [other]}, attempts=1, eject_s=0.1) as fleet,
         ):
             await poison(fleet, 3, "mallory")
@@ -104,7 +106,7 @@ def test_a_server_that_fails_every_key_is_out_after_five_calls() -> None:
             opened({"m": [one], "n": [other]}, attempts=1) as fleet,
         ):
             await ask(fleet, "an honest query")
-            one.play = fails("500 No")
+            one.play = fails("500")
             for number in range(10):
                 await poison(fleet, 1, f"key {number % 3}")
             assert len(one.asked) == 6

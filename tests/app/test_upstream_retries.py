@@ -20,21 +20,11 @@ from app.errors import (
 )
 from app.settings import FleetSettings
 from app.upstream.retries import FLOOR, WINDOW_S, Retries, RetryBudget
+from tests.support.fleets import CHAT, asking, opened, soon, stream_into, streamed
 from tests.support.waiting import eventually
-from tests.upstreams.replicas import (
-    CHAT,
-    Exchange,
-    answers,
-    asking,
-    fails,
-    hangs,
-    opened,
-    piece,
-    replicas,
-    soon,
-    stream_into,
-    streamed,
-)
+from tests.upstreams.hostile.answers import EVENTS, event, piece
+from tests.upstreams.hostile.exchange import Exchange
+from tests.upstreams.hostile.replicas import answers, fails, hangs, replicas
 
 
 def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
@@ -180,7 +170,7 @@ def test_with_all_candidates_failing_calls_grow_by_a_fifth() -> None:
 
     async def test() -> None:
         rules = {"failures": 10_000, "attempts": 5}
-        async with replicas(fails("500 No")) as [one], opened({"m": [one]}, **rules) as fleet:
+        async with replicas(fails("500")) as [one], opened({"m": [one]}, **rules) as fleet:
 
             async def request(number: int) -> None:
                 with pytest.raises(UpstreamError):
@@ -198,7 +188,7 @@ def test_retries_of_one_flapping_candidate_are_a_fifth_of_its_own_calls() -> Non
 
     async def test() -> None:
         async with (
-            replicas(fails("500 No"), answers, answers) as [flapping, one, two],
+            replicas(fails("500"), answers, answers) as [flapping, one, two],
             opened({"m": [flapping], "n": [one], "o": [two]}, failures=10_000) as fleet,
         ):
 
@@ -232,7 +222,7 @@ def test_a_retry_goes_to_another_replica() -> None:
     """Its success is the request's success."""
 
     async def test() -> None:
-        async with replicas(fails("500 No"), answers) as [bad, good]:
+        async with replicas(fails("500"), answers) as [bad, good]:
             rules = {"failures": 10_000, "retry_share": 1.0}
             async with opened({"m": [bad, good]}, **rules) as fleet:
                 attempts = [
@@ -253,7 +243,7 @@ def test_a_retry_avoids_the_replica_that_failed_even_if_the_others_are_busy() ->
 
     async def test() -> None:
         async with (
-            replicas(fails("500 No"), hangs_once) as [bad, busy],
+            replicas(fails("500"), hangs_once) as [bad, busy],
             opened({"m": [bad, busy]}) as fleet,
         ):
             first = asyncio.create_task(fleet.ask("m", CHAT, asking("1"), deadline=soon()))
@@ -272,7 +262,7 @@ def test_retry_after_is_honoured_by_the_only_replica() -> None:
     async def limited(exchange: Exchange) -> None:
         arrived.append(time.monotonic())
         if exchange.number == 0:
-            await fails("429 Later", retry_after="1")(exchange)
+            await fails("429:1")(exchange)
         else:
             await answers(exchange)
 
@@ -282,7 +272,7 @@ def test_retry_after_is_honoured_by_the_only_replica() -> None:
         async with replicas(limited) as [one], opened({"m": [one]}) as fleet:
             assert (await fleet.ask("m", CHAT, asking(), deadline=soon())).attempts == 2
             assert arrived[1] - arrived[0] >= 1
-            one.play = fails("429 Later", retry_after="9")
+            one.play = fails("429:9")
             started = time.monotonic()
             with pytest.raises(UpstreamRateLimited) as caught:
                 await fleet.ask("m", CHAT, asking(), deadline=soon(5))
@@ -297,14 +287,14 @@ def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> Non
     """What went out cannot be taken back."""
 
     async def cut_before(exchange: Exchange) -> None:
-        exchange.begin_stream()
-        exchange.writer.close()
+        await exchange.begin(EVENTS)
+        exchange.fin()
 
     async def cut_after(exchange: Exchange) -> None:
-        exchange.begin_stream()
-        await exchange.piece(piece("4"))
+        await exchange.begin(EVENTS)
+        await exchange.chunk(event(piece("m", "4")))
         await asyncio.sleep(0.05)
-        exchange.writer.close()
+        exchange.fin()
 
     async def first_cut(exchange: Exchange) -> None:
         await (cut_before if exchange.number == 0 else answers)(exchange)
@@ -312,7 +302,7 @@ def test_a_stream_is_begun_again_before_its_first_piece_and_never_after() -> Non
     async def test() -> None:
         async with replicas(first_cut) as [one], opened({"m": [one]}) as fleet:
             ask = asking(stream=True)
-            assert await streamed(fleet, ask, soon()) == ["4", "2", ""]
+            assert await streamed(fleet, ask, soon()) == ["", "4", "2", ""]
             assert len(one.asked) == 2
             one.play = cut_after
             seen: list[str] = []
@@ -328,7 +318,7 @@ def test_a_retry_can_be_cancelled_while_it_waits() -> None:
     """The pause is no time in which a request cannot end."""
 
     async def test() -> None:
-        play = fails("503 Later", retry_after="9")
+        play = fails("503:9")
         async with replicas(play) as [one], opened({"m": [one]}) as fleet:
             task = asyncio.create_task(fleet.ask("m", CHAT, asking(), deadline=soon()))
             await eventually(lambda: len(one.asked) == 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -74,7 +75,9 @@ class Exchange:
 
     Attributes:
         request: What was asked.
+        entry: The log entry.
         trap_url: An address that must never receive a connection.
+        number: The number of earlier requests to the replica.
         closed: This side has closed the connection.
         doomed: The next request on the connection is to be closed without an answer.
     """
@@ -83,15 +86,21 @@ class Exchange:
         self, request: Request, entry: Entry, writer: asyncio.StreamWriter, trap_url: str
     ) -> None:
         self.request = request
+        self.entry = entry
         self.trap_url = trap_url
+        self.number = 0
         self.closed = False
         self.doomed = False
-        self._entry = entry
         self._writer = writer
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the request."""
+        return self.request.body
 
     async def send(self, data: bytes) -> None:
         """Send bytes as they are, as fast as the peer takes them."""
-        self._entry.sent += len(data)
+        self.entry.sent += len(data)
         self._writer.write(data)
         await self._writer.drain()
         await asyncio.sleep(0)  # a fast peer never makes `drain` wait: others want their turn
@@ -133,6 +142,7 @@ class Exchange:
         self._writer.transport.abort()
 
 
+Behaviour = Callable[[Exchange], Awaitable[None]]
 Play = Callable[[Exchange, str], Awaitable[None]]  # the text is the mode's argument, or empty
 
 
@@ -148,8 +158,11 @@ def now() -> float:
 
 
 async def listen(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], **options: Any
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    *,
+    port: int = 0,
+    ssl: ssl.SSLContext | None = None,
 ) -> tuple[asyncio.Server, int]:
-    """Listen on a free port of the loopback interface."""
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD, **options)
+    """Listen on a port of the loopback interface; 0 is a free one."""
+    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=_MAX_HEAD, ssl=ssl)
     return server, int(server.sockets[0].getsockname()[1])

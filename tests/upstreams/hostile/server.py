@@ -27,7 +27,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from . import bodies, connections, documents, events, heads
 from .answers import healthy
-from .exchange import Entry, Exchange, Play, Request, listen, now, read_request
+from .exchange import Behaviour, Entry, Exchange, Play, Request, head, listen, now
+from .serving import Server
 
 # Mode -> what it does, and the function that does it. The whole name is looked up first.
 MODES: Final[Mapping[str, tuple[str, Play]]] = {
@@ -114,8 +115,6 @@ MODES: Final[Mapping[str, tuple[str, Play]]] = {
     "inject": ("injects instructions for a model that merges answers", documents.inject),
 }
 THEN: Final = " then "
-_TLS: Final = b"\x16"  # what a TLS client says first
-_LONGEST_S: Final = 60.0  # no mode runs longer, even if the client never closes
 
 
 def find(mode: str) -> tuple[Play, str]:
@@ -126,46 +125,33 @@ def find(mode: str) -> tuple[Play, str]:
     return MODES[name][1], argument
 
 
-class Upstream:
-    """Plans, the log, and what serves a connection."""
+def behaviour(mode: str) -> Behaviour:
+    """A mode with its argument, for the calls of one candidate."""
+    play, argument = find(mode)
+
+    async def played(exchange: Exchange) -> None:
+        await play(exchange, argument)
+
+    played.__name__ = mode
+    return played
+
+
+class Upstream(Server):
+    """The plans and the log of all cells."""
 
     def __init__(self) -> None:
-        self.trap_url = ""
+        super().__init__()
         self._plans: dict[str, Mapping[str, str]] = {}
         self._log = defaultdict[str, list[Entry]](list)  # by cell
-        self._connections = 0
         self._trapped = 0
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer requests until one side closes."""
-        self._connections += 1
-        number = self._connections
-        try:
-            begun = await reader.read(1) or None
-            if begun == _TLS:
-                writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
-                return
-            while begun is not None and (request := await read_request(reader, begun)):
-                if request.target.startswith("/_"):
-                    begun = await self._control(request, reader, writer)
-                else:
-                    begun = await self._answer(request, number, reader, writer)
-        finally:
-            writer.close()
 
     async def spring(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The trap: count and close."""
         self._trapped += 1
         writer.close()
 
-    async def _answer(
-        self,
-        request: Request,
-        number: int,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bytes | None:
-        """Play the mode. Returns the first byte of the next request; None when there is none."""
+    def plan(self, request: Request, connection: int) -> tuple[Entry, Behaviour]:
+        """The mode that the cell's plan has for the model."""
         cell = str(request.body.get("user") or "")
         log = self._log[cell]
         modes = self._plans.get(cell, {}).get(request.model, "healthy").split(THEN)
@@ -176,39 +162,18 @@ class Upstream:
             model=request.model,
             mode=mode,
             stream=request.streams,
-            connection=number,
+            connection=connection,
             accepted=now(),
         )
         log.append(entry)
-        exchange = Exchange(request, entry, writer, self.trap_url)
-        play, argument = find(mode)
-        playing = asyncio.create_task(_limited(play, exchange, argument))
-        watching = asyncio.create_task(reader.read(1))
-        await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not playing.done() and not _next(watching):
-            playing.cancel()
-        [failure] = await asyncio.gather(playing, return_exceptions=True)
-        if failure is None:
-            entry.finished = now()
-        elif isinstance(failure, Exception) and not isinstance(failure, ConnectionError):
-            raise failure
-        if exchange.closed:
-            watching.cancel()
-            return None
-        await asyncio.wait({watching})
-        begun = _next(watching)
-        if begun is None:
-            entry.peer_closed = now()
-        elif exchange.doomed:
-            await read_request(reader, begun)
-            return None
-        return begun
+        return entry, behaviour(mode)
 
-    async def _control(
-        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> bytes | None:
+    def control(self, request: Request) -> bytes | None:
+        """The response to a request that sets a plan or reads the log."""
         url = urlsplit(request.target)
-        told: Any = {}
+        if not url.path.startswith("/_"):
+            return None
+        response: Any = {}
         if url.path == "/_plan":
             for modes in request.body["modes"].values():
                 for mode in modes.split(THEN):
@@ -217,23 +182,9 @@ class Upstream:
         elif url.path == "/_log":
             cell = parse_qs(url.query, keep_blank_values=True).get("cell", [""])[0]
             entries = [asdict(entry) for entry in self._log[cell]]
-            told = {"entries": entries, "trapped": self._trapped}
-        data = json.dumps(told).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data))
-        await writer.drain()
-        return await reader.read(1) or None
-
-
-async def _limited(play: Play, exchange: Exchange, argument: str) -> None:
-    async with asyncio.timeout(_LONGEST_S):
-        await play(exchange, argument)
-
-
-def _next(watching: asyncio.Task[bytes]) -> bytes | None:
-    """What the watched peer sent; None when it has closed."""
-    if watching.exception() is not None:
-        return None
-    return watching.result() or None
+            response = {"entries": entries, "trapped": self._trapped}
+        data = json.dumps(response).encode()
+        return head({"content-length": str(len(data))}) + data
 
 
 async def main(certificate: str | None) -> None:
