@@ -129,4 +129,5 @@ def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionR
         repeated=routed.repeated,
         query=query,
         populations=routed.populations,
+        remarks=tuple(routed.remarks),
     )

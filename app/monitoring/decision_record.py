@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -75,9 +75,11 @@ class DecisionRecord:
         shadow_rate: The sampling rate of a decision in the shadow sample; None outside it.
         outcome: How the request ended. Every decision is recorded, however its request ended:
             otherwise the records would be biased towards patient clients and easy queries.
-        repeated: The query was seen before, or is one of the rows: it is no new evidence.
+        repeated: The query was seen before, by any key, or is one of the rows: it is no new
+            evidence.
         query: The text that the router read, if the operator stores queries.
         populations: The places of the rows that set the threshold; None in records of version 0.1.
+        remarks: The remarks in the certificate; None in records of version 0.1.
     """
 
     decision_id: str
@@ -105,6 +107,7 @@ class DecisionRecord:
     repeated: bool = False
     query: str | None = None
     populations: tuple[int, ...] | None = None
+    remarks: tuple[str, ...] | None = None
 
     @property
     def like_rows(self) -> bool:
@@ -120,6 +123,14 @@ class DecisionRecord:
         """The wire form. An infinite threshold is null: JSON has no infinity."""
         shown = {name: getattr(self, name) for name in _FIELDS}
         return shown | {"lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None}
+
+    def as_its_key_sees_it(self) -> DecisionRecord:
+        """The same, as the data key that made it may read it.
+
+        ``repeated`` tells of the key's own queries and of the rows, as the remarks do, and not of
+        the queries of other keys.
+        """
+        return replace(self, repeated=bool(self.remarks))
 
     def document(self) -> str:
         """The stored JSON: every field but the neighbours, which have a column of their own."""
@@ -138,5 +149,5 @@ class DecisionRecord:
         return cls(**stored)
 
 
-_LATER_FIELDS: Final = ("projection", "populations")  # absent in records of version 0.1
+_LATER_FIELDS: Final = ("projection", "populations", "remarks")  # absent in records of version 0.1
 _FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from app.access.api_keys import Caller
@@ -59,7 +59,7 @@ class Feedback:
         self._metrics = metrics
 
     async def decision(self, decision_id: str, caller: Caller) -> StoredDecision:
-        """A decision, for the key that made it or an admin.
+        """A decision, as the key that made it or an admin may see it.
 
         Raises:
             NotFound: It is not stored, or belongs to another key: the caller cannot tell which.
@@ -67,9 +67,11 @@ class Feedback:
         """
         await self._decision_writer.written(decision_id)
         found = await self._find(decision_id)
-        if caller.role != "admin" and found.decision.key != caller.name:
+        if caller.role == "admin":
+            return found
+        if found.decision.key != caller.name:
             raise unknown_decision(decision_id)
-        return found
+        return replace(found, decision=found.decision.as_its_key_sees_it())
 
     async def _find(self, decision_id: str) -> StoredDecision:
         """A decision of this gateway, or of another one that is about to write it."""

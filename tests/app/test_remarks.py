@@ -185,6 +185,21 @@ def test_a_key_learns_nothing_of_what_another_key_sent(mixed: Gateway) -> None:
     assert route(mixed, query, ADMIN_KEY)["remarks"] == ["repeated_query"]
 
 
+def test_a_stored_decision_tells_its_key_of_its_own_queries_alone(mixed: Gateway) -> None:
+    """An admin key reads the whole truth, which the drift alarms and the risk use."""
+
+    def stored(number: str, key: str = DATA_KEY) -> dict[str, Any]:
+        return mixed.get(f"/decisions/{number}", key).json()
+
+    query = new_query()
+    route(mixed, query, ADMIN_KEY)
+    first, second = (mixed.chat(query)["id"] for _ in range(2))
+    assert [stored(each)["repeated"] for each in (first, second)] == [False, True]
+    assert [stored(each, ADMIN_KEY)["repeated"] for each in (first, second)] == [True, True]
+    assert stored(second)["remarks"] == ["repeated_query"]
+    assert stored(mixed.chat(row_query())["id"])["repeated"], "that it is a row is no secret"
+
+
 def test_the_sets_of_all_levels_leave_no_trace(mixed: Gateway) -> None:
     """They remark what was sent before, and are not sent themselves."""
     row, query = row_query(), new_query()
