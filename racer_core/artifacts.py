@@ -60,6 +60,7 @@ class Artifact:
     training_fingerprints: frozenset[bytes]
     validation_fingerprints: frozenset[bytes] = frozenset()
     components: NDArray[np.float32] | None = None  # (D, d), for drift; None: an earlier version's
+    validation_copies: int | None = None  # near copies of training rows; after training alone
     digest: str = ""  # of the saved folder; empty before it is saved
 
     @property

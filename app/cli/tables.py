@@ -44,6 +44,7 @@ def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, A
         "backend": artifact.encoder.backend,
         "dtype": artifact.encoder.dtype,
         "training_rows": rows,
+        "validation_copies": artifact.validation_copies,
         "null_threshold": artifact.null_threshold,
         "stacked_vote": artifact.stacked is not None,
     }

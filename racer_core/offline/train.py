@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from racer_core.offline.reporting import (
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
+from racer_core.records.near_copies import count_near_copies
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.types import BoolArray, LabelledRows
@@ -170,6 +171,8 @@ def train(
         validation_fingerprints=frozenset(held_out.fingerprints),
         components=principal_components(fitted.encoder.encode(rows.queries).embeddings),
     )
+    if output.similarity is not None:
+        artifact = replace(artifact, validation_copies=count_near_copies(output.similarity))
     saved = artifacts.save(artifact, folder)
     if fitted.losses:
         write_log(folder, fitted.losses, {"router": kind, "seed": seed, **fitted.settings})

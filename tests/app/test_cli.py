@@ -80,6 +80,7 @@ def test_train_makes_an_artifact_that_validates(racer: Command, tmp_path: Path) 
     assert summary["router"] == "knn"
     assert summary["pool"] == list(POOL)
     assert summary["training_rows"] == 80
+    assert "validation_copies" in summary
     assert summary["router_settings"]["k"] == 40
     assert artifacts.load(folder).pool == POOL
     path = configure(tmp_path, folder, "http://127.0.0.1:1/v1")

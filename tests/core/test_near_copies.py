@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from racer_core.artifacts import fingerprint
 from racer_core.encoder.char_ngrams import CharNgramEncoder
+from racer_core.offline.train import train
 from racer_core.records.near_copies import count_near_copies
 from racer_core.routers.base import Batch
 from racer_core.routers.inverted_file import build_inverted_file
 from racer_core.routers.knn import KnnRouter
 from racer_core.routers.neighbours import ExactSearch
+from racer_core.types import LabelledRow, LabelledRows
 
 TRAINING = [
     f"{name} has {i + 3} {fruit} and buys {i + 7} more at the market. How many {fruit} are left?"
@@ -65,3 +69,21 @@ def test_the_inverted_file_reports_the_cosines_of_the_exact_search() -> None:
         exact = ExactSearch(rows).similarity(queries, chosen)
         assert index.similarity(queries, chosen) == pytest.approx(exact, abs=1e-6)
     assert ExactSearch(rows).similarity(queries, np.arange(20)) == pytest.approx(1.0, abs=1e-5)
+
+
+def rows(texts: list[str]) -> LabelledRows:
+    """Rows that the first of two candidates answers right."""
+    labelled = [LabelledRow(query=text, correct=frozenset({"one"})) for text in texts]
+    return LabelledRows(pool=("one", "two"), rows=tuple(labelled))
+
+
+@pytest.mark.parametrize(("kind", "count"), [("knn", 1), ("mlp", None)])
+def test_training_counts_near_copies_among_validation_rows(
+    tmp_path: Path, kind: str, count: int | None
+) -> None:
+    """A file that was divided at random has them; MLP keeps no training rows to compare with."""
+    copy = TRAINING[2].replace("buys 9", "buys 8")
+    artifact = train(
+        rows(TRAINING), rows([copy, *OTHERS]), tmp_path, encoder=CharNgramEncoder(), kind=kind
+    )
+    assert artifact.validation_copies == count
