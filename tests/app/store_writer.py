@@ -59,7 +59,7 @@ def write(url: str, prefix: str, pipe: int) -> None:
 
 
 def round_of(url: str, number: int) -> list[list[str]]:
-    """One writer, killed at a random moment; what it had said."""
+    """Run one writer, kill it at a random moment, and return its output."""
     read, pipe = os.pipe()
     child = os.fork()
     if child == 0:

@@ -86,7 +86,7 @@ def test_the_policy_does_not_touch_answered_queries(gateway: Gateway) -> None:
 
 
 def test_route_reports_why_no_candidate_is_called(gateway: Gateway, pool: FakePool) -> None:
-    """Without executing, abstaining is an outcome and not an error, whatever the policy."""
+    """Without executing, abstaining is an outcome and not an error under every policy."""
     for policy in ("refuse", "strongest", "error"):
         decision = gateway.route(UNANSWERABLE, on_abstain=policy)
         assert (decision["abstained"], decision["abstain_reason"]) == (True, "p_null")

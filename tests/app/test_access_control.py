@@ -248,7 +248,7 @@ def test_access_control_and_the_router_see_the_same_route(
 
 
 def test_every_route_is_seen_with_every_method(gateway_app: FastAPI) -> None:
-    """Routes that share a path and differ in the method are told apart."""
+    """Routes are distinguished by method, even if they share a path."""
     for path in REAL:
         for method in METHODS:
             assert see_the_same(gateway_app, method, path), (method, path)
@@ -296,7 +296,7 @@ def test_two_authorization_headers_are_refused(gateway: Gateway) -> None:
 
 
 def test_wrong_keys_are_counted_and_right_ones_are_not(serve: Serve) -> None:
-    """After five wrong keys this address hears 429; who has a key still gets in."""
+    """After five wrong keys the address gets 429; requests with a right key are still served."""
     gateway = serve(access={"failures_per_minute": 5}, calibrated=False)
     statuses = [gateway.get("/v1/models", "wrong").status_code for _ in range(8)]
     assert statuses == [401] * 5 + [429] * 3
@@ -531,7 +531,7 @@ def test_a_full_gateway_refuses_before_the_body_and_can_be_looked_at(
 
 
 def test_half_sent_bodies_of_one_key_lock_out_no_other_key(serve: Serve) -> None:
-    """The last place is not theirs; the key is told why, and its whole bodies are served."""
+    """They cannot take the last slot; the error names the reason; complete bodies are served."""
     key, entry = configured_key("team-a")
     gateway = serve(access={"keys": [entry]}, limits={"in_flight": 8})
     body = json.dumps({"query": ONE}).encode()

@@ -231,7 +231,7 @@ def last_byte_changed(members: dict[str, bytes]) -> None:
 
 
 def activated(members: dict[str, bytes]) -> None:
-    """Another one is said to be active; the digest of its record still matches."""
+    """The file names another calibration as active, whose digest still matches."""
     data = members["calibrations/cal-3"]
     members["calibrations/cal-3"] = data.replace(b'"active":false', b'"active":true')
 

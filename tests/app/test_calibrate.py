@@ -270,7 +270,7 @@ def test_the_threshold_is_the_cores(
 
 @pytest.mark.parametrize("path", ["/route", "/calibrate"])
 def test_a_score_that_needs_prices_is_refused_without_them(gateway: Gateway, path: str) -> None:
-    """This gateway's candidates have none, so ``cover_cost`` means nothing; others are asked."""
+    """This gateway's candidates have no prices, so ``cover_cost`` is refused."""
     body = {"query": ONE} if path == "/route" else {"rows": as_json(ROWS), "dry_run": True}
     key = DATA_KEY if path == "/route" else ADMIN_KEY
     for score in set(Score) - {Score.COVER_COST}:

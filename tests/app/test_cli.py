@@ -104,7 +104,7 @@ def test_train_prints_fields_for_people(racer: Command, tmp_path: Path) -> None:
 def test_train_opens_the_encoder_of_its_options(
     racer: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward: str | None
 ) -> None:
-    """Device, format and code; what is not told is the machine's to choose."""
+    """Device, format and forward; unset options are chosen for the machine."""
     opened: list[EncoderChoice] = []
 
     def stop(choice: EncoderChoice) -> Encoder:
@@ -225,7 +225,7 @@ def test_evaluate_is_the_same_twice_and_a_table_for_people(racer: Command, tmp_p
 def test_evaluate_measures_the_paper_s_alphas_and_shows_a_few(
     racer: Command, tmp_path: Path
 ) -> None:
-    """All 18 in the JSON; four in the table, or those that were asked for."""
+    """All 18 in the JSON; in the table four, or the requested ones."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 120))
     arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
                  "--score", "cover", "--risk-target", "answerable"]  # fmt: skip
@@ -319,7 +319,7 @@ def test_evaluate_keeps_embeddings(racer: Command, tmp_path: Path) -> None:
 
 
 def test_evaluate_writes_a_report(racer: Command, tmp_path: Path) -> None:
-    """A page, figures, tables and numbers; the command is in it and the page's place is told."""
+    """A page, figures, tables and numbers; it quotes the command, and its path is printed."""
     data = write(tmp_path / "rows.jsonl", labelled(0, 100))
     folder = tmp_path / "a report"
     arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 2,

@@ -119,7 +119,7 @@ def test_openai_puts_streamed_tool_calls_together(
 
 
 class Sum(BaseModel):
-    """What is asked for as JSON."""
+    """The structure requested as JSON."""
 
     value: int
 
@@ -248,7 +248,7 @@ def test_langchain_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
 
 
 def test_langchain_calls_tools_and_reads_structures(gateway: Gateway, pool: FakePool) -> None:
-    """A tool call arrives as one, and a structure as the object that was asked for."""
+    """A tool call arrives as a tool call, and a structure as the requested object."""
     for name in POOL:
         message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
         pool.say(name, "", message=message)

@@ -35,7 +35,7 @@ def environment() -> dict[str, str]:
 
 
 def pressed(words: tuple[str, ...], environment: dict[str, str]) -> set[str]:
-    """What bash offers for the last word; how it completes files is told as an option."""
+    """The completions that bash offers for the last word, and its option for files."""
     done = subprocess.run(
         ["bash", "--norc", "-c", PRESSED, "bash", *words],
         capture_output=True,

@@ -213,7 +213,7 @@ SLOWLORIS = {  # what is sent at once, what is dripped, the deadline that ends i
 
 @pytest.mark.parametrize("shape", SLOWLORIS)
 def test_a_request_that_does_not_arrive_is_ended(bare: Bare, shape: str) -> None:
-    """Six shapes of slowness end at their deadline, whatever still trickles in."""
+    """Six shapes of slow requests end at their deadline, even if bytes still arrive."""
     at_once, dripped, deadline_s = SLOWLORIS[shape]
     begun = time.monotonic()
     with bare.connect() as connection:
@@ -455,7 +455,7 @@ def test_another_protocol_is_not_spoken(bare: Bare) -> None:
 
 
 def test_connections_are_counted(start: Callable[..., Bare]) -> None:
-    """One too many is told so and closed; when others leave there is room again."""
+    """A connection over the limit gets an error and is closed; later there is room again."""
     server = start(connections=3, header_s=20)
     with ExitStack() as stack:
         for _ in range(3):

@@ -133,7 +133,7 @@ def test_a_right_key_is_served_where_no_slot_is_left(start: Callable[..., Bare])
 
 
 def test_an_authenticated_connection_takes_no_slot(start: Callable[..., Bare]) -> None:
-    """From its first request on, while that is still answered, and whatever comes afterwards."""
+    """From its first request on, while that is answered and afterwards."""
     server = start(connections_per_address=2, header_s=LONG_S)
     with ExitStack() as stack:
         for _ in range(6):

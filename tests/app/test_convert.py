@@ -38,7 +38,7 @@ def run(folder: Path, model: str, documents: int) -> None:
 
 
 def test_folders_become_one_file(racer: Command, tmp_path: Path) -> None:
-    """The options reach the reader; what was left out and chosen is said."""
+    """The options reach the reader; omitted rows and chosen columns are reported."""
     run(tmp_path / "runs", "a", 3)
     run(tmp_path / "runs", "b", 2)
     out = tmp_path / "rows.jsonl"

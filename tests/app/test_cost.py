@@ -132,7 +132,7 @@ async def application(path: Path) -> AsyncGenerator[App]:
 
 
 async def calls_of(app: App, path: str, body: dict[str, Any]) -> float:
-    """Calls of functions a request, once everything was asked before."""
+    """Function calls per request, after a warm-up request of each kind."""
     for _ in range(3):
         await ask(app, path, body)
     profile = cProfile.Profile()

@@ -216,7 +216,7 @@ def test_old_decisions_are_deleted_with_their_verdicts(decision_store: DecisionS
 
 
 def test_no_verdict_outlives_its_decision(decision_store: DecisionStore, store: Store) -> None:
-    """By age and by number; on either database, whatever happens to it otherwise."""
+    """By age and by number, on both databases, beside other writes."""
     made = [aged(days) for days in (40, 3, 2, 1)]
     decision_store.add(made, [True] * 4)
     for each in made:
@@ -297,7 +297,7 @@ def test_a_shadow_decision_deleted_meanwhile_gives_no_row(
 
 
 def test_the_newest_decisions_are_kept(decision_store: DecisionStore) -> None:
-    """At most ``keep_rows``, whatever their order in the table."""
+    """At most ``keep_rows`` remain, for any order in the table."""
     made = [aged(days) for days in (3, 1, 4, 2)]
     decision_store.add(made, [True] * 4)
     assert decision_store.prune(30.0, 2) == 2
@@ -462,7 +462,7 @@ def test_add_never_waits_for_a_slow_store_and_a_full_queue_drops() -> None:
 
 
 def test_notes_wait_for_a_store_that_cannot_be_written() -> None:
-    """They are tried again, in order; who asks for one meanwhile hears of it."""
+    """They are written again later, in order; reading one meanwhile is an error that says so."""
     made = several(3)
 
     async def story(decision_writer: DecisionWriter, sink: RecordSink) -> None:

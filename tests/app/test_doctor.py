@@ -55,7 +55,7 @@ UNREACHABLE = "http://127.0.0.1:1/v1"
 
 
 def is_so(finding: Finding, state: State, *words: str) -> None:
-    """The state, what is said, and that whatever is not well has a cure."""
+    """Check the state and the words of a finding, and that every problem has a cure."""
     assert finding.state is state, finding
     assert (finding.cure == "") == (state is OK)
     for word in words:
@@ -437,7 +437,7 @@ def test_the_finding_of_another_schema_version_says_what_to_do(
 
 
 def test_an_older_file_is_recognised(tmp_path: Path) -> None:
-    """By the version that it tells."""
+    """By its version."""
     path = tmp_path / "racer.db"
     with Store(f"sqlite:///{path}"):
         pass

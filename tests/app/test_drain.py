@@ -106,7 +106,7 @@ class RunningRequest:
 
 
 def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
-    """After SIGTERM: not ready, yet accepting, then closed; what was asked is answered; exit 0."""
+    """After SIGTERM: not ready but accepting, then closed; running requests end; exit code 0."""
     with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
             pool.say(

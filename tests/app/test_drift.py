@@ -758,7 +758,7 @@ def test_the_saved_state_is_small(store: Store) -> None:
 def test_an_alarm_is_one_log_line_and_a_metric(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line a stream, however many queries follow."""
+    """One log line per stream, for any number of further queries."""
     rng = np.random.default_rng(20)
 
     async def story(monitor: Monitor, world: MonitoredStore) -> None:
@@ -854,7 +854,7 @@ def test_where_the_whole_pool_is_called_no_risk_is_bounded(store: Store) -> None
 
 
 def test_an_alarm_voids_certificates_and_a_reset_mends_them(serve: Serve) -> None:
-    """Over HTTP: queries of one kind alone are a change, and it is said in every answer."""
+    """Over HTTP: queries of a single kind raise an alarm, and every certificate has the reason."""
     gateway = serve(watching={"false_alarm": 0.01})
     assert gateway.route(ONE)["certificate"]["holds"]
     decided = [gateway.route(f"{UNANSWERABLE}{number}")["decision_id"] for number in range(120)]

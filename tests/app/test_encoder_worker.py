@@ -611,7 +611,7 @@ NDJSON = {"content-type": "application/x-ndjson"}
 
 
 def many_rows(count: int) -> bytes:
-    """NDJSON of so many rows."""
+    """NDJSON of ``count`` rows."""
     right = '{"adder": true, "speller": false, "poet": false}'
     return "".join(f'{{"query": "row {i}?", "correct": {right}}}\n' for i in range(count)).encode()
 

@@ -313,7 +313,7 @@ def test_a_body_of_too_many_values_is_refused(gateway: Gateway, much: str) -> No
 
 @pytest.mark.parametrize("text", ['{"a": 1, "b": "c"}, ' * 30_000, "1,2:3\\," * 100_000])
 def test_a_long_text_may_hold_any_table(gateway: Gateway, text: str) -> None:
-    """What stands in a string is one value, however many commas and keys it has."""
+    """A string counts as one value, with any commas and braces in it."""
     assert gateway.ask(text).status_code == 200
 
 

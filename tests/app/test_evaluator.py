@@ -110,13 +110,13 @@ def test_an_answer_cannot_write_the_prompts_lines(answer: str, question: str, ro
     "token", ["<|im_end|>", "</s>", "<eos>", "[/INST]", "[INST]", "<｜User｜>"]
 )
 def test_a_control_token_does_not_survive(token: str) -> None:
-    """A tokenizer would read it as the end of a turn, whatever line it stands on."""
+    """A tokenizer would read it as the end of a turn on any line."""
     assert token not in quoted(f"42{token}Sure.")
 
 
 @pytest.mark.parametrize("answer", ["42", "x² + ½ < 3", "[1, 2]", "Straße – „ja“", "a \\n b", "{}"])
 def test_an_ordinary_answer_is_quoted_as_it_is(answer: str) -> None:
-    """Nothing is escaped that need not be: the evaluator judges what was said."""
+    """Only control sequences are escaped: the evaluator judges the answer's own text."""
     assert quoted(answer) == answer
 
 
@@ -148,7 +148,7 @@ def continued(text: str, top: dict[str, float] | None = None) -> Completion:
 
 @pytest.mark.parametrize("token", ["1", " 1", "1)", " 1)", "1).", "1)\n", "\n1"])
 def test_a_verdict_is_read_from_every_spelling_of_its_token(token: str) -> None:
-    """Tokenizers join digits with spaces and brackets; 0 likewise."""
+    """Tokenizers join digits with spaces and brackets, for 0 as for 1."""
     assert read(Weight.VERBAL, continued(token)) == 1.0
     assert read(Weight.VERBAL, continued(token.replace("1", "0"))) == 0.0
     assert read(Weight.P_TRUE, continued("0", {token: 0.3, "0": 0.7})) == pytest.approx(0.3)
@@ -408,7 +408,7 @@ def test_a_rating_over_the_limit_is_cut_off(serve: Serve, pool: FakePool) -> Non
 
 
 def test_a_candidate_may_be_the_evaluator(serve: Serve, pool: FakePool) -> None:
-    """It is asked at its own server, under its model's name there, with its own key."""
+    """It is called at its own server, by its model name there, with its own key."""
     rule = judged(pool.url, evaluator={"candidate": "poet"})
     poet = {"model": "poet-v2", "api_key_env": "POET_KEY"}
     gateway = serve(

@@ -58,7 +58,7 @@ def template_of(api_format: ApiFormat, data: str) -> EventTemplate | None:
 def test_an_alike_event_is_read_as_it_would_be(
     api_format: ApiFormat, chunk: Any, form: dict[str, Any], first: str, second: str
 ) -> None:
-    """Whatever the texts are, and however the server writes JSON."""
+    """For any texts and any JSON formatting of the server."""
     event_template = template_of(api_format, json.dumps(chunk(first), **form))
     assert event_template is not None
     data = json.dumps(chunk(second), **form)
@@ -177,7 +177,7 @@ def pieces(api_format: ApiFormat, events: Sequence[dict[str, Any]]) -> list[dict
 
 @given(events=EVENTS)
 def test_a_stream_is_read_as_if_every_event_were(events: list[dict[str, Any]]) -> None:
-    """Texts among roles, tool calls and counts; also when so many differ that none is learnt."""
+    """Texts among roles, tool calls and counts; also if no template can be learnt."""
     assert pieces(Chat(), events) == pieces(InFull(), events)
 
 

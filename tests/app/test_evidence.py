@@ -335,7 +335,7 @@ def test_a_calibration_keeps_its_answer_risk(priced: Gateway) -> None:
 
 
 def test_copies_and_near_copies_are_counted(priced: Gateway) -> None:
-    """The same row twice is left out; one that differs in case or space stays, and is told."""
+    """An exact copy is left out; a copy that differs in case or space stays and is reported."""
     rows = as_json(ROWS)
     near = [row | {"query": f" {row['query'].upper()}"} for row in rows[:7]]
     evidence = calibrated(priced, rows + rows[:5] + near, dry_run=True)["evidence"]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_page_leads_to_a_certified_answer(tmp_path: Path) -> None:
-    """Each says what it said when the demo was labelled. Red when any command of the page fails."""
+    """Each candidate answers as in the demo's labels. Fails when a command of the page fails."""
     rows = read_rows(DEMO / "data" / "test.jsonl").rows[:500]
     ask_these(rows, tmp_path)
     with ExitStack() as stack:

@@ -227,7 +227,7 @@ def test_rows_that_were_grouped_otherwise_certify_nothing(
 def test_rows_without_groups_outlive_a_change_of_grouping(
     tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
-    """There is one population, whatever determines a group."""
+    """There is one population under every rule for groups."""
     with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
         upload(gateway, as_json(GROUPS["easy"]))
     path = configure(tmp_path, artifact, pool.url, routing={"group_by": "key"})
@@ -248,7 +248,7 @@ def test_a_record_that_does_not_say_how_it_was_grouped_certifies_nothing() -> No
 
 
 def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
-    """`routing.group_by: key`: whatever the request names."""
+    """`routing.group_by: key`: the request's own group is ignored."""
     made = {name: key_format.new_key() for name in ("easy", "hard", "none")}
     keys = [
         {"name": name, "hash": key_format.format_hash(key, key_format.new_salt())}
@@ -265,7 +265,7 @@ def test_a_keys_group_cannot_be_talked_away(serve: Serve) -> None:
 
 
 def test_the_language_of_the_query_decides(serve: Serve) -> None:
-    """`routing.group_by: language`: whatever the request names."""
+    """`routing.group_by: language`: the request's own group is ignored."""
     gateway = serve(calibrated=False, routing={"group_by": "language"})
     german = noisy(30_000, 60)
     german = replace(
@@ -387,7 +387,7 @@ def test_invented_groups_fill_no_memory() -> None:
 
 
 def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
-    """The threshold of a group is that of the record that was asked for."""
+    """The threshold of a group is that of the requested record."""
     one, two = big(), big()
     labels = ~two.calibration.labels.astype(bool)
     two = replace(

@@ -1,4 +1,4 @@
-"""`racer init`: servers are asked, and a configuration is written around them, or nothing is."""
+"""`racer init`: a configuration is written from the servers' model lists, or nothing is."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def few_rows_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def many(count: int) -> bytes:
-    """NDJSON of so many rows."""
+    """NDJSON of ``count`` rows."""
     return "".join(f'{{"query": "row {i}?", "correct": {RIGHT}}}\n' for i in range(count)).encode()
 
 
@@ -111,7 +111,7 @@ def started(response: httpx2.Response) -> str:
 
 
 def job_at(gateway: Gateway, place: str) -> dict[str, Any]:
-    """What is told of a job now."""
+    """The job's current state."""
     response = gateway.get(place, ADMIN_KEY)
     assert response.status_code == 200, response.text
     return response.json()["job"]
@@ -432,7 +432,7 @@ def test_closing_ends_what_runs(
 
 
 def test_the_client_follows_a_job(serve: Serve, tmp_path: Path) -> None:
-    """It hears every phase and returns what a small upload would have."""
+    """It receives every phase and returns the result of a small upload."""
     gateway = serve(calibrated=False)
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(many(4_000))
@@ -492,7 +492,7 @@ def test_a_packed_file_is_unpacked_on_the_way(serve: Serve, racer: Command, tmp_
 
 @contextmanager
 def small_disk(pages: int) -> Iterator[None]:
-    """Every database that is opened meanwhile may have so many pages."""
+    """Limit the pages of every database that is opened meanwhile."""
 
     def limit(connection: Any, _: Any) -> None:
         connection.execute(f"PRAGMA max_page_count={pages}")

@@ -77,7 +77,7 @@ def filled(path: str) -> str:
 def test_every_route_but_the_public_ones_needs_a_key(
     routes: tuple[Gateway, set[tuple[str, str]]],
 ) -> None:
-    """A route that is added without a key fails here, whatever it is."""
+    """Every new route without a key check fails this test."""
     gateway, found = routes
     assert found > ADMIN
     with gateway.http(None) as client:

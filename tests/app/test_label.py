@@ -1,4 +1,4 @@
-"""``racer label``: questions become labelled rows; nothing is asked twice, and nothing made up."""
+"""``racer label``: questions become labelled rows, with one call per question and candidate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def once(questions: Sequence[Any] = QUESTIONS, names: Sequence[str] = POOL) -> dict[Any, int]:
-    """Every candidate was asked every question exactly once."""
+    """Every candidate got every question exactly once."""
     return {(name, each["query"]): 1 for name in names for each in questions}
 
 
@@ -140,7 +140,7 @@ def test_questions_come_in_the_formats_of_rows(
 def test_a_conversation_is_labelled_with_all_its_turns(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
-    """Candidates see every turn; the row has them too, and is not asked for again."""
+    """Candidates get every turn, the row stores them, and a second run makes no call."""
     turns = [
         {"role": "user", "content": "What is it?"},
         {"role": "assistant", "content": "41"},
@@ -261,7 +261,7 @@ def test_a_candidates_failure_is_never_a_wrong_answer(
 def test_every_kind_of_failure_leaves_the_question_unlabelled(
     label: Label, pool: FakePool, tmp_path: Path, fault: str
 ) -> None:
-    """One sentence on stderr and exit code 1, whatever the server did."""
+    """One sentence on stderr and exit code 1 for every fault of the server."""
     pool.fail("speller", fault)
     code, printed, stderr = label(save(tmp_path / "q.jsonl", QUESTIONS[:1]))
     assert (code, printed) == (1, "")
@@ -273,7 +273,7 @@ def test_every_kind_of_failure_leaves_the_question_unlabelled(
 def test_a_candidate_that_keeps_failing_is_given_up(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
-    """The others still answer, and what they said is kept for the next run."""
+    """The others still answer, and their answers are stored for the next run."""
     pool.fail("poet", "401")
     many = [{"query": f"{n}?", "reference": 42} for n in range(60)]
     _, _, stderr = label(save(tmp_path / "q.jsonl", many), concurrency=1)
@@ -333,7 +333,7 @@ def test_labelled_questions_are_not_sent_again(
 def test_a_configured_limit_holds_for_finished_rows_too(
     label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
-    """Long questions that were allowed when they were asked do not stop the next run."""
+    """Labelled questions longer than a new limit do not stop the next run."""
     named = candidates(pool.url)
     limits = {"query_chars": 20_000}
     long = configure(tmp_path / "b", tmp_path / "x", "", candidates=named, limits=limits)
@@ -654,7 +654,7 @@ def test_a_candidate_may_judge(label: Label, pool: FakePool, tmp_path: Path) -> 
 def test_an_unreadable_verdict_is_ungraded(
     by_judge: Label, pool: FakePool, tmp_path: Path, verdict: str
 ) -> None:
-    """Not wrong. What the candidates said is kept, and only the judge is asked again."""
+    """It is not labelled wrong. The answers are stored, and only the judge is called again."""
     pool.say("the-judge", verdict)
     questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
     code, _, stderr = by_judge(questions)

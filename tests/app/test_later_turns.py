@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("pool")  # reset after the test of another 
 
 
 def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same rows, but each asked as a second question."""
+    """The same rows, each as the second question of a conversation."""
     return [
         {name: value for name, value in row.items() if name != "query"}
         | {"messages": [*BEFORE, {"role": "user", "content": row["query"]}]}
@@ -203,7 +203,7 @@ def test_too_few_rows_of_later_turns_are_not_used(serve: Serve, noisy_artifact: 
 
 
 def test_rows_of_later_turns_alone_are_refused(serve: Serve) -> None:
-    """Nothing could be said of the first turn of any conversation."""
+    """There would be no guarantee for the first turn of any conversation."""
     gateway = serve()
     request = {"rows": later(as_json(LATER))}
     response = gateway.post("/calibrate", ADMIN_KEY, json=request)

@@ -109,7 +109,7 @@ def test_the_list_reaches_the_level_in_force(serve: Serve) -> None:
 
 
 def test_a_level_that_would_be_refused_is_none(serve: Serve, noisy_artifact) -> None:
-    """Where alphas without a threshold are refused, the first that is told is the first served."""
+    """Where infeasible alphas are refused, the first level is the smallest served alpha."""
     routing = {"on_infeasible": "reject", "alpha": 0.3}
     gateway = serve(artifact=noisy_artifact, routing=routing, calibrated=False)
     gateway.calibrate(rows=noisy(10_000, 120))

@@ -1,4 +1,4 @@
-"""Prompts and answers in the log: only where the operator asked for them."""
+"""Prompts and answers in the log: only if the operator enables them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.upstreams.scripted import FakePool
 
 @pytest.fixture
 def talking(serve: Serve) -> Gateway:
-    """A gateway whose operator asked."""
+    """A gateway with the setting enabled."""
     return serve(telemetry={"log_prompts": True})
 
 
@@ -78,14 +78,14 @@ def test_prompts_are_not_written_otherwise(
 
 
 def test_a_refusal_is_an_answer(talking: Gateway, pool: FakePool) -> None:
-    """No candidate was called, and that is what the client was told."""
+    """No candidate was called, and the answer is the sentence that the client got."""
     line = written(talking, CHAT, {"model": "auto", "messages": user(UNANSWERABLE)})
     assert line["answer"].startswith("No model of the pool")
     assert line["selected"] == ""
 
 
 def test_a_request_that_cannot_be_routed_has_no_prompt(talking: Gateway, pool: FakePool) -> None:
-    """A named candidate is asked all the same."""
+    """A named candidate is called all the same."""
     body = {"model": "poet", "messages": [{"role": "assistant", "content": "I speak."}]}
     line = written(talking, CHAT, body)
     assert "prompt" not in line

@@ -89,7 +89,7 @@ def test_the_answer_of_a_cancelled_task_is_discarded(play: Callable[[Story], Non
 
 
 def test_nothing_starts_before_the_first_task(play: Callable[[Story], None]) -> None:
-    """Then one worker more than tasks at once, up to the limit, however many tasks there are."""
+    """One worker more than concurrent tasks, up to the limit, for any number of tasks."""
 
     async def story(pool: MathPool, started: list[Child]) -> None:
         assert started == []

@@ -1,4 +1,4 @@
-"""Candidates asked by name: what is charged for them, however the call ends."""
+"""Calls of named candidates: the tokens charged for every end of a call."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_observe_mode_calls_one_candidate_for_every_decision(
 
 
 def test_the_selected_set_is_recorded(observing: Gateway) -> None:
-    """`/route` tells the set, and the log of decisions keeps it."""
+    """`/route` returns the set, and the decision log stores it."""
     assert observing.route(TWO)["selected"] == ["adder", "speller"]
     decision = observing.chat(TWO)["racer"]["decision_id"]
     stored = observing.get(f"/decisions/{decision}").json()
@@ -343,7 +343,7 @@ def test_a_key_is_not_observed_at_a_candidate_that_it_may_not_call(
 
 
 def test_a_keys_largest_alpha_binds(serve: Serve) -> None:
-    """More is refused, the usual one is lowered to it, and less may be asked for."""
+    """A larger request is refused, the default is lowered to it, and a smaller one is allowed."""
     gateway = serve(access=team(max_alpha=0.05))
     refused = asked_by_team(gateway, racer={"alpha": 0.2})
     assert (refused.status_code, refused.json()["error"]["type"]) == (403, "permission_error")
@@ -355,7 +355,7 @@ def test_a_keys_largest_alpha_binds(serve: Serve) -> None:
 
 
 def test_a_keys_group_has_its_own_threshold(serve: Serve) -> None:
-    """With ``group_by: key`` the caller's rows set it, whatever a request says."""
+    """With ``group_by: key`` the caller's group decides, not the request's."""
     gateway = serve(access=team(group="red"), routing={"group_by": "key"}, calibrated=False)
     rows = labelled(10_000, 120)
     red = replace(rows, rows=rows.rows[:60])
@@ -434,7 +434,7 @@ def second_pool() -> Iterator[FakePool]:
 def test_replicas_share_a_candidates_calls(
     serve: Serve, pool: FakePool, second_pool: FakePool
 ) -> None:
-    """One name, two servers, each asked."""
+    """One name, two servers, both called."""
     adder = {"base_url": None, "base_urls": [pool.url, second_pool.url]}
     gateway = serve(candidates=candidates(pool.url, adder=adder))
     for _ in range(6):

@@ -1,4 +1,4 @@
-"""Past its capacity: who is let in, who is told to come back, and that both learn it soon."""
+"""Load shedding past the capacity: admitted and refused requests, both decided soon."""
 
 from __future__ import annotations
 

@@ -117,13 +117,13 @@ def test_a_refusal_is_certified_like_an_answer(serve: Serve) -> None:
 def test_other_messages_than_were_labelled_void(
     gateway: Gateway, messages: list[dict[str, Any]], reasons: list[str]
 ) -> None:
-    """Rows are one user message of plain text; whatever else a body holds is another population."""
+    """Rows are one user message of plain text; any other body belongs to another population."""
     certified = certificate(gateway, "/route", messages=messages)
     assert (certified["holds"], certified["reasons"]) == (False, reasons)
 
 
 def test_a_score_of_the_request_is_remarked(gateway: Gateway) -> None:
-    """Choosing the smaller of two sets looks at the query, so the choice must be said."""
+    """Choosing the smaller of two sets depends on the query, so the certificate has a reason."""
     result = certificate(gateway, "/route", query="What is 3 plus 4?", score="prob")
     assert (result["holds"], result["reasons"]) == (True, [Reason.SCORE_ASSUMED])
 

@@ -119,7 +119,7 @@ def test_together_they_let_through_what_one_bucket_would() -> None:
 
 
 def test_leases_never_exceed_the_bucket(store: Store) -> None:
-    """After a quiet minute, at one moment: the limit and no more, however often they draw."""
+    """After a quiet minute, at one moment: the limit and no more, for any number of draws."""
     world = World(store, 3)
     for _ in range(12):
         world.now += 5
@@ -133,7 +133,7 @@ def test_leases_never_exceed_the_bucket(store: Store) -> None:
 
 
 def test_one_busy_gateway_gets_nearly_all_of_the_limit(store: Store) -> None:
-    """Two idle ones hold a lease each, and the rest goes where it is asked for."""
+    """Two idle gateways hold a lease each, and the rest goes to those that need it."""
     world = World(store, 3)
     draws = 160
     for _ in range(draws):

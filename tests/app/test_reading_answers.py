@@ -38,7 +38,7 @@ async def never(_: object) -> None:
 
 
 async def nothing(_: str) -> None:
-    """Not asked."""
+    """It is not called."""
     raise AssertionError
 
 

@@ -211,7 +211,7 @@ def test_the_sets_of_all_levels_leave_no_trace(mixed: Gateway) -> None:
 
 
 def test_the_remarks_are_those_of_the_calibration_that_decides(serve: Serve) -> None:
-    """Another calibration has other rows; what was asked stays asked."""
+    """Another calibration has other rows; queries of the key stay recorded as seen."""
     gateway = serve()
     row, query = as_json(labelled(10_000, 1))[0]["query"], new_query()
     assert route(gateway, row)["remarks"] == ["calibration_query"]

@@ -123,7 +123,7 @@ class Unreadable:
 def test_a_log_call_that_cannot_be_formatted_fails_no_request(
     message: str, given: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller goes on; whose line is missing is told, and nothing of it."""
+    """The caller goes on; one line names the logger whose line is missing, without its content."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own would raise
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):

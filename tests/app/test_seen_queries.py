@@ -31,7 +31,7 @@ def test_a_query_is_a_repeat_after_its_first_time() -> None:
 
 
 def test_the_least_recently_seen_query_is_evicted_first() -> None:
-    """Memory is bounded; a health check that goes on is remembered whatever comes between."""
+    """Memory is bounded; a repeated health check stays among the seen queries."""
     repeats = SeenQueries([b"row 1", b"row 2", b"row 3"], limit=2)
     assert not repeats.record(b"row 1")  # forgotten at once, and row 2 for it
     assert not repeats.record(b"row 2")
@@ -51,7 +51,7 @@ def _an_easy_check(values: Sequence[float], rng: np.random.Generator) -> int | N
 
 
 def _echo(values: Sequence[float], rng: np.random.Generator) -> int | None:
-    """What is above the median is asked again, and again, until something else comes."""
+    """Queries with a score above the median are repeated until another query comes."""
     return len(values) - 1 if values[-1] > np.median(values) and rng.random() < 0.8 else None
 
 

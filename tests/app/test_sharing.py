@@ -98,7 +98,7 @@ def somebody_waits(connection: psycopg.Connection[Any]) -> bool:
 def test_an_activation_on_one_is_used_by_all(
     start: Start, monkeypatch: pytest.MonkeyPatch, *, notified: bool
 ) -> None:
-    """Uploaded, rolled back, by either of three; told, without asking, or found by asking alone."""
+    """Uploads and roll-backs by any of three gateways reach the others by notification or poll."""
 
     async def refused(*_: object, **__: object) -> None:
         raise psycopg.OperationalError("no connection to listen on")
@@ -328,7 +328,7 @@ def goes_on_with_its_share(gateway: Gateway, secret: str) -> None:
 
 
 def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> None:
-    """Under the last calibration, certified; said so; and what was decided is kept afterwards."""
+    """Under the last calibration, certified, with a log line; decisions are written afterwards."""
     secret, line = configured_key("team", requests_per_minute=600)
     gateway = start(access={"keys": [line]})
     before = gateway.decided(TWO)
@@ -351,7 +351,7 @@ def test_routing_goes_on_without_the_store(start: Start, postgres: Postgres) -> 
 
 
 def test_a_database_that_hangs_holds_up_no_request(start: Start, postgres: Postgres) -> None:
-    """It takes connections and never answers: said, routed around, and over when it wakes.
+    """It accepts connections and never answers: reported, no effect on routing, until it wakes.
 
     Who must wait for it hears so: more of them than the gateway has places for requests.
     """
@@ -471,7 +471,7 @@ def test_a_server_restarted_under_load_costs_no_request(start: Start, postgres: 
 def test_a_connection_cut_in_an_activation_leaves_old_or_new_everywhere(
     start: Start, postgres: Postgres, store_url: str, message: bytes, when: End
 ) -> None:
-    """Whole, on every gateway, and in the end what the store says; asked again it works."""
+    """It is atomic on every gateway and ends in the store's state; a repetition succeeds."""
     with Cuttable(postgres.port) as wire:
         cuttable = store_url.replace(f":{postgres.port}/", f":{wire.port}/")
         one, other = start(url=cuttable), start()

@@ -41,7 +41,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def finished(exporter: InMemorySpanExporter, routes: int = 1) -> Sequence[ReadableSpan]:
-    """All spans of requests, once so many are over; what is below one ends before it.
+    """All spans of requests, once ``count`` have ended; children end before their parents.
 
     An evaluator is asked when a gateway starts, too: those calls are of no request.
     """
@@ -141,7 +141,7 @@ def test_each_candidate_gets_the_span_of_its_own_call(
 
 
 def test_no_text_is_in_any_span(traced_gateway: Gateway, exporter: InMemorySpanExporter) -> None:
-    """Neither what was asked nor what was answered, wherever a span could hold it."""
+    """No attribute or event of a span contains a prompt or an answer."""
     for span in finished(exporter):
         assert CANARY not in span.to_json()
         assert TWO not in span.to_json()

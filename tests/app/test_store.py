@@ -279,7 +279,7 @@ def test_of_two_activations_that_expect_the_same_one_wins(store: Store, database
 
 
 def test_two_first_activations_do_not_break_each_other(database: str) -> None:
-    """For a new artifact both succeed one after the other, or one is told of a conflict."""
+    """For a new artifact both succeed one after the other, or one gets a conflict."""
     for number in range(10):
         artifact = f"{number}" * 64
         with Store(database) as one, Store(database) as other:

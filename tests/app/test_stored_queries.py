@@ -110,7 +110,7 @@ def test_every_query_is_stored_with_its_decision(
 
 
 def test_a_request_that_failed_is_kept_too(storing: Gateway, pool: FakePool, place: Path) -> None:
-    """No candidate answered: what was asked is there all the same, and no answer ever."""
+    """No candidate answered: the query is stored all the same, and never an answer."""
     for name in POOL:
         pool.fail(name, "500")
     before = len(documents(place))
@@ -167,7 +167,7 @@ def test_a_decision_with_its_query_is_verified(
 def test_prompts_are_in_no_log_and_no_metric_also_when_they_cannot_be_stored(
     serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The store is locked while the decision waits: what failed is told without its text.
+    """The store is locked while the decision waits: the error is logged without the query.
 
     A whole traceback, as pytest writes it, does not contain it either.
     """

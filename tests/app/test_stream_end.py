@@ -91,7 +91,7 @@ def cut_streams(draw: st.DrawFn) -> tuple[ApiFormat, list[str], bool]:
 def test_a_cut_stream_is_complete_once_every_requested_choice_has_finished(
     stream: tuple[ApiFormat, list[str], bool], failure: str | None
 ) -> None:
-    """Wherever it is cut, and however the choices are mixed: no choice is ever missing a part."""
+    """For every cut and every interleaving of choices, no choice misses a part."""
     api_format, events, finished = stream
     assert is_whole(api_format, events, failure) is finished
 

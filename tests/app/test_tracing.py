@@ -53,7 +53,7 @@ def listening() -> Iterator[Collector]:
 
 @pytest.fixture
 def traced(serve: Serve, listening: Collector) -> Gateway:
-    """A gateway that tells it."""
+    """A gateway that exports spans to it."""
     return serve(telemetry={"otlp_endpoint": listening.url})
 
 

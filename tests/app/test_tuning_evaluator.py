@@ -112,7 +112,7 @@ def test_the_table_names_the_weight(
 def test_a_useless_evaluator_goes_and_the_diff_shows_it(
     racer: Command, config: Path, validation: Path, pool: FakePool, chances: dict[str, float]
 ) -> None:
-    """What its ratings were worth is told, for they cost something."""
+    """The report states the value of the ratings, since they have a cost."""
     pool.rate("judge", chances)
     code, out, stderr = tune(racer, config, validation, "--write")
     assert code == 0, stderr
@@ -137,7 +137,7 @@ def test_no_rating_is_requested_where_the_configuration_has_no_evaluator(
 def test_ratings_that_failed_are_counted(
     racer: Command, config: Path, validation: Path, pool: FakePool
 ) -> None:
-    """All of what is wrong in rows where answers differ; the rest still tells."""
+    """Every rating of a wrong answer fails; the other ratings still count."""
     pool.rate("judge", KNOWS, fault="400", only="wrong")
     code, _, stderr = tune(racer, config, validation)
     assert code == 0

@@ -40,7 +40,7 @@ QUIET = Progress(lambda: None)
 
 
 def lines(count: int, start: int = 0) -> bytes:
-    """NDJSON of so many rows."""
+    """NDJSON of ``count`` rows."""
     return b"".join(
         f'{{"query": "row {i}?", "correct": {LABELS}}}\n'.encode()
         for i in range(start, start + count)
@@ -152,7 +152,7 @@ def repeated(text: str, rows: int) -> bytes:
 
 
 def zeros(count: int) -> bytes:
-    """Parquet whose footer tells of far more bytes than the file has."""
+    """Parquet whose footer declares far more bytes than the file has."""
     buffer = io.BytesIO()
     table = pa.table({"query": pa.array([b"\0" * count])})
     pq.write_table(table, buffer, compression="zstd", use_dictionary=False)
@@ -195,7 +195,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 
 def repeated_columns(count: int) -> bytes:
-    """Parquet with so many columns."""
+    """Parquet with ``count`` columns."""
     buffer = io.BytesIO()
     pq.write_table(pa.table({str(i): [1] for i in range(count)}), buffer)
     return buffer.getvalue()
@@ -213,7 +213,7 @@ def test_a_hostile_file_is_one_sentence(tmp_path: Path, case: str) -> None:
 
 
 def test_a_footer_is_believed_before_anything_is_unpacked() -> None:
-    """What it admits to costs nothing to refuse: no row has been asked for yet."""
+    """The declared size is refused before any row is read."""
     with pytest.raises(InputError, match="unpacks to more"):
         read_parquet(io.BytesIO(zeros(65 * 2**20)))
 
@@ -301,7 +301,7 @@ def test_fields_beside_the_rows_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_cancelling_ends_the_reader_at_once(tmp_path: Path) -> None:
-    """Even while it says nothing: what it would have said first is never heard."""
+    """Even if it is silent: its first message never arrives."""
     document = b'{"rows": [' + b",".join(lines(400_000).splitlines()) + b'], "alpha": 0.2}'
     heard: list[dict[str, Any]] = []
     with on_disk(document, tmp_path).file as file:
@@ -363,7 +363,7 @@ NAMES = ["../../../tmp/escaped.jsonl", "/etc/passwd", "..", "CON", "a\0b.jsonl",
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:12])
 def test_a_files_name_is_never_a_path(serve: Serve, tmp_path: Path, name: str) -> None:
-    """It tells the format, and nothing is written or read under it."""
+    """It determines the format only; no file of that name is written or read."""
     gateway = serve(calibrated=False)
     before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     answer = gateway.post("/calibrate", ADMIN_KEY, files={"file": (name, lines(20))})

@@ -180,7 +180,7 @@ def test_a_pause_between_two_pieces_has_a_limit_of_its_own() -> None:
 
 
 def test_nothing_is_read_after_the_deadline() -> None:
-    """A reader that was busy until after the deadline gets no more, however much is there."""
+    """A reader that was busy until after the deadline gets none of the buffered bytes."""
 
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}) as fleet:
@@ -195,7 +195,7 @@ def test_nothing_is_read_after_the_deadline() -> None:
 
 
 def test_waiting_for_a_place_ends_at_the_deadline_too() -> None:
-    """A candidate takes so many calls at once; the next one waits, not longer than it may."""
+    """Calls over a candidate's concurrency limit wait, at most until their deadline."""
 
     async def test() -> None:
         async with (
@@ -462,7 +462,7 @@ def test_a_document_where_a_stream_was_asked_for_is_cut_into_pieces() -> None:
 
 
 def test_a_stream_where_a_document_was_asked_for_is_refused() -> None:
-    """It is no answer to what was asked."""
+    """It is no answer to this request."""
 
     async def test() -> None:
         async with replicas(drips) as [one], opened({"m": [one]}, attempts=1) as fleet:
@@ -579,7 +579,7 @@ FAILURES: dict[str, tuple[Behaviour, type[UpstreamError], str, int]] = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_every_failure_has_its_name_and_its_retries(failure: str) -> None:
-    """And none repeats what the server said."""
+    """No error repeats the server's text."""
     play, error, kind, calls = FAILURES[failure]
 
     async def test() -> None:
@@ -634,7 +634,7 @@ def test_answers_share_one_budget_of_memory() -> None:
 
 
 def test_large_payloads_are_of_that_budget_until_they_are_answered() -> None:
-    """Two fit; the third is not sent, however it is asked; afterwards there is room again."""
+    """Two fit; the third is not sent by any method; afterwards there is room again."""
 
     async def waits(exchange: Exchange) -> None:
         await go_on.wait()

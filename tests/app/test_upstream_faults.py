@@ -251,7 +251,7 @@ def test_a_request_is_answered_after_every_fault(strict: Gateway, pool: FakePool
 
 
 def test_calls_are_counted_by_outcome(serve: Serve, pool: FakePool) -> None:
-    """The metric tells who failed how, and nothing that a client chose."""
+    """The metric has the candidate and the kind of failure, and no value chosen by a client."""
     gateway = serve(fleet={"attempts": 1})
     pool.fail("adder", "429")
     gateway.ask(TWO)

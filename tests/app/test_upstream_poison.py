@@ -35,7 +35,7 @@ async def ask(fleet: Any, text: str, caller: str = "honest") -> None:
 
 
 async def poison(fleet: Any, count: int, caller: str) -> None:
-    """Send so many different queries that fail."""
+    """Send ``count`` different queries that fail."""
     for number in range(count):
         with pytest.raises(UpstreamError):
             await ask(fleet, f"poison {number} {time.monotonic()}", caller)

@@ -257,7 +257,7 @@ def test_a_retry_avoids_the_replica_that_failed_even_if_the_others_are_busy() ->
 
 
 def test_retry_after_is_honoured_by_the_only_replica() -> None:
-    """The second call comes no sooner than the server asked for."""
+    """The second call comes no sooner than the server's ``retry-after``."""
 
     async def limited(exchange: Exchange) -> None:
         arrived.append(time.monotonic())

@@ -115,7 +115,7 @@ def test_the_error_of_a_wrong_value_states_what_is_allowed(
 
 
 def test_a_pattern_is_shown(tmp_path: Path) -> None:
-    """A name that fits into no header is told which characters do."""
+    """The error of a name that fits into no header lists the allowed characters."""
     message = rejection(tmp_path, candidates=[{"name": "a b", "base_url": URL}])
     assert message.startswith("candidates.0.name: must match the pattern ^[A-Za-z0-9]")
 

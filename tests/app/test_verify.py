@@ -113,7 +113,7 @@ def test_the_strongest_of_an_abstention_is_found_again(
 
 
 def test_people_get_a_table(unsure: Gateway, racer: Command) -> None:
-    """What was said then, what comes out now, and whether it is the same."""
+    """The recorded decision, the recomputed one, and whether they are equal."""
     decision_id = unsure.route(TWO, group="a")["decision_id"]
     code, out, _ = racer("verify", decision_id, "--url", unsure.url, "--key", ADMIN_KEY)
     assert code == 0

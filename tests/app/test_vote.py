@@ -59,7 +59,7 @@ def test_a_call_that_cannot_change_the_vote_is_cancelled(
 
 
 def test_a_call_that_may_change_the_vote_is_awaited(gateway: Gateway, pool: FakePool) -> None:
-    """Two of three disagree, so the third decides, however late."""
+    """Two of three disagree, so the vote waits for the third."""
     pool.say("adder", "7")
     pool.say("speller", "8")
     pool.say("poet", "8", delay_s=0.5)
@@ -82,7 +82,7 @@ def test_a_call_that_may_change_the_vote_is_awaited(gateway: Gateway, pool: Fake
 def test_a_vote_that_ends_early_has_the_winner_of_the_full_vote(
     serve: Serve, pool: FakePool, rule: dict[str, Any]
 ) -> None:
-    """Whatever is answered and in whatever order it arrives: same answer, at most as many calls."""
+    """For any answers in any order: the same answer, with at most as many calls."""
     gateway = serve(aggregation=rule)
     rng = random.Random(7)
     spared = 0
@@ -128,7 +128,7 @@ def test_explaining_waits_for_every_answer(gateway: Gateway, pool: FakePool) -> 
 def test_a_failure_that_could_not_have_mattered_is_a_remark(
     gateway: Gateway, pool: FakePool
 ) -> None:
-    """Two agree against whatever the third would have said: the promise stands."""
+    """Two agree, so the third answer cannot change the vote: the guarantee holds."""
     pool.say("adder", "7", delay_s=0.3)
     pool.say("speller", "7", delay_s=0.3)
     pool.fail("poet", FAILS_AT_ONCE)
@@ -242,7 +242,7 @@ def test_the_configured_equality_decides_which_answers_are_equal(
 
 
 def test_formulas_are_compared_as_mathematics(serve: Serve, pool: FakePool) -> None:
-    """A half is a half, however it is written; the text returned is a candidate's own."""
+    """All spellings of one half are equal; the returned text is a candidate's own."""
     pytest.importorskip("math_verify")
     gateway = serve(aggregation={"equality": "math"})
     pool.say("adder", "It is 3")
@@ -363,7 +363,7 @@ def test_the_certificate_stands_where_only_one_was_chosen_anyway(serve: Serve) -
 def test_a_shadow_decision_calls_the_whole_pool_and_only_its_set_votes(
     serve: Serve, pool: FakePool
 ) -> None:
-    """All answers are told, to be judged; those outside the set neither win nor void."""
+    """All answers are returned for judging; those outside the set neither win nor void."""
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.say("adder", "7", delay_s=0.3)
     pool.say("speller", "8")
@@ -393,7 +393,7 @@ def test_in_a_shadow_decision_the_others_do_not_outvote_a_failure(
 def test_a_shadow_decision_that_abstains_calls_the_whole_pool_and_abstains(
     serve: Serve, pool: FakePool, stream: bool
 ) -> None:
-    """Whether the refusal was right is part of the risk; the answers are told, and do not vote."""
+    """Whether to abstain was right is part of the risk; the answers return without a vote."""
     gateway = serve(watching={"shadow_rate": 1.0})
     pool.say("adder", "7")
     pool.fail("poet", FAILS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""A gateway without an artifact: candidates answer by name, and whatever routes says why not."""
+"""A gateway without an artifact: named candidates answer; routing endpoints are refused."""
 
 from __future__ import annotations
 

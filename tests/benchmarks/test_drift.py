@@ -1,4 +1,4 @@
-"""The benchmark of drift alarms runs, and tells delays of every stream."""
+"""The benchmark of drift alarms runs and reports the delays of every stream."""
 
 from __future__ import annotations
 

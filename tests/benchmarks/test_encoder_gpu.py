@@ -84,7 +84,7 @@ def test_without_a_gpu_it_says_so_and_what_can_be_done(monkeypatch: Any, capsys:
 
 
 def a_round(rate: float, **ms: float) -> dict[str, Any]:
-    """One in which every call of an arm took as long, whatever the shape."""
+    """A round in which all shapes of an arm took equally long."""
     names = {
         "exact": encoder_gpu.EXACT,
         "eager": encoder_gpu.EAGER,

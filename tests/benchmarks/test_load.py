@@ -1,4 +1,4 @@
-"""The load generator: what it takes for right, however an answer arrives."""
+"""The load generator: its judgement of answers in every form of arrival."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_truncated_answer_is_an_error(load: Any) -> None:
 
 
 def test_a_connection_that_is_not_kept_is_not_used_again(load: Any) -> None:
-    """The server said so, although it has not closed it yet."""
+    """The response has `connection: close`, although the server has not closed it yet."""
     last = whole(RIGHT, headers="connection: close\r\n")
     *outcomes, connections = outcomes_of(load, [last], [whole(RIGHT)])
     assert [each.kind for each in outcomes] == [load.Kind.RIGHT] * 2

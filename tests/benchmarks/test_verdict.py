@@ -129,7 +129,7 @@ def test_the_overhead_is_the_median_of_the_rounds_differences(added_ms: list[flo
 
 
 def test_a_letter_costs_what_long_streams_cost_more() -> None:
-    """What every stream costs, however short, is in no letter."""
+    """The fixed cost of a stream is not part of the cost of a letter."""
     assert per_letter(a_document(), Arm.SET_1) == pytest.approx(35)
 
 
@@ -189,7 +189,7 @@ def test_every_aim_can_be_missed_alone() -> None:
 
 
 def test_the_tables_have_all_arms_and_as_many_cells_in_every_row() -> None:
-    """With and without LiteLLM, of which it is said that it is left out."""
+    """With LiteLLM, and without it, which the page then states."""
     for document in (a_document(), a_document(LITELLM=None)):
         text = markdown(document)
         for block in text.split("\n\n"):

@@ -67,7 +67,7 @@ def test_smoothing_reaches_the_null_model_too():
 
 @given(table=tables(), options=calibration_options(), pair=st.tuples(alphas, alphas))
 def test_any_alpha_is_a_lookup(table, options, pair):
-    """Calibrated for one alpha and asked for another equals calibrated for the other."""
+    """Calibrating for one alpha and deciding at another equals calibrating for the other."""
     first, second = pair
     one = table.calibration(alpha=first, **options)
     other = table.calibration(alpha=second, **options)
@@ -81,7 +81,7 @@ def test_any_alpha_is_a_lookup(table, options, pair):
     f=tables(columns=3),
 )
 def test_larger_alpha_never_enlarges_the_set(table, options, pair, f):
-    """Nested in alpha, whatever score, target, r, tau or smoothing."""
+    """Nested in alpha, for every score, target, r, tau and smoothing."""
     low, high = sorted(pair)
     calibration = table.calibration(**options)
     careful = query_sets(calibration, f, alpha=low)

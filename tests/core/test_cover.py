@@ -158,7 +158,7 @@ def test_weights_of_the_caller_are_left_alone():
 
 @given(world=worlds(max_columns=4), seed=st.integers(0, 99))
 def test_a_query_does_not_see_the_rest_of_its_batch(world, seed):
-    """Row by row the same, whatever stands beside it and wherever."""
+    """Each row's result does not depend on the other rows or on its place."""
     votes, patterns, prices = world
     rng = np.random.default_rng(seed)
     others = rng.integers(0, 10, (6, len(votes))) + np.eye(len(votes), dtype=int)[0]

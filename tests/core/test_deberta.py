@@ -53,7 +53,7 @@ def model(dtype=None, **changed):
 
 
 def texts(*lengths):
-    """Random ids (B, T) and their mask; each row as long as it is told, the rest is padding."""
+    """Random ids (B, T) and their mask, for given lengths of the rows; the rest is padding."""
     rng = np.random.default_rng(sum(lengths))
     ids, mask = np.zeros((2, len(lengths), max(lengths)), dtype=np.int64)
     for row, length in enumerate(lengths):
@@ -150,7 +150,7 @@ def test_the_encoder_embeds_alike_by_either(tiny_encoder, pooling):
 
 @pytest.mark.parametrize("forward", ["transformers", "lean"])
 def test_training_opens_the_requested_forward(tiny_encoder, forward):
-    """Either, whatever would be taken here."""
+    """Either forward, regardless of the machine's default."""
     choice = EncoderChoice(name=str(tiny_encoder), backend="cpu", forward=forward)
     assert choice.open().spec.forward == forward
 
@@ -175,7 +175,7 @@ def test_the_lean_forward_of_a_model_that_it_does_not_know_is_refused(tiny_encod
 
 @pytest.mark.parametrize("shortest", [0.0, 0.75, 1.0])
 def test_batches_hold_every_row_once_and_texts_of_like_length(shortest):
-    """Of at most so many, the longest first, none shorter than its share of the longest."""
+    """Batches of a maximum size, longest rows first, each row at least a share of the longest."""
     lengths = np.random.default_rng(0).integers(1, 200, 300).tolist()
     made = list(batches(lengths, 16, shortest))
     assert sorted(row for batch in made for row in batch) == list(range(300))

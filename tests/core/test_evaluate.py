@@ -136,7 +136,7 @@ def test_random_sets_hit_as_often_as_their_sizes_say(files):
 
 
 def test_average_is_the_mean_over_benchmarks_in_every_split(files):
-    """Each benchmark counts alike, whatever its size."""
+    """Each benchmark has the same weight at any size."""
     evaluation = measured(scored(files, splits=4, alphas=(0.1,)))
     assert evaluation.scopes == (ONE, TWO, AVERAGE)
     for setting, runs in evaluation.cells.items():
@@ -210,7 +210,7 @@ def test_nothing_is_chosen_on_test_rows(files):
 
 
 def hand_made(protocol, held_out_score, test_score):
-    """One good candidate, and one that is always wrong and scored as told in each part.
+    """One good candidate, and one that is always wrong, with given scores in each part.
 
     Of the calibration rows 85 % score the good one 0.9 and the others 0.5: with `prob` sets reach
     down to a score of 0.5 at alpha 0.1, and to 0.9 at alpha 0.2.

@@ -21,7 +21,7 @@ QUICK = {"steps": 40, "learning_rate": 3e-3, "temperature": 0.2, "clusters": 2}
 
 
 def rows_of(count, seed):
-    """Rows whose first or second half of the alphabet tells who is right."""
+    """Rows whose first letter decides by its half of the alphabet which candidate is right."""
     texts, labels = words(count, seed)
     unique = [f"{text} h{number}" for number, text in enumerate(texts)]  # h1 is an unknown word
     return LabelledRows(

@@ -69,7 +69,7 @@ def test_one_group_for_all_is_no_group(table, options, alpha):
 
 
 def grouped(sizes, *, unanswerable=0, **options):
-    """A calibration with so many answerable rows a group; the first group has others too."""
+    """A calibration with given numbers of answerable rows per group; the first has others too."""
     groups = [name for name, size in sizes.items() for _ in range(size)]
     groups = [*groups, *[next(iter(sizes))] * unanswerable]
     rng = np.random.default_rng(1)

@@ -84,7 +84,7 @@ def test_texts_beyond_max_tokens_are_cut_and_reported(tiny_encoder):
 
 
 def test_spec_says_what_was_opened(tiny_encoder, encoder):
-    """The model's own limit of 64 tokens is lower than the 512 asked for."""
+    """The model's own limit of 64 tokens is lower than the requested 512."""
     spec = encoder.spec
     assert (spec.kind, spec.name) == ("huggingface", str(tiny_encoder))
     assert (spec.pooling, spec.max_tokens) == ("mean", 64)

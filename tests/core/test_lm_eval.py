@@ -68,7 +68,7 @@ def run(parent, model, tasks, *, time=TIME, **results):
 
 
 def refusal(*arguments, **options):
-    """What is said about runs that are refused."""
+    """The message of the error for refused runs."""
     with pytest.raises(RowsError) as caught:
         read_lm_eval(*arguments, **options)
     return str(caught.value)
@@ -97,7 +97,7 @@ def runs(tmp_path):
 
 
 def test_a_folder_of_runs_is_a_file_of_rows(runs):
-    """Models join by task and document, whatever the order of lines; `read_rows` sees the folder.
+    """Models join by task and document in any order of lines; `read_rows` reads the folder.
 
     Fails when labels, answers, references or names end up with another model or document.
     """
@@ -207,7 +207,7 @@ def filtered(strict, flexible):
 
 
 def test_filters_are_chosen_by_name(tmp_path):
-    """Strict unless asked otherwise; a document is never counted once per filter."""
+    """Strict by default; a document is never counted once per filter."""
     run(tmp_path, "m", {"gsm8k": filtered(0, 1)})
     strict, flexible = (
         read_lm_eval(tmp_path, filter=name) for name in (None, "flexible-extract")
@@ -296,7 +296,7 @@ def test_rendered_chat_templates_are_no_queries(tmp_path):
 
 
 def test_different_prompts_fall_back_to_the_question_with_its_choices(tmp_path):
-    """Without the choices, questions such as "Which one?" could not be told apart."""
+    """Without the choices, questions such as "Which one?" could not be distinguished."""
     line = scored(0, ["cat", "dog"], [-1, -2], 0, acc=1)
     run(tmp_path, "a", {"picks": [line]})
     other = json.loads(json.dumps(line).replace("Answer:", "Reply:"))

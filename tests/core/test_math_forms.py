@@ -1,4 +1,4 @@
-"""Forms of mathematical answers: one for each value, whatever it is written like."""
+"""Normal forms of mathematical answers: one per value, for all spellings."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def misses(recorded, ordering, calibration_rows, test_rows):
 
 
 def evidence(count, n, n_test):
-    """The probability of so many misses if calibration and test rows were exchangeable."""
+    """The probability of ``misses`` if calibration and test rows were exchangeable."""
     m = np.count_nonzero(np.arange(1, n + 1) / (n + 1) <= ALPHA)
     return stats.betabinom.sf(count - 1, n_test, m, n + 1 - m)
 

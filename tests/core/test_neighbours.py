@@ -48,7 +48,7 @@ def in_order(lists):
 
 
 def probing(lists, probes):
-    """The same lists, so many of them probed for any number of neighbours."""
+    """The same lists, a given number of them probed for any number of neighbours."""
     return replace(lists, probes=np.array([probes]))
 
 
@@ -322,7 +322,7 @@ def test_tensors_that_are_no_lists_are_refused(saved, damage):
 
 @pytest.mark.parametrize("recall", [-0.1, 1.1, float("nan"), "high", None])
 def test_a_recall_that_is_no_share_is_refused(saved, recall):
-    """It is what people are told of the search."""
+    """The recall is reported to users."""
     tensors, settings = saved
     with pytest.raises(InputError, match="recall"):
         KnnRouter.load(tensors, {**settings, "recall": recall})

@@ -32,7 +32,7 @@ PRICES = (1.0, 2.0, 4.0)  # so that every score takes part
 
 
 class Recorder:
-    """An encoder that remembers what it was asked to embed, call by call."""
+    """An encoder that records the texts of each call."""
 
     def __init__(self):
         self.calls = []
@@ -186,7 +186,7 @@ def bare(rows):
 
 
 def test_rows_without_answers_are_measured_without_accuracy(rows):
-    """Progress is told split by split."""
+    """Progress is reported per split."""
     heard = []
     few = replace(rows, rows=rows.rows[:100])
     evaluation = evaluated(bare(few), Protocol(splits=3), lambda *step: heard.append(step))

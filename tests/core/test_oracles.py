@@ -138,7 +138,7 @@ def test_brute_force_finds_the_same_threshold(table, kind, target, alpha):
 
 
 def test_mapie_is_not_compared_where_its_rank_is_rounded():
-    """Else the tests above could be told to look there: the paper's rule and the ceiling differ."""
+    """At such points the paper's rule and MAPIE's rank differ."""
     critical = np.arange(24) / 24
     assert (
         calibrate_threshold(critical, 0.44)

@@ -20,7 +20,7 @@ LABELS = np.array([[1, 1], [0, 1], [0, 0], [0, 1]], dtype=bool)
 
 @given(model=pattern_models(columns=3), seed=st.integers(0, 99))
 def test_patterns_are_counted_once_each(model, seed):
-    """Distinct rows with their shares, in whatever order the training rows came."""
+    """Distinct rows with their shares, for any order of the training rows."""
     patterns = [tuple(row) for row in model.patterns.tolist()]
     assert len(set(patterns)) == len(patterns)
     rows = np.repeat(model.patterns, training_counts(model), axis=0)

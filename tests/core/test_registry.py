@@ -118,7 +118,7 @@ def test_kind_that_is_none_is_an_input_error():
 
 
 def test_package_cannot_take_the_place_of_a_built_in_router(tmp_path, monkeypatch):
-    """An artifact of KNN is loaded as KNN, whatever is installed."""
+    """An artifact of KNN is loaded as KNN beside any installed routers."""
     points = {"knn": "lengths_router:Lengths"}
     install(tmp_path, monkeypatch, LENGTHS, module="lengths_router", entry_points=points)
     assert registry.names() == registry.BUILT_IN

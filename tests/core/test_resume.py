@@ -66,7 +66,7 @@ def uninterrupted(encoder, tmp_path_factory):
 
 @pytest.mark.parametrize("stopped", [5, 7, 11, 12])
 def test_interrupted_and_resumed_is_uninterrupted(encoder, uninterrupted, tmp_path, stopped):
-    """Stopped at 7 it goes on from 5 and does 6 and 7 again; all steps are told."""
+    """Stopped at step 7 it resumes from 5 and repeats 6 and 7; all steps are reported."""
     with pytest.raises(TrainingInterrupt):
         tune(encoder, tmp_path, stop_after(stopped))
     heard = []
@@ -172,7 +172,7 @@ def mlp(folder, progress=lambda *_: None, **options):
 
 @pytest.mark.parametrize("stopped", [4, 6, 9])
 def test_mlp_interrupted_and_resumed_is_uninterrupted(tmp_path, stopped):
-    """Bit for bit, order of rows included; epochs done before are told again."""
+    """Bit for bit, order of rows included; finished epochs are reported again."""
     whole = mlp(tmp_path / "whole")
     with pytest.raises(TrainingInterrupt):
         mlp(tmp_path, lambda epoch, _loss: stop_after(stopped)("RouterDC", epoch, 9))

@@ -225,7 +225,7 @@ def trained(encoder, folder, texts, labels, **changes):
 
 
 def test_training_learns_which_candidate_is_right_on_which_topic(encoder, tmp_path):
-    """Nine in ten right on new texts where chance is half; the loss falls and is told."""
+    """Nine in ten right on new texts where chance is half; the loss falls and is reported."""
     heard = []
     router, tuned = trained(
         encoder,
@@ -253,7 +253,7 @@ def test_embeddings_trained_are_the_embeddings_served(encoder, tmp_path):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_pooling_and_token_limit_stay(tiny_encoder, tmp_path, pooling):
-    """What was asked of the encoder before training is asked of it afterwards."""
+    """The encoder gets the same texts after training as before."""
     encoder = HuggingFaceEncoder(
         str(tiny_encoder), pooling=pooling, max_tokens=9, backend="cpu", dtype="float32"
     )
@@ -300,7 +300,7 @@ def test_training_is_a_function_of_its_seed(encoder, tmp_path):
 
 @pytest.mark.parametrize("right", [True, False])
 def test_rows_of_one_class_only(encoder, tmp_path, right):
-    """Nothing tells candidates apart: the keys stay, every query gets the smoothed base rate."""
+    """Equal candidates: the keys stay, every query gets the smoothed base rate."""
     texts, _ = words(20, 4)
     labels = np.full((20, 3), right)
     router, tuned = trained(encoder, tmp_path, texts, labels)

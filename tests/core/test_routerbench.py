@@ -136,7 +136,7 @@ def test_scores_may_be_words(tmp_path):
 
 
 def test_other_tables_keep_their_meaning(tmp_path):
-    """A query column makes a table ours, whatever else it holds."""
+    """A table with a query column is in our format, with any other columns."""
     ours = b"query,sample_id,prompt,eval_name\nq,1,0,1\n"
     assert parse_rows(ours, "x.csv").pool == ("sample_id", "prompt", "eval_name")
     (tmp_path / "ours.csv").write_bytes(ours)
@@ -147,7 +147,7 @@ def test_other_tables_keep_their_meaning(tmp_path):
 
 
 def test_a_table_without_models_is_refused():
-    """Scores alone cannot be told from other numbers."""
+    """Score columns cannot be distinguished from other numbers."""
     bare = {k: v for k, v in table().items() if "|" not in k}
     with pytest.raises(RowsError, match="no model"):
         parse_rows(as_csv(bare), "x.csv")

@@ -135,7 +135,7 @@ def test_mlp_beats_the_base_rate(separable):
 
 
 def test_mlp_is_a_function_of_its_seed(separable):
-    """The same weights whatever was drawn before, and the process's own generator is left alone."""
+    """The weights do not depend on earlier draws, and the process's generator is not used."""
     torch.manual_seed(1)
     first, state = fit(separable, seed=7, epochs=2), torch.random.get_rng_state()
     torch.manual_seed(2)

@@ -73,7 +73,7 @@ def row_of(*turns, **fields):
 
 
 def test_the_last_of_several_turns_is_the_query():
-    """Where they are asked for; those before it are kept in order."""
+    """If requested; the turns before it stay in order."""
     row = row_of(("user", "Hello"), ("assistant", ""), ("user", "And now?"))
     assert row.query == "And now?"
     assert row.earlier == (Turn("user", "Hello"), Turn("assistant", ""))
@@ -200,7 +200,7 @@ def test_bad_row_is_named_by_its_line(bad, expected):
 
 
 def test_query_of_exactly_the_limit_is_read():
-    """8,192 characters, and whatever limit the caller sets."""
+    """8,192 characters, or the limit that the caller sets."""
     assert len(parse(GOOD | {"query": "y" * 8_192}).queries[0]) == 8_192
     short = [(1, GOOD | {"query": "y" * 11})]
     with pytest.raises(RowsError, match="row 1: query has 11 characters, over the limit of 10"):

@@ -352,7 +352,7 @@ def patterns_of(columns):
     ids=["nothing", "prices", "patterns", "both"],
 )
 def test_scores_are_offered_where_they_can_be_computed(known, offered):
-    """The others are refused by name, when asked for and when calibrating for them."""
+    """The others are refused by name, in a request and when calibrating for them."""
     rows = np.full((3, 2), 0.5), np.ones((3, 2), bool)
     calibration = calibration_of(*rows, **known)
     assert set(calibration.offered) == offered

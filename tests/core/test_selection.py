@@ -149,7 +149,7 @@ def answerable_rows(count):
 
 
 def test_few_rows_choose_nothing():
-    """49 answerable rows leave the defaults, where offered, however many others there are."""
+    """With 49 answerable rows the defaults stay, for any number of other rows."""
     few, enough = answerable_rows(MIN_ROWS - 1), answerable_rows(MIN_ROWS)
     odd = replace(WORLD.patterns, neighbours=3)
     assert choose_patterns(odd, few) is odd

@@ -144,7 +144,7 @@ def test_router_scores_become_float64():
 
 @given(rows=st.integers(1, 4), columns=st.integers(1, 4))
 def test_smoothing_is_small_and_belongs_to_query_and_column(rows, columns):
-    """A function of (salt, query, column) alone: whatever else is in the batch or the pool."""
+    """A function of (salt, query, column) alone, in every batch and pool."""
     queries, names = fingerprints_of(rows), [f"m{i}" for i in range(columns)]
     noise = smoothing_noise(b"salt", queries, names)
     assert noise.shape == (rows, columns)

@@ -193,7 +193,7 @@ def test_the_order_of_the_pool_does_not_matter():
 
 @pytest.mark.parametrize("contested", [MIN_ROWS - 1, MIN_ROWS])
 def test_few_contested_rows_teach_nothing(contested):
-    """Rows in which all agree do not count, however many they are."""
+    """Rows in which all agree do not count, in any number."""
     labels = np.zeros((contested + 300, 2), dtype=bool)
     labels[:contested, 0] = True
     labels[contested : contested + 200] = True
@@ -210,7 +210,7 @@ def test_unreadable_answers_are_no_contest():
 
 
 def test_candidates_that_are_exactly_alike_get_equal_weights():
-    """Every row in all orders of its columns: nothing tells the candidates apart."""
+    """Every row in all orders of its columns, so the candidates are interchangeable."""
     base = drawn((0.6, 0.6, 0.6), 40, seed=10)
     orders = [list(order) for order in itertools.permutations(range(3))]
     rows = rows_of(

@@ -173,7 +173,7 @@ def believed(rows):
 
 @pytest.mark.parametrize("weight", [Weight.VERBAL, Weight.P_TRUE])
 def test_ratings_are_weighed_at_every_temperature(racer, rows, weight):
-    """Beside all that is compared without them, and named as the evaluator was asked."""
+    """Rated trials are added to those without ratings, and have the weight that was tested."""
     plain = tuned(racer, rows).trials
     trials = tuned(racer, rows, ratings=rated(believed(rows), weight)).trials
     assert tuple(trial for trial in trials if not trial.evaluated) == plain
@@ -358,7 +358,7 @@ def test_too_few_rows_are_refused(racer):
 
 
 def test_no_rows_are_refused(racer):
-    """Nothing to tune on is said, not divided by."""
+    """Without rows to tune on there is an error and no division by zero."""
     with pytest.raises(RowsError, match="too few"):
         tuned(racer, LabelledRows(pool=POOL, rows=()))
 

@@ -16,7 +16,7 @@ WHOLE_POOL = {"alpha": 0.001, "explain": True}  # the whole pool is called, and 
 
 @dataclass(frozen=True)
 class Api:
-    """How one interface is asked and read."""
+    """Requests and responses of one API format."""
 
     path: str
     prefix: str
@@ -29,7 +29,7 @@ class Api:
     guarantee: str = "holds"  # the header of a plain request
 
     def post(self, gateway: Gateway, text: str, /, **fields: Any) -> Any:
-        """A whole answer, whatever its status."""
+        """A whole answer of any status."""
         body = {"model": "auto", **self.asks(text), **fields}
         return gateway.post(f"/v1/{self.path}", json=body)
 

@@ -188,7 +188,7 @@ def test_a_text_that_cannot_be_read_is_better_than_none(
 def test_without_an_answer_a_refusal_then_reasoning_then_a_blank_is_returned(
     gateway: Gateway, pool: FakePool, worse: Answer, better: Answer, stream: bool
 ) -> None:
-    """A refusal, then reasoning or a filter, then a blank, whatever their scores."""
+    """A refusal before reasoning or a filter, and these before a blank, for any scores."""
     set_answers(pool, "adder", worse)
     set_answers(pool, "speller", better)
     set_answers(pool, "poet", worse)

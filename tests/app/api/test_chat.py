@@ -272,7 +272,7 @@ def test_a_clients_key_and_racer_headers_stay_here(gateway: Gateway, pool: FakeP
 
 
 def test_a_candidates_own_key_name_and_parameters_are_used(serve: Serve, pool: FakePool) -> None:
-    """The configuration says how each candidate is asked; the client's word goes first."""
+    """Each candidate gets its configured parameters; the client's fields override them."""
     own = {"temperature": 0, "max_tokens": 32}
     gateway = serve(
         candidates=candidates(

@@ -144,7 +144,7 @@ def test_the_answers_format_is_passed_on(gateway: Gateway, pool: FakePool) -> No
 
 
 def test_a_chunk_after_the_finish_is_not_lost(gateway: Gateway, pool: FakePool) -> None:
-    """Some servers send an empty one; the racer object rides on whatever comes last."""
+    """Some servers send an empty one; the last chunk carries the racer object."""
     choices: list[dict[str, Any]] = [
         {"index": 0, "delta": {"content": "7"}, "finish_reason": "stop"},
         {"index": 0, "delta": {"content": ""}, "finish_reason": None},

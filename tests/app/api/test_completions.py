@@ -45,7 +45,7 @@ def test_a_list_of_one_prompt_is_one_text(gateway: Gateway, pool: FakePool) -> N
 
 
 def test_a_bare_prompt_was_never_labelled(gateway: Gateway) -> None:
-    """Rows were asked through the chat template: the certificate says that this was not."""
+    """Rows were labelled through the chat template: the certificate names the difference."""
     result = COMPLETIONS.answer(gateway, ONE)["racer"]["certificate"]
     assert (result["holds"], result["reasons"]) == (False, ["conditions_differ:endpoint"])
 

@@ -18,7 +18,7 @@ KEPT = {"kept": True}
 def test_one_selected_answers_under_its_own_name(
     gateway: Gateway, pool: FakePool, api: Api
 ) -> None:
-    """The set's only member is asked on the same path; its text, name, tokens and fields return."""
+    """The set's only member is called on the same path; its text, name, usage and fields return."""
     pool.say("adder", "seven")
     response = api.post(gateway, ONE)
     answer = response.json()

@@ -24,7 +24,7 @@ def test_a_streamed_response_counts_its_tokens(gateway: Gateway, text: str, tota
 def test_a_merged_response_streams_the_events_that_clients_know(
     gateway: Gateway, pool: FakePool
 ) -> None:
-    """Created, each item added, told and done, completed; numbered without a gap."""
+    """Created, each item added, its deltas, done, completed; numbered without a gap."""
     pool.say("adder", "7")
     pool.say("speller", "7")
     _, events = RESPONSES.stream(gateway, TWO)
@@ -45,7 +45,7 @@ def test_a_merged_response_streams_the_events_that_clients_know(
 
 
 def test_rows_of_chat_say_nothing_of_responses(gateway: Gateway, pool: FakePool) -> None:
-    """The endpoint is a condition; the candidate is told to keep nothing."""
+    """The endpoint is a condition; candidates get `store: false`."""
     certificate = RESPONSES.answer(gateway, ONE)["racer"]["certificate"]
     assert (certificate["holds"], certificate["reasons"]) == (False, [ENDPOINT])
     assert pool.requests[0]["store"] is False
