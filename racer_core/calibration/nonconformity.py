@@ -36,16 +36,19 @@ def smoothing_noise(
     never: on one side only it breaks the guarantee (test side only, ``gap``, alpha 0.2: risk 0.54).
     """
     key = hashlib.blake2b(salt, digest_size=32).digest()
-    draws = [
-        int.from_bytes(hashlib.blake2b(_pair(query, column), key=key, digest_size=8).digest())
-        for query in fingerprints
-        for column in columns
+    # One state per column, copied per query: a keyed hash from scratch takes 2.5 times as long.
+    names = [column.encode() for column in columns]
+    states = [
+        hashlib.blake2b(len(name).to_bytes(4) + name, key=key, digest_size=8) for name in names
     ]
+    digests = b"".join(_extended(state, query) for query in fingerprints for state in states)
     # The top 53 bits: exactly what a double in [0, 1) can carry.
-    unit = np.array([draw >> 11 for draw in draws], dtype=np.float64) * 2.0**-53
+    draws = np.frombuffer(digests, dtype=">u8") >> 11
+    unit = draws.astype(np.float64) * 2.0**-53
     return SMOOTHING_WIDTH * unit.reshape(len(fingerprints), len(columns))
 
 
-def _pair(query: bytes, column: str) -> bytes:
-    name = column.encode()
-    return len(name).to_bytes(4) + name + query
+def _extended(state: hashlib.blake2b, query: bytes) -> bytes:
+    state = state.copy()
+    state.update(query)
+    return state.digest()
