@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 from app.json_output import dump_json
 from app.routing.reasons import Reason
 
+texts = st.text(st.characters(codec="utf-8"))
+# Small lists and dictionaries: drawing large ones takes 10 s and finds nothing more.
 documents = st.dictionaries(
-    st.text(st.characters(codec="utf-8")),
+    texts,
     st.recursive(
         st.none()
         | st.booleans()
         | st.integers()
         | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(st.characters(codec="utf-8")),
+        | texts,
         lambda deeper: (
-            st.lists(deeper) | st.dictionaries(st.text(st.characters(codec="utf-8")), deeper)
+            st.lists(deeper, max_size=3) | st.dictionaries(texts, deeper, max_size=3)
         ),
+        max_leaves=8,
     ),
+    max_size=4,
 )
 
 

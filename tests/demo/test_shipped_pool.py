@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.racer import Racer
+from racer_core.racer import Racer, RouterScores
 from racer_core.records.reader import read_rows
 from racer_core.types import LabelledRows, RiskTarget, Score
 from tests.support.lazy import LazyModule
@@ -31,6 +33,18 @@ def splits() -> dict[str, LabelledRows]:
 def racer() -> Racer:
     """The shipped router."""
     return Racer.load(run.FOLDER / "router")
+
+
+@pytest.fixture(scope="module")
+def test_scores(racer: Racer, splits: dict[str, LabelledRows]) -> RouterScores:
+    """The router's scores of the test rows."""
+    return racer.score(splits["test"].queries)
+
+
+@pytest.fixture(scope="module")
+def calibration(racer: Racer, splits: dict[str, LabelledRows]) -> Calibration:
+    """The calibration rows, scored once for both targets."""
+    return racer.calibrate(splits["calibration"], options=CalibrationOptions())
 
 
 def _megabytes(folder: Path) -> float:
@@ -66,18 +80,22 @@ def test_candidates_are_small_ordinary_folders(splits: dict[str, LabelledRows]) 
 
 
 def test_router_beats_the_best_single_candidate(
-    racer: Racer, splits: dict[str, LabelledRows]
+    racer: Racer, splits: dict[str, LabelledRows], test_scores: RouterScores
 ) -> None:
     """Its first choice is right at least 5 points more often, on test rows."""
     rows = splits["test"]
     labels = rows.labels(racer.pool)
-    top = racer.score(rows.queries).scores.argmax(axis=1)
+    top = test_scores.scores.argmax(axis=1)
     assert labels[np.arange(len(top)), top].mean() >= labels.mean(axis=0).max() + 0.05
 
 
 @pytest.mark.parametrize("target", list(RiskTarget))
 def test_sets_are_small_at_alpha_one_tenth(
-    racer: Racer, splits: dict[str, LabelledRows], target: RiskTarget
+    racer: Racer,
+    splits: dict[str, LabelledRows],
+    test_scores: RouterScores,
+    calibration: Calibration,
+    target: RiskTarget,
 ) -> None:
     """The smallest set of all scores calls at most 60 % of the pool; each score keeps its bound.
 
@@ -85,9 +103,9 @@ def test_sets_are_small_at_alpha_one_tenth(
     sqrt(.1 * .9 (1/n + 1/N)), at most .0104 here: alpha + .05 is passed with probability < 1e-5.
     """
     options = CalibrationOptions(risk_target=target, null_threshold=racer.artifact.null_threshold)
-    calibration = racer.calibrate(splits["calibration"], options=options)
+    calibration = replace(calibration, options=options)
     rows = splits["test"]
-    scored, labels = racer.score(rows.queries), rows.labels(racer.pool)
+    scored, labels = test_scores, rows.labels(racer.pool)
     sizes: list[float] = []
     assert set(calibration.offered) == set(Score) - {Score.COVER_COST}  # no prices are known
     for score in calibration.offered:
