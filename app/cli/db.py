@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from sqlalchemy.exc import SQLAlchemyError
 
 from app import settings
 from app.cli import tables
@@ -23,6 +22,8 @@ def db() -> None:
 @JSON
 def upgrade(config: Path, as_json: bool) -> None:
     """Migrate the tables to this version of the program, in one transaction. Back up first."""
+    from sqlalchemy.exc import SQLAlchemyError
+
     from app.store import schema
     from app.store.engine import open_engine, redacted_url
 

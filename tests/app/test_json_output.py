@@ -20,9 +20,7 @@ documents = st.dictionaries(
         | st.integers()
         | st.floats(allow_nan=False, allow_infinity=False)
         | texts,
-        lambda deeper: (
-            st.lists(deeper, max_size=3) | st.dictionaries(texts, deeper, max_size=3)
-        ),
+        lambda deeper: st.lists(deeper, max_size=3) | st.dictionaries(texts, deeper, max_size=3),
         max_leaves=8,
     ),
     max_size=4,
