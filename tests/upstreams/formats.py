@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from .hostile import answers
+from .hostile.answers import DONE, event
 
 
 @dataclass
@@ -43,36 +45,22 @@ def usage_of(text: str) -> dict[str, int]:
     }
 
 
-def event(value: dict[str, Any]) -> bytes:
-    """One data event."""
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
 def completion(model: str, script: Script) -> dict[str, Any]:
     """A whole chat completion, with a field that no client of today knows."""
     message = script.message or {"role": "assistant", "content": script.text}
-    usual = {
-        "id": "upstream-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": f"{model} at its server",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": usage_of(script.text),
-        "a_field_of_tomorrow": {"kept": True},
-    }
+    usual = answers.completion(
+        f"{model} at its server",
+        choices=[{"index": 0, "message": message, "finish_reason": "stop"}],
+        usage=usage_of(script.text),
+        a_field_of_tomorrow={"kept": True},
+    )
     return usual | script.fields
 
 
 def chunk(body: Body, choices: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     """One chunk of a stream."""
-    return {
-        "id": "upstream-1",
-        "object": kind,
-        "created": 1,
-        "model": f"{body['model']} at its server",
-        "a_field_of_tomorrow": {"kept": True},
-        "choices": choices,
-    }
+    tomorrow = {"a_field_of_tomorrow": {"kept": True}}
+    return answers.chunk(f"{body['model']} at its server", choices, object=kind, **tomorrow)
 
 
 def _chat_spoken(body: Body, script: Script) -> list[bytes]:
@@ -93,7 +81,7 @@ def _chunked_ending(body: Body, script: Script, finish: dict[str, Any], kind: st
     events = [event(chunk(body, [choice], kind)) for choice in script.choices or [finish]]
     if (body.get("stream_options") or {}).get("include_usage"):
         events.append(event(chunk(body, [], kind) | {"usage": usage_of(script.text)}))
-    return [*events, b"data: [DONE]\n\n"]
+    return [*events, DONE]
 
 
 def text_completion(model: str, script: Script) -> dict[str, Any]:

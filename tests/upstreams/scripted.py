@@ -22,10 +22,9 @@ from typing import Any, Self
 from aiohttp import web
 
 from .formats import SHAPES, Script, embeddings, usage_of
+from .hostile.exchange import WORDS as UPSTREAM_WORDS
 
 __all__ = ["UPSTREAM_WORDS", "FakePool", "Rater", "Script", "proposed", "usage_of"]
-
-UPSTREAM_WORDS = "an upstream's own words"  # no client may ever read them in an error
 
 
 @dataclass
