@@ -12,15 +12,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+# The field of a body that holds the conversation, and the type of its text parts.
 TURNS: Final = {
-    "/v1/chat/completions": "messages",
-    "/v1/completions": "prompt",
-    "/v1/responses": "input",
+    "/v1/chat/completions": ("messages", "text"),
+    "/v1/completions": ("prompt", ""),
+    "/v1/responses": ("input", "input_text"),
 }
-HARMLESS: Final = frozenset(
-    ["model", "user", "metadata", "store", "stream", "stream_options", "n", "logprobs",
-     "top_logprobs"]
-)  # fmt: skip
+# Fields that change no answer, by the API that has them.
+_EVERYWHERE: Final = ("model", "user", "stream", "stream_options")
+HARMLESS: Final = {
+    "/v1/chat/completions": {*_EVERYWHERE, "metadata", "store", "n", "logprobs", "top_logprobs"},
+    "/v1/completions": {*_EVERYWHERE, "n", "logprobs"},
+    "/v1/responses": {*_EVERYWHERE, "metadata", "store", "top_logprobs"},
+}
 
 
 def read_body(path: str, body: Mapping[str, Any], renamed: Collection[str] = ()) -> str:
@@ -31,24 +35,21 @@ def read_body(path: str, body: Mapping[str, Any], renamed: Collection[str] = ())
         body: The body as it arrived there.
         renamed: Fields that the configuration renames, under both names; none is harmless.
     """
-    harmless = set(HARMLESS)
-    temperature = body.get("temperature")
-    if temperature == 0 and not isinstance(temperature, bool):
+    harmless = set(HARMLESS[path])
+    if body.get("temperature") == 0 and path != "/v1/responses":
         harmless.add("seed")
-    if "tools" not in body:
+    if "tools" not in body and path != "/v1/completions":
         harmless.add("parallel_tool_calls")
-    for name in ("response_format", "text"):
-        if body.get(name) in ({"type": "text"}, {"format": {"type": "text"}}):
-            harmless.add(name)
     harmless -= set(renamed) - {"model"}
     rest = {name: value for name, value in body.items() if name not in harmless}
-    turns = rest.pop(TURNS[path], "")
+    name, part = TURNS[path]
+    turns = rest.pop(name, "")
     others: list[Any] = []
     if isinstance(turns, list):
         others = [
             [place, turn]
             for place, turn in enumerate(turns)
-            if not _is_plain(turn, is_last=place == len(turns) - 1)
+            if not _is_plain(turn, part, is_last=place == len(turns) - 1)
         ]
     elif not isinstance(turns, str):
         others = [turns]
@@ -59,13 +60,21 @@ def read_body(path: str, body: Mapping[str, Any], renamed: Collection[str] = ())
     return json.dumps([path, body["model"], others, sorted(numbers.items())])
 
 
-def _is_plain(turn: Any, *, is_last: bool) -> bool:
+def _is_plain(turn: Any, part: str, *, is_last: bool) -> bool:
     """Whether a row can state the turn: plain text of user or assistant."""
     if not isinstance(turn, dict):
         return False
     present = {name for name, value in turn.items() if value is not None}
     text = turn.get("content")
-    if isinstance(text, list) and len(text) == 1 and set(text[0]) == {"type", "text"}:
+    if (
+        isinstance(text, list)
+        and len(text) == 1
+        and text[0] | {"text": ""}
+        == {
+            "type": part,
+            "text": "",
+        }
+    ):
         text = text[0]["text"]
     return (
         present - {"type"} == {"role", "content"}
@@ -77,11 +86,17 @@ def _is_plain(turn: Any, *, is_last: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledPart:
-    """Rows of one upload that were labelled alike."""
+    """Rows of one upload that were labelled alike.
 
-    sent: Mapping[str, str]  # by candidate, as `read_body` gives it
-    is_later: bool  # turns after the first of a conversation
-    groups: Counter[str | None]  # how many rows each group has
+    Attributes:
+        sent: What each candidate was sent, as `read_body` gives it.
+        is_later: They are turns after the first of a conversation.
+        rows: How many rows there are of each group with each set of right candidates.
+    """
+
+    sent: Mapping[str, str]
+    is_later: bool
+    rows: Counter[tuple[str | None, frozenset[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +104,23 @@ class KnownCalibration:
     """An upload, and the settings under which it was read."""
 
     parts: Sequence[LabelledPart]
+    alpha: float
     group_by: str
     text: str
 
     @property
-    def has_groups(self) -> bool:
-        """Whether some row has a group."""
-        return any(set(part.groups) != {None} for part in self.parts)
+    def stored(self) -> Sequence[LabelledPart]:
+        """The parts without kinds of rows that are too few for a threshold, unless all are."""
+
+        def is_enough(part: LabelledPart) -> bool:
+            alike = [other for other in self.parts if _kind(other) == _kind(part)]
+            return self.allows(_count(alike, part.sent).total())
+
+        return [*filter(is_enough, self.parts)] or self.parts
+
+    def allows(self, rows: int) -> bool:
+        """Whether so many rows have a finite threshold at the calibration's alpha."""
+        return self.alpha * (rows + 1) >= 1 - 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +141,9 @@ class Observation:
         is_later: The request is a later turn.
         is_too_long: The router reads only the beginning of the query.
         group: The group of the request.
-        alpha: The requested risk level.
+        alpha: The risk level that the request, its pool and its key leave; None: the calibration's.
+        max_alpha: The largest risk level of the key.
+        fan_out: The largest number of candidates that are called.
         group_by: `routing.group_by` at the time.
         text: `routing.text` at the time.
         active: The calibrations that were active during the request.
@@ -136,6 +163,8 @@ class Observation:
     is_too_long: bool
     group: str | None
     alpha: float | None
+    max_alpha: float | None
+    fan_out: int
     group_by: str
     text: str
     active: Collection[str]
@@ -152,13 +181,18 @@ def denial(seen: Observation, calibrations: Mapping[str, KnownCalibration]) -> s
         return f"calibration {name} had an alarm"
     if seen.is_too_long:
         return "the router did not read the whole query"
-    if seen.alpha is not None and guarantee["alpha"] != seen.alpha:
-        return "another alpha was requested"
+    known = calibrations[name]
+    alpha = known.alpha if seen.alpha is None else seen.alpha
+    if guarantee["alpha"] != min(alpha, seen.max_alpha or 1):
+        return f"alpha is {guarantee['alpha']}, not {alpha}"
     if lost := set(seen.allowed) - set(guarantee["pool"]) - set(seen.failing):
         return f"the pool lacks {sorted(lost)}"
+    if strange := set(guarantee["pool"]) - set(seen.allowed):
+        return f"the pool has {sorted(strange)}"
     return (
-        _wrong_rows(seen, calibrations[name])
-        or _wrong_set(seen, guarantee, certificate, selected)
+        _wrong_rows(seen, known)
+        or _wrong_set(seen, alpha, certificate["lambda_hat"], selected)
+        or _wrong_levels(seen)
         or (_unanswered(seen, selected) if seen.executes and selected else None)
     )
 
@@ -166,44 +200,65 @@ def denial(seen: Observation, calibrations: Mapping[str, KnownCalibration]) -> s
 def _wrong_rows(seen: Observation, known: KnownCalibration) -> str | None:
     """Why the rows do not speak for the request."""
     certificate = seen.racer["certificate"]
-    pool = certificate["guarantee"]["pool"]
-    alike = [
-        part
-        for part in known.parts
-        if part.is_later == seen.is_later
-        and (not part.is_later or known.text == seen.text)
-        and all(bodies <= {part.sent[name]} for name, bodies in _known(seen.sent, pool))
-    ]
-    if not alike:
-        return f"no row was labelled with {dict(_known(seen.sent, pool))}"
-    if known.has_groups and known.group_by != seen.group_by:
-        return f"rows were grouped by {known.group_by}"
-    counts = sum((part.groups for part in alike), Counter[str | None]())
-    has_groups = set(counts) != {None}
-    if has_groups and seen.group is not None and seen.group not in counts:
-        return f"no row belongs to the group {seen.group}"
-    if (group := certificate["guarantee"]["group"]) not in (None, seen.group):
-        return f"the threshold is that of the group {group}"
-    most = counts[group] if group is not None else sum(counts.values())
-    if certificate["n"] > most:
-        return f"{certificate['n']} rows decided, and only {most} are like the request"
-    return None
+    guarantee, n = certificate["guarantee"], certificate["n"]
+    pool = guarantee["pool"]
+    if guarantee["trivial"]:  # the whole pool, which misses nothing
+        return None
+    if seen.is_later and known.text != seen.text:
+        return f"the router read {known.text} of the rows"
+    parts = [part for part in known.stored if _is_alike(seen, part, pool)]
+    if not parts:
+        return f"no row was labelled with {dict(seen.sent)}"
+    # Where there are enough, only rows that are like the request in the candidates outside its
+    # pool as well.
+    whole = [part for part in parts if _is_alike(seen, part, seen.sent)]
+    is_exact = known.allows(_count(whole, seen.sent).total()) and all(seen.sent.values())
+    counts = _count(whole if is_exact else parts, pool)
+    group = None
+    if set(_count(known.stored, pool)) != {None}:
+        if known.group_by != seen.group_by:
+            return f"rows were grouped by {known.group_by}"
+        if seen.group not in counts:
+            return f"no row belongs to the group {seen.group}"
+        own = {name for name in counts if name is not None and known.allows(counts[name])}
+        group = seen.group if seen.group in own else None
+        others = own if group is None else counts.keys() - {group}
+        counts = Counter({name: count for name, count in counts.items() if name not in others})
+    if is_exact and (guarantee["group"], n) != (group, counts.total()):
+        return f"{n} rows of {guarantee['group']} decided, not {counts.total()} of {group}"
+    return f"only {counts.total()} rows are like the request" if n > counts.total() else None
 
 
-def _known(
-    sent: Mapping[str, Collection[str]], pool: Iterable[str]
-) -> list[tuple[str, frozenset[str]]]:
-    return [(name, frozenset(sent[name])) for name in pool if sent.get(name)]
+def _kind(part: LabelledPart) -> tuple[Mapping[str, str], bool]:
+    return part.sent, part.is_later
+
+
+def _is_alike(seen: Observation, part: LabelledPart, names: Iterable[str]) -> bool:
+    """Whether these candidates were sent what they were sent for the rows, on the same turn."""
+    return part.is_later == seen.is_later and all(
+        set(seen.sent[name]) <= {part.sent[name]} for name in names
+    )
+
+
+def _count(parts: Iterable[LabelledPart], pool: Collection[str]) -> Counter[str | None]:
+    """The rows of each group that some candidate of the pool answers right."""
+    counts = Counter[str | None]()
+    for part in parts:
+        for (group, right), count in part.rows.items():
+            counts[group] += 0 if right.isdisjoint(pool) else count
+    return counts
 
 
 def _wrong_set(
-    seen: Observation, guarantee: Mapping[str, Any], certificate: Mapping[str, Any], selected: Any
+    seen: Observation, alpha: float, threshold: float | None, selected: Collection[str]
 ) -> str | None:
     """Why the set is not that of the threshold."""
-    is_whole = set(selected) == set(guarantee["pool"])
-    if not is_whole and guarantee["alpha"] * (certificate["n"] + 1) < 1:
-        return f"{certificate['n']} rows allow no alpha of {guarantee['alpha']}"
-    scores, threshold = seen.racer["pool_scores"], certificate["lambda_hat"]
+    certificate, scores = seen.racer["certificate"], seen.racer["pool_scores"]
+    is_whole = set(selected) == set(certificate["guarantee"]["pool"])
+    if threshold is None and not is_whole:
+        return "the set is not the whole pool"
+    if not is_whole and alpha * (certificate["n"] + 1) < 1 - 1e-9:
+        return f"{certificate['n']} rows allow no alpha of {alpha}"
     if certificate["score"] == "gap" and selected:
         best = max(scores.values())
         due = {j for j, f in scores.items() if threshold is None or best - f <= threshold - 1e-9}
@@ -211,6 +266,16 @@ def _wrong_set(
             return f"the threshold selects {sorted(due)} as well"
     if seen.executes and not set(selected) <= set(scores):
         return "the set is not part of the pool"
+    return None
+
+
+def _wrong_levels(seen: Observation) -> str | None:
+    """Why a set of another risk level is not that of its threshold."""
+    for level in seen.racer.get("levels", ()):
+        if len(level["selected"]) < seen.fan_out and (
+            wrong := _wrong_set(seen, level["alpha"], level["lambda_hat"], level["selected"])
+        ):
+            return f"{wrong} at alpha {level['alpha']}"
     return None
 
 
@@ -223,10 +288,12 @@ def _unanswered(seen: Observation, selected: Sequence[str]) -> str | None:
     answered = [each for each in selected if each in seen.answers and each in seen.called]
     silent = [each for each in selected if each not in answered]
     texts = [seen.answers[each] for each in answered if seen.answers[each].strip()]
-    if texts and not silent:
+    if not texts:
+        return "no candidate of the set answered"
+    if not silent:
         return None
     votes = Counter(texts).most_common(2)
-    lead = votes[0][1] - sum(count for _, count in votes[1:]) if votes else 0
+    lead = votes[0][1] - sum(count for _, count in votes[1:])
     scores = seen.racer["pool_scores"]
     winner = seen.racer.get("served_by")
     wins_ties = winner is not None and winner == min(

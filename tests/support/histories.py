@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
@@ -11,11 +13,35 @@ from hypothesis import strategies as st
 from tests.support.gateway import SKILLS
 from tests.upstreams.scripted import Script
 
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """An API key of the history, and what it may do."""
+
+    secret: str
+    group: str | None = None
+    candidates: tuple[str, ...] | None = None
+    max_alpha: float | None = None
+
+
+KEYS: Final = {
+    "a": Key(secret="key-of-group-a", group="a"),
+    "b": Key(secret="key-of-group-b", group="b", max_alpha=0.15),
+    "c": Key(secret="key-of-group-c", group="c", candidates=("adder", "poet")),
+}
+POOLS: Final[dict[str, dict[str, Any]]] = {
+    "pair": {"candidates": ["adder", "speller"]},
+    "others": {"candidates": ["speller", "poet"], "alpha": 0.3},
+    "one": {"candidates": ["poet"]},
+}
 TEMPLATES: Final = [*SKILLS][:3]
-TURNS: Final = ["plain", "part", "system", "last_system", "earlier", "refusal", "name", "image",
-                "prefill"]  # fmt: skip
+STRANGE: Final = "Add {} to {}."  # no row has its language
+# The words of a text that tell its language, here and in the gateway.
+LANGUAGES: Final = {"What": "en", "Spell": "de", "Compare": "en", "Add": "fr"}
+TURNS: Final = ["plain", "part", "odd_part", "system", "last_system", "earlier", "refusal", "name",
+                "image", "prefill"]  # fmt: skip
 LATER: Final = ("earlier", "refusal", "prefill")
-LABELLED_TURNS: Final = ["plain", "system", "earlier", "part"]
+LABELLED_TURNS: Final = ["plain", "plain", "system", "earlier", "earlier", "part"]
 FIELDS: Final[list[dict[str, Any]]] = [
     {"temperature": 0},
     {"temperature": 0.0},
@@ -51,9 +77,14 @@ CHANGES: Final[list[dict[str, Any]]] = [
     {"renames": {"seed": "random_seed"}},
     {"renames": {"max_completion_tokens": "max_tokens"}},
     {"renames": {"a_field_of_tomorrow": "user"}},
+    {"renames": {"temperature": "heat"}},
     {"renames": {}},
+    {"own_renames": {"seed": "random_seed"}},
+    {"own_renames": {"user": "end_user"}},
+    {"own_renames": {}},
     {"group_by": "key"},
     {"group_by": "request"},
+    {"group_by": "language"},
     {"text": "conversation"},
     {"text": "last_user"},
     {"false_alarm": None},
@@ -62,7 +93,8 @@ CHANGES: Final[list[dict[str, Any]]] = [
     {"gone": "speller"},
     {"gone": None},
     {"session_ttl_s": 60},
-    {"fan_out": 1},
+    {"session_ttl_s": None},
+    {"fan_out": 1, "shadow_rate": 0.0},
     {"fan_out": 16},
     {"query_chars": 200},
     {"query_chars": 32_000},
@@ -72,11 +104,16 @@ CHANGES: Final[list[dict[str, Any]]] = [
     {"toolless": False},
     {"model": "another"},
     {"model": None},
+    {"shadow_rate": 1.0, "fan_out": 16},
+    {"shadow_rate": 0.0},
+    {"waves": "frugal"},
+    {"waves": "all"},
 ]
 USUAL: Final[dict[str, Any]] = {
     "parameters": {},
     "own": {},
     "renames": {},
+    "own_renames": {"user": "end_user"},  # so users differ in one candidate alone
     "group_by": "request",
     "text": "last_user",
     "false_alarm": 0.01,
@@ -87,6 +124,8 @@ USUAL: Final[dict[str, Any]] = {
     "observe": None,
     "toolless": False,
     "model": None,
+    "shadow_rate": 0.0,
+    "waves": "all",
 }
 ALIASES: Final = {"speller": ("another",)}  # models that serve a candidate in some settings
 SCRIPTS: Final = [
@@ -97,29 +136,54 @@ SCRIPTS: Final = [
     *(Script(fault=fault) for fault in ("500", "429", "cut", "reset", "half", "stream_no_end")),
 ]
 
+changes = st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3)
 fields_of_requests = st.lists(st.sampled_from(FIELDS), max_size=2).map(
     lambda some: {name: value for each in some for name, value in each.items()}
 )
 groups = st.sampled_from([None, None, "a", "b", "c"])
-often_none = st.just({}) | st.just({})
+plain_fields = st.just({}) | st.just({}) | st.just({"user": "ann"})
 labels = st.fixed_dictionaries(
     {
         "surface": st.sampled_from(["chat", "chat", "chat", "completions", "responses"]),
         "turns": st.sampled_from(LABELLED_TURNS),
-        "fields": often_none | fields_of_requests,
+        "fields": plain_fields | fields_of_requests,
     }
+)
+# Only the poet is sent another field for a user, unless renames change.
+of_a_user = {"surface": "chat", "turns": "plain", "fields": {"user": "ann"}}
+# How rows were labelled (None: as configured; a number: as those of an earlier upload), their group
+# and their number.
+parts = st.lists(
+    st.tuples(
+        st.none() | st.just(of_a_user) | labels | st.integers(0, 5),
+        groups,
+        st.sampled_from([4, 20, 40]),
+    ),
+    min_size=1,
+    max_size=3,
+)
+# Rows without groups, or all with one.
+uploads = parts | st.tuples(parts, st.booleans()).map(
+    lambda drawn: [
+        (label, (group or "a") if drawn[1] else None, count) for label, group, count in drawn[0]
+    ]
 )
 requests = st.fixed_dictionaries(
     {
-        "surface": st.sampled_from(["chat"] * 4 + ["completions", "responses", "route", "execute"]),
-        "turns": st.sampled_from(["plain"] * 14 + TURNS),
-        "fields": often_none | fields_of_requests,
-        "template": st.sampled_from(TEMPLATES),
+        # A number: sent as some rows of the active calibration were.
+        "like": st.sampled_from([None, 0, 1, 2]),
+        "surface": st.sampled_from(
+            ["chat"] * 5 + ["completions", "responses", "route", "execute", "levels"]
+        ),
+        "turns": st.sampled_from(["plain"] * 20 + TURNS),
+        "fields": st.just({}) | plain_fields | fields_of_requests,
+        "template": st.sampled_from([*TEMPLATES * 3, STRANGE]),
+        "again": st.sampled_from([False] * 5 + [True]),  # the text of the request before
         "stream": st.booleans(),
         "is_long": st.sampled_from([False] * 7 + [True]),
-        "key": st.sampled_from([None, None, "a", "c"]),
+        "key": st.sampled_from([None, None, None, "a", "b", "c"]),
         "session": st.sampled_from([None, None, "one"]),
-        "pool": st.sampled_from(["auto", "auto", "auto/pair"]),
+        "pool": st.sampled_from([None, None, None, *POOLS]),
         "racer": st.just({})
         | st.sampled_from(
             [
@@ -142,14 +206,27 @@ requests = st.fixed_dictionaries(
 some_requests = st.lists(requests, min_size=2, max_size=6)
 
 
-def messages(turns: str, text: str) -> list[dict[str, Any]]:
-    """A conversation that ends with a text of the user, or nearly so."""
+def language_of(text: str) -> str:
+    """The language of a text, by the first of its words that tells one."""
+    return next((name for word, name in LANGUAGES.items() if word in text), "und")
+
+
+def messages(turns: str, text: str, part: str = "text") -> list[dict[str, Any]]:
+    """A conversation that ends with a text of the user, or nearly so.
+
+    Args:
+        turns: What kind of conversation.
+        text: The text.
+        part: The type of text parts in the API of the request.
+    """
     question = {"role": "user", "content": text}
     system = {"role": "system", "content": "Answer in French."}
     hello = {"role": "user", "content": "Hello"}
+    odd = "input_text" if part == "text" else "text"
     shapes: dict[str, list[dict[str, Any]]] = {
         "plain": [question],
-        "part": [{"role": "user", "content": [{"type": "text", "text": text}]}],
+        "part": [{"role": "user", "content": [{"type": part, "text": text}]}],
+        "odd_part": [{"role": "user", "content": [{"type": odd, "text": text}]}],
         "system": [system, question],
         "last_system": [question, system],
         "earlier": [hello, {"role": "assistant", "content": "Hi"}, question],
@@ -159,7 +236,7 @@ def messages(turns: str, text: str) -> list[dict[str, Any]]:
             {
                 "role": "user",
                 "content": [
-                    {"type": "text", "text": text},
+                    {"type": part, "text": text},
                     {"type": "image_url", "image_url": {"url": "data:,"}},
                 ],
             }
@@ -167,6 +244,21 @@ def messages(turns: str, text: str) -> list[dict[str, Any]]:
         "prefill": [question, {"role": "assistant", "content": "The answer is"}],
     }
     return shapes[turns]
+
+
+def body_of(request: Mapping[str, Any], text: str) -> tuple[str, dict[str, Any]]:
+    """The path and the body of a request, without options of the gateway."""
+    fields, turns = dict(request["fields"]), request["turns"]
+    match request["surface"]:
+        case "completions":
+            fields.pop("prompt", None)
+            prompt = [text] if turns in ("part", "odd_part") else text
+            return "/v1/completions", {"prompt": prompt, **fields}
+        case "responses":
+            items = text if turns == "plain" else messages(turns, text, "input_text")
+            return "/v1/responses", {"input": items, **fields}
+        case _:
+            return "/v1/chat/completions", {"messages": messages(turns, text), **fields}
 
 
 def certified(response: httpx2.Response) -> dict[str, Any] | None:

@@ -1,0 +1,515 @@
+"""A gateway with scripted candidates and a judge, for a model-based test.
+
+It remembers what the judge must know: uploads, activations, alarms, and what each upstream was
+sent.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+
+from app.monitoring.drift_store import DriftStore
+from app.routing.conditions import ConditionReader
+from app.settings import key_format
+from app.store import Store
+from app.store.calibrations import record_digest
+from app.store.tables import CalibrationRow
+from racer_core.calibration.monitoring import DriftState
+from tests.support.certificate_judge import (
+    KnownCalibration,
+    LabelledPart,
+    Observation,
+    denial,
+    read_body,
+)
+from tests.support.gateway import (
+    ADMIN_KEY,
+    DATA_KEY,
+    ENVIRONMENT,
+    POOL,
+    SKILLS,
+    Gateway,
+    candidates,
+    configure,
+    running,
+)
+from tests.support.histories import (
+    ALIASES,
+    KEYS,
+    LATER,
+    POOLS,
+    TEMPLATES,
+    USUAL,
+    Key,
+    body_of,
+    certified,
+    language_of,
+    messages,
+)
+from tests.upstreams.scripted import FakePool, Script
+
+NOWHERE: Final = "http://127.0.0.1:9/v1"  # refuses connections
+SALT: Final = key_format.new_salt()
+LONG: Final = 300  # characters of a long query, more than `query_chars` in some settings
+PLAIN: Final[dict[str, Any]] = {"surface": "chat", "turns": "plain", "fields": {}}
+EVERYBODY: Final = Key(secret=DATA_KEY)
+
+Part = tuple[Any, str | None, int]  # how rows were labelled, their group, their number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """How rows were labelled once.
+
+    Attributes:
+        request: The request that labelled them, without its text.
+        digests: Those that the rows carry; empty: none.
+        sent: What each candidate was sent.
+    """
+
+    request: Mapping[str, Any]
+    digests: Mapping[str, str]
+    sent: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A request with its response and the calls that it caused, by candidate."""
+
+    request: Mapping[str, Any]
+    text: str
+    response: httpx2.Response
+    calls: Mapping[str, frozenset[str]]
+    alarmed: frozenset[str]
+
+
+@dataclass
+class JudgedGateway:
+    """The gateway of one history.
+
+    Attributes:
+        artifact: The router.
+        pool: The upstream servers.
+        counts: Takes how often each thing happened.
+    """
+
+    artifact: Path
+    pool: FakePool
+    counts: Counter[str]
+    settings: dict[str, Any] = field(default_factory=lambda: dict(USUAL))
+    active: str | None = None
+    alarmed: set[str] = field(default_factory=set[str])
+    failing: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        """Prepare a folder; nothing is started."""
+        self._folder = Path(tempfile.mkdtemp(prefix="racer-machine-"))
+        self._stack = ExitStack()
+        self.calibrations: dict[str, KnownCalibration] = {}
+        self._labels_of: dict[str, list[Label]] = {}  # by calibration
+        self._labels: list[Label] = []
+        # What copies of requests were sent, by their body and the settings.
+        self._sent: dict[str, dict[str, frozenset[str]]] = {}
+        self._number = 700_000
+        self._text = ""  # of the last request
+        self.pool.reset()
+
+    # The process ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start with the current settings."""
+        now = self.settings
+        own: dict[str, Any] = {
+            "adder": {"parameters": now["parameters"] | now["own"]},
+            "speller": {"model": now["model"]},
+            "poet": {
+                "capabilities": {"tools": not now["toolless"]},
+                "renames": now["renames"] | now["own_renames"],
+            },
+        }
+        if now["gone"] is not None:
+            own[now["gone"]] |= {"base_url": NOWHERE}
+        shared = {"parameters": now["parameters"], "renames": now["renames"]}
+        names = ("group_by", "text", "observe", "session_ttl_s")
+        path = configure(
+            self._folder,
+            self.artifact,
+            self.pool.url,
+            candidates=candidates(self.pool.url, **own, **shared),
+            routing={name: now[name] for name in names} | {"score": "gap"},
+            watching={name: now[name] for name in ("false_alarm", "shadow_rate")},
+            limits={"fan_out": now["fan_out"], "query_chars": now["query_chars"]},
+            aggregation={"waves": now["waves"]},
+            pools=POOLS,
+            access={"keys": [_as_setting(name, key) for name, key in KEYS.items()]},
+        )
+        self.gateway: Gateway = self._stack.enter_context(running(path, ENVIRONMENT))
+        self.failing = {now["gone"]} - {None}
+        self.active = self.gateway.ready().get("calibration")
+        self._text = ""
+
+    def stop(self) -> None:
+        """Stop; the store stays."""
+        self._stack.close()
+        self._stack = ExitStack()
+
+    def restart(self, changes: Sequence[Mapping[str, Any]]) -> None:
+        """Restart with other settings; a gateway without a calibration gets one."""
+        self._start_anew(**{name: new for change in changes for name, new in change.items()})
+        self.counts["restarts"] += 1
+        self.calibrate_if_none()  # rows of another model decide nothing
+
+    def _start_anew(self, **changes: Any) -> None:
+        self.stop()
+        self.settings |= changes
+        self.start()
+
+    def close(self) -> None:
+        """Stop, and delete the store."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def upgrade(self) -> None:
+        """Stop, make the records that could be of version 0.1 such records, and start again."""
+        settings = self.gateway.settings
+        configured = list(ConditionReader(settings.candidates).configured.of(POOL))
+        self.stop()
+        with Store(settings.store) as store, store.transaction() as session:
+            for name in self.calibrations:
+                row = session.get_one(CalibrationRow, name)
+                document = json.loads(row.document)
+                parts = document.pop("populations", ())
+                if [each["conditions"] for each in parts] != [configured]:
+                    continue
+                del document["grouped_by"]
+                row.document = json.dumps(document)
+                row.digest = record_digest(
+                    row.id, row.created_at, row.artifact, row.document, row.arrays
+                )
+                self.counts["upgrades"] += 1
+        self.start()
+
+    # Calibrations --------------------------------------------------------------------------------
+
+    def upload(
+        self, parts: Sequence[Part], *, alpha: float, wrong_every: int, activate: bool = True
+    ) -> None:
+        """Calibrate on rows that were labelled now, or before a restart."""
+        rows: list[dict[str, Any]] = []
+        known: list[LabelledPart] = []
+        labels: list[Label] = []
+        for drawn, group, count in parts:
+            label = self.label(drawn)
+            if label is None:
+                continue
+            is_later = label.request["turns"] in LATER
+            groups = Counter[tuple[str | None, frozenset[str]]]()
+            for _ in range(count):
+                text = self.text(TEMPLATES[len(rows) % len(TEMPLATES)])
+                wrong = wrong_every > 0 and len(rows) % wrong_every == 0
+                right = SKILLS[TEMPLATES[len(rows) % len(TEMPLATES)]]
+                right = frozenset(name for name in POOL if (name in right) != wrong)
+                rows.append(
+                    {"messages": messages("earlier", text)} if is_later else {"query": text}
+                )
+                rows[-1] |= {"correct": {name: name in right for name in POOL}}
+                rows[-1] |= {"conditions": dict(label.digests)} if label.digests else {}
+                rows[-1] |= {"group": group} if group else {}
+                is_by_language = self.settings["group_by"] == "language"
+                groups[language_of(text) if is_by_language else group, right] += 1
+            known.append(LabelledPart(sent=label.sent, is_later=is_later, rows=groups))
+            labels.append(label)
+        if not rows:
+            return
+        body = {"rows": rows, "alpha": alpha, "activate": activate, "confirm": True}
+        response = self.gateway.post("/calibrate", ADMIN_KEY, json=body)
+        if response.status_code != 200:
+            self.counts[f"upload {response.status_code}"] += 1
+            return
+        self.counts["uploads"] += 1
+        name, now = response.json()["id"], self.settings
+        self._labels_of[name] = labels
+        self.calibrations[name] = KnownCalibration(
+            parts=known, alpha=alpha, group_by=now["group_by"], text=now["text"]
+        )
+        if response.json()["active"]:
+            self.active = name
+
+    def calibrate_if_none(self) -> None:
+        """Upload ordinary rows if no calibration is active."""
+        if self.active is not None:
+            return
+        gone = self.settings["gone"]
+        if gone is not None:  # what it is sent shows while it runs
+            self._start_anew(gone=None)
+        self.upload([(None, None, 40)], alpha=0.1, wrong_every=4)
+        if gone is not None:
+            self._start_anew(gone=gone)
+
+    def label(self, drawn: Any) -> Label | None:
+        """How rows are labelled; None if some candidate cannot be reached.
+
+        Args:
+            drawn: A request that labels them now; None: as configured, without digests; a number:
+                as rows of an earlier upload.
+        """
+        if isinstance(drawn, int):
+            if self._labels:
+                return self._labels[drawn % len(self._labels)]
+            drawn = None
+        request = PLAIN if drawn is None else drawn
+        sent = self._sent_alone(request)
+        if any(len(sent[name]) != 1 for name in POOL):
+            return None
+        bodies = {name: min(sent[name]) for name in POOL}
+        if drawn is None:
+            return Label(request=PLAIN, digests={}, sent=bodies)
+        path, fields = body_of(request, self.text(TEMPLATES[0]))
+        if request["surface"] == "responses":
+            fields["store"] = False
+        reader = ConditionReader(self.gateway.settings.candidates)
+        digests = reader.read(fields, path.removeprefix("/v1/")).digests
+        self._labels.append(Label(request=request, digests=digests, sent=bodies))
+        return self._labels[-1]
+
+    def activate(self, place: int) -> None:
+        """Make a stored calibration the active one."""
+        name = [*self.calibrations][place % len(self.calibrations)]
+        path = f"/calibrations/{name}/activate"
+        response = self.gateway.post(path, ADMIN_KEY, json={"confirm": True})
+        if response.status_code == 200:
+            self.active = name
+        self.counts["activations"] += 1
+
+    # Drift and outages ---------------------------------------------------------------------------
+
+    def raise_alarm(self, stream: int) -> None:
+        """Raise a drift alarm of the active calibration."""
+        assert self.active
+        self.gateway.get("/drift", ADMIN_KEY)
+        with (
+            Store(self.gateway.settings.store) as store,
+            DriftStore(store).updating(self.active, new=_no_streams) as stored,
+        ):
+            streams = [*stored.state.streams.values()]
+            streams[stream % len(streams)].wager.log_peak = 1e6
+        assert self.gateway.get("/drift", ADMIN_KEY).json()["alarms"]["raised"]
+        self.alarmed.add(self.active)
+        self.counts["alarms"] += 1
+
+    def reset_alarms(self) -> None:
+        """Begin the alarms of the active calibration again."""
+        assert self.active
+        self.gateway.post("/drift/reset", ADMIN_KEY).raise_for_status()
+        self.alarmed.discard(self.active)
+
+    def say(self, script: Script, *names: str) -> None:
+        """Set how candidates answer, under each model that serves them."""
+        for name in names:
+            self.pool.scripts |= dict.fromkeys((name, *ALIASES.get(name, ())), script)
+            if script.fault:
+                self.failing.add(name)
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def ask(self, drawn: Mapping[str, Any]) -> None:
+        """Ask, and let the judge read the certificate."""
+        before = self.active
+        self.judge(self.exchange(drawn), before=before)
+
+    def exchange(self, drawn: Mapping[str, Any], **options: Any) -> Exchange:
+        """Send a request."""
+        request = self._request(drawn)
+        text = self._text if request["again"] else ""
+        if not text:
+            text = self.text(request["template"])
+            text = f"{'please ' * (LONG // 7)}{text}" if request["is_long"] else text
+        self._text = ""  # a client that leaves may leave calls behind, which are of this text
+        path, body = body_of(request, text)
+        racer = dict(request["racer"])
+        body["model"] = "/".join(filter(None, ("auto", request["pool"])))
+        if request["surface"] in ("route", "execute", "levels"):
+            del body["model"]
+            path = "/route"
+            body["execute"] = request["surface"] == "execute"
+            if request["surface"] == "levels":
+                path, body = "/route/levels", {"query": text} | racer
+                racer = {}
+        elif request["stream"]:
+            body["stream"] = True
+        if racer:
+            body["racer"] = racer
+        headers = {"x-session-id": request["session"]} if request["session"] else {}
+        key = KEYS.get(request["key"], EVERYBODY).secret
+        while self.pool.running:
+            time.sleep(0.001)
+        before, alarmed = len(self.pool.requests), frozenset(self.alarmed)
+        response = self.gateway.post(path, key, json=body, headers=headers, **options)
+        self._text = text
+        return Exchange(
+            request=request,
+            text=text,
+            response=response,
+            calls=self._arrived(before, _number_in(text)),
+            alarmed=alarmed,
+        )
+
+    def _request(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """The drawn request, sent as rows were labelled if it is to be, and of its endpoint."""
+        request = dict(drawn)
+        labels = self._labels_of.get(self.active or "", [])
+        if request["like"] is not None and labels:
+            like = labels[request["like"] % len(labels)].request
+            is_of_chat = request["surface"] not in ("completions", "responses")
+            if not (is_of_chat and like["surface"] == "chat"):
+                request["surface"] = like["surface"]
+            request |= {name: like[name] for name in ("turns", "fields")}
+        if request["surface"] == "levels":
+            request |= {"turns": "plain", "fields": {}}
+            usable = ("score", "candidates", "group")
+            request["racer"] = {n: v for n, v in request["racer"].items() if n in usable}
+        if request["surface"] in ("route", "execute", "levels"):
+            request["pool"] = None
+        return request
+
+    def judge(self, exchange: Exchange, *, before: str | None) -> None:
+        """Fail if a certificate holds that the judge denies.
+
+        Args:
+            exchange: The request.
+            before: The calibration that was active when it was sent.
+        """
+        request, response = exchange.request, exchange.response
+        racer = certified(response)
+        self.counts["requests"] += 1
+        if racer is None:
+            self._check_stored(response)
+            self.counts[f"no certificate, status {response.status_code}"] += 1
+            return
+        header = response.headers.get("x-racer-guarantee")  # not of levels
+        if not racer["certificate"]["holds"]:
+            assert header != "holds", (request, racer)
+            self.counts["void"] += 1
+            return
+        self.counts["held"] += 1
+        self.counts[f"held: {request['surface']}"] += 1
+        now, key = self.settings, KEYS.get(request["key"], EVERYBODY)
+        executes = request["surface"] not in ("route", "levels")
+        copies = self._sent_alone(request)
+        alpha = request["racer"].get("alpha", POOLS.get(request["pool"], {}).get("alpha"))
+        groups = {
+            "key": key.group,
+            "language": language_of(exchange.text),
+            "request": request["racer"].get("group"),
+        }
+        seen = Observation(
+            racer=racer,
+            header=header or "holds",
+            is_stream=executes and request["stream"] and request["surface"] != "execute",
+            executes=executes,
+            sent={name: exchange.calls.get(name) or copies[name] for name in POOL},
+            called=frozenset(exchange.calls),
+            answers={
+                name: script.text
+                for name in POOL
+                if name != now["gone"]
+                and (script := self.pool.scripts.get(name, Script())).fault is None
+            },
+            allowed=_allowed(request, key),
+            failing=self.failing,
+            is_later=request["turns"] in LATER and request["surface"] != "completions",
+            is_too_long=len(exchange.text) > now["query_chars"],
+            group=groups[now["group_by"]],
+            alpha=alpha,
+            max_alpha=key.max_alpha,
+            fan_out=now["fan_out"],
+            group_by=now["group_by"],
+            text=now["text"],
+            active={name for name in (before, self.active) if name is not None},
+            alarmed=exchange.alarmed if now["false_alarm"] else (),
+        )
+        denied = denial(seen, self.calibrations)
+        assert denied is None, f"{denied}\n{request}\n{now}\n{racer}\n{seen.sent}"
+
+    def _check_stored(self, response: httpx2.Response) -> None:
+        """A decision whose stream broke is stored as void."""
+        name = response.headers.get("x-racer-decision-id")
+        if name is None or response.status_code != 200:
+            return
+        stored = self.gateway.get(f"/decisions/{name}", ADMIN_KEY).json()
+        assert stored["outcome"] != "failed" or not stored["holds"], stored
+        assert response.headers["x-racer-guarantee"] != "holds"
+        self.counts["stream broken"] += 1
+
+    def _sent_alone(self, request: Mapping[str, Any]) -> Mapping[str, frozenset[str]]:
+        """What each candidate is sent for a request that names it; empty if nothing reaches it.
+
+        Bodies are read without the text, so each is sent once under the same settings.
+        """
+        path, body = body_of(request, TEMPLATES[0])
+        names = ("parameters", "own", "renames", "own_renames", "model")
+        kind = json.dumps([path, body, *map(self.settings.get, names)], sort_keys=True)
+        if kind in self._sent:
+            return self._sent[kind]
+        before = len(self.pool.requests)
+        for name in POOL:
+            if name != self.settings["gone"]:
+                self.gateway.post(path, json=body | {"model": name})
+        arrived = self._arrived(before, "{}")
+        sent = {name: arrived.get(name, frozenset()) for name in POOL}
+        if all(sent.values()):
+            self._sent[kind] = sent
+        return sent
+
+    def _arrived(self, before: int, words: str) -> dict[str, frozenset[str]]:
+        """What arrived at each candidate, of the texts with some words."""
+        candidates = {each.served_as: each for each in self.gateway.settings.candidates}
+        found: dict[str, frozenset[str]] = {}
+        requests, paths = self.pool.requests[before:], self.pool.paths[before:]
+        for body, path in zip(requests, paths, strict=True):
+            if words in json.dumps(body):
+                candidate = candidates[body["model"]]
+                renamed = {*candidate.renames, *candidate.renames.values()}
+                read = read_body(path, body, renamed)
+                found[candidate.name] = found.get(candidate.name, frozenset()) | {read}
+        return found
+
+    def text(self, template: str) -> str:
+        """A query that was never sent."""
+        self._number += 2  # a text has the next number too
+        return template.format(self._number, self._number + 1)
+
+
+def _number_in(text: str) -> str:
+    """The first number of a text, which no other text has in its place."""
+    return next(word for word in text.split() if word.isdigit())
+
+
+def _allowed(request: Mapping[str, Any], key: Key) -> set[str]:
+    """The candidates among which the set may be chosen."""
+    names = set(request["racer"].get("candidates", POOL))
+    if request["pool"]:
+        names &= set(POOLS[request["pool"]]["candidates"])
+    return names if key.candidates is None else names & set(key.candidates)
+
+
+def _as_setting(name: str, key: Key) -> dict[str, Any]:
+    hashed = key_format.format_hash(key.secret, SALT)
+    own = {"group": key.group, "candidates": key.candidates, "max_alpha": key.max_alpha}
+    lists = {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
+    return {"name": f"of-{name}", "hash": hashed} | {n: v for n, v in lists.items() if v}
+
+
+def _no_streams() -> DriftState:
+    return DriftState(delta=0.01, streams={})
