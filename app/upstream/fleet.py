@@ -126,8 +126,7 @@ class Fleet:
             UpstreamError: No usable answer; its ``kind`` says why.
         """
         started = time.monotonic()
-        target = self._targets[candidate]
-        with self._open_call(target, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
             body = await self._read_answer(
                 call,
                 partial(api_format.body, candidate),
@@ -156,8 +155,7 @@ class Fleet:
         Until then failed attempts are repeated as in :meth:`ask`. Iterating raises UpstreamError
         when the stream ends before the answer does. Arguments and errors as in :meth:`ask`.
         """
-        target = self._targets[candidate]
-        with self._open_call(target, api_format.path, payload, deadline, caller) as call:
+        with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
 
             async def once() -> tuple[AsyncExitStack, AsyncGenerator[dict[str, Any]]]:
                 async with AsyncExitStack() as attempt:
@@ -181,8 +179,8 @@ class Fleet:
         caller: str = GATEWAY,
     ) -> Completion:
         """Call an evaluator for a text completion. Raises as :meth:`ask`."""
-        target = self._targets[endpoint.target]
-        with self._open_call(target, "completions", payload, deadline, caller, endpoint) as call:
+        name = endpoint.target
+        with self._open_call(name, "completions", payload, deadline, caller, endpoint) as call:
             return await self._read_answer(
                 call, partial(completion, endpoint.name), report=lambda done: (None, done.usage)
             )
@@ -197,8 +195,7 @@ class Fleet:
         caller: str = GATEWAY,
     ) -> dict[str, Any]:
         """Send a document and return the answered object. Raises as :meth:`ask`."""
-        target = self._targets[candidate]
-        with self._open_call(target, path, payload, deadline, caller) as call:
+        with self._open_call(candidate, path, payload, deadline, caller) as call:
             return await self._read_answer(
                 call, partial(parsing.json_object, candidate), report=_model_and_usage
             )
@@ -232,7 +229,7 @@ class Fleet:
     @contextlib.contextmanager
     def _open_call(
         self,
-        target: Target,
+        name: str,
         path: str,
         payload: Mapping[str, Any],
         deadline: float,
@@ -240,6 +237,7 @@ class Fleet:
         endpoint: Endpoint | None = None,
     ) -> Generator[UpstreamCall]:
         """Encode a payload, whose bytes count as buffered until the call has ended."""
+        target = self._targets[name]
         data = dump_json(payload)
         with self._client.buffering(data):
             yield UpstreamCall(
