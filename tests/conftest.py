@@ -1,4 +1,4 @@
-"""What every test relies on: no network, no deadline, the same examples everywhere."""
+"""Settings common to all tests: no network, no deadline, reproducible examples."""
 
 import gc
 import os

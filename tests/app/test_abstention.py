@@ -1,4 +1,4 @@
-"""What happens when the router would call no candidate."""
+"""Abstention: requests for which the router selects no candidate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys: how they are made, what is kept of them, and how a presented one is looked up."""
+"""API keys: generation, stored hashes and look-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of a backup: which the configuration lacks, and how they come into its file."""
+"""Keys of a backup that the configuration lacks, and their transfer into its file."""
 
 from __future__ import annotations
 

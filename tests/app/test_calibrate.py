@@ -1,4 +1,4 @@
-"""POST /calibrate and the history: what goes in, what it changes, and what must change nothing."""
+"""POST /calibrate and the history: accepted rows, effects, and failures without effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""However a request ends, its decision is kept once and what it cost is charged."""
+"""Cancelled requests: every end stores one decision and charges the cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract tests with the clients that people have: OpenAI's, LangChain's and LiteLLM's."""
+"""Contract tests with OpenAI's, LangChain's and LiteLLM's clients."""
 
 from __future__ import annotations
 

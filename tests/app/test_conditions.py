@@ -1,4 +1,4 @@
-"""Conditions: a certificate holds where candidates are sent what they were sent for the rows."""
+"""Conditions: a certificate holds if candidates get the parameters of the labelled rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests may arrive: slow, huge, broken and doubled ones, written by hand on a socket."""
+"""HTTP connections: slow, huge, malformed and pipelined requests, written on a raw socket."""
 
 from __future__ import annotations
 

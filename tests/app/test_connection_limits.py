@@ -1,4 +1,4 @@
-"""Places for connections on which no right key was shown yet, by client address."""
+"""Limit of unauthenticated connections per client address."""
 
 from __future__ import annotations
 

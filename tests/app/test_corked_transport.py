@@ -1,4 +1,4 @@
-"""What is written together goes out together, in order, and before the end."""
+"""Corked transport: writes of one loop iteration are sent together, in order, before closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored decisions: enough to compute them again, never a prompt or an answer."""
+"""Stored decisions: sufficient to recompute them, without prompts and answers."""
 
 from __future__ import annotations
 

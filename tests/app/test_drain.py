@@ -1,4 +1,4 @@
-"""Leaving in good order: not ready at once, still accepting for a while, nothing cut unsaid."""
+"""Graceful shutdown: not ready at once, accepting during the delay, every request ended."""
 
 from __future__ import annotations
 

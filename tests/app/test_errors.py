@@ -1,4 +1,4 @@
-"""Bad input: one clear error in OpenAI's envelope, which never repeats what was sent."""
+"""Error responses to bad input: one clear error in OpenAI's envelope, without the input's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An evaluator weighs the answers: the prompt, the reading, faults, and what stops the start."""
+"""Evaluators that rate answers: prompt, parsing, faults, and checks at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command of `racer` has in common: found by walking them all."""
+"""Properties of every `racer` command, found by enumeration."""
 
 from __future__ import annotations
 

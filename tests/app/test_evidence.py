@@ -1,4 +1,4 @@
-"""What a calibration shows for itself before it serves: figures that can be computed otherwise."""
+"""Evidence of a calibration: its figures against independent computations."""
 
 from __future__ import annotations
 

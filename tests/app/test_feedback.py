@@ -1,4 +1,4 @@
-"""POST /feedback: who may say what of whom, and what counts."""
+"""POST /feedback: permissions of keys, accepted verdicts, and their effects."""
 
 from __future__ import annotations
 

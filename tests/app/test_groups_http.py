@@ -1,4 +1,4 @@
-"""Groups over HTTP: whose threshold applies, and that the certificate says so."""
+"""Groups over HTTP: the threshold that applies, and its statement in the certificate."""
 
 from __future__ import annotations
 

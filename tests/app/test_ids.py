@@ -1,4 +1,4 @@
-"""Names of decisions and requests."""
+"""Time-ordered ids of decisions and requests."""
 
 import re
 import time

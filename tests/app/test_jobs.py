@@ -1,4 +1,4 @@
-"""Large calibrations are jobs: they tell how far they are, wait their turn, can be cancelled."""
+"""Calibration jobs: progress, queueing and cancelling."""
 
 from __future__ import annotations
 

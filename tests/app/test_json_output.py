@@ -1,4 +1,4 @@
-"""What goes out says what the standard library would say, whichever of the two writes it."""
+"""JSON serialisation: orjson and the standard library write equal documents."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Who may do what: two keys, two roles, and a door that is shut unless it is opened."""
+"""Roles of keys: data and admin routes, and routes closed by default."""
 
 from __future__ import annotations
 

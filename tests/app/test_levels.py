@@ -1,4 +1,4 @@
-"""POST /route/levels: every alpha's set, exactly as /route would choose it, and without a trace."""
+"""POST /route/levels: the set at every alpha, equal to /route's, without a stored decision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what an operator watches, with label values that no client can choose."""
+"""Prometheus metrics, with label values that no client can choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request, a key and the configuration may ask for, and what the certificate says of it."""
+"""Options of requests, keys and the configuration, and their statement in the certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that several gateways keep together, on a clock that tests move."""
+"""Quota leases: limits shared by several gateways, on an injected clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray Serve deployments: what the gateway asks its router, what is refused, what is not loaded."""
+"""Ray Serve deployments: calls of the gateway to its router, refusals and imports."""
 
 from __future__ import annotations
 

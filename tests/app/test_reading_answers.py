@@ -1,4 +1,4 @@
-"""Reading what an answer counts as: off the loop, bounded in size, and over at the deadline."""
+"""Normal forms of answers: computed off the loop, bounded in size and by the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remarks in a certificate: a query of the calibration rows, and a query that comes again."""
+"""Remarks in a certificate: calibration queries and repeated queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written about requests: one line each, which says what happened and nothing secret."""
+"""Access log: one line per request, without secrets."""
 
 from __future__ import annotations
 

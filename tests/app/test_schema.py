@@ -1,4 +1,4 @@
-"""Versions of the store's tables: made, upgraded, refused."""
+"""Schema versions of the store: creation, upgrade and refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several gateways on one PostgreSQL: what they must agree on, and what happens without it."""
+"""Several gateways on one PostgreSQL: shared state, and outages of the database."""
 
 from __future__ import annotations
 

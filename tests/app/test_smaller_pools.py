@@ -1,4 +1,4 @@
-"""Thresholds of smaller pools: clients choose which, so work and memory for them are bounded."""
+"""Thresholds of smaller pools, which clients choose: bounded work and memory."""
 
 from __future__ import annotations
 

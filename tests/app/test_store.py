@@ -1,4 +1,4 @@
-"""What is kept of a calibration, and what survives."""
+"""Store of calibrations: content and durability."""
 
 from __future__ import annotations
 

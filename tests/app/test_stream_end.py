@@ -1,4 +1,4 @@
-"""When a candidate's stream is whole: at ``[DONE]``, or once every choice has finished."""
+"""End of a candidate's stream: ``[DONE]``, or the finish of every choice."""
 
 from __future__ import annotations
 

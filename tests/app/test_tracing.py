@@ -1,4 +1,4 @@
-"""Traces: one tree a request, with nothing secret in it; no request waits for a collector."""
+"""Traces: one tree per request, without secrets; no request waits for a collector."""
 
 from __future__ import annotations
 

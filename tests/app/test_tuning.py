@@ -1,4 +1,4 @@
-"""What `racer tune` writes: the choice, and every other line of the file as it was."""
+"""`racer tune`: the written choice, with every other line of the file unchanged."""
 
 from __future__ import annotations
 

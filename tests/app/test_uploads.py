@@ -1,4 +1,4 @@
-"""What a file of rows may be, what it may cost, and that it is never held whole in memory."""
+"""Uploads of rows: accepted formats, resource limits and bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls over real sockets: deadlines, connections, limits, and what a client sees of failures."""
+"""Upstream calls over real sockets: deadlines, connections, limits and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a replica is ejected and readmitted, for one caller and for all, on the test's own clock."""
+"""Circuit breaker: ejection and readmission for one caller and for all, on an injected clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates that break: one does not fail the request, all of them fail it with the right word."""
+"""Faults of candidates: one is tolerated; if all fail, the error names the fault."""
 
 from __future__ import annotations
 

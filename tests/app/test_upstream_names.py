@@ -1,4 +1,4 @@
-"""Names and certificates of candidates' servers."""
+"""DNS names and TLS certificates of upstream servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries that break a candidate's server put it out for the key that sent them, and no other."""
+"""Poison queries: the circuit breaker opens only for the key that sent them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several replicas of a candidate: who is called, who is left out, and who comes back."""
+"""Replicas of a candidate: load balancing, ejection and readmission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are made again: which, when, where, and how many."""
+"""Retries: conditions, pauses, choice of replica and budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages for wrong settings and wrong bodies: the field, what is allowed, the nearest name."""
+"""Validation messages of settings and bodies: the field, allowed values, the nearest name."""
 
 from __future__ import annotations
 

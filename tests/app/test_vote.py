@@ -1,4 +1,4 @@
-"""Votes as they are served: when they are over, who is spared, and what counts as one answer."""
+"""Votes in the gateway: early end, cancelled calls, and equality of answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that documents cite run: each in small, to the end of its report."""
+"""Benchmark scripts cited by documents: each runs at a small size to the end of its report."""
 
 from __future__ import annotations
 

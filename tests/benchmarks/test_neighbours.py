@@ -1,4 +1,4 @@
-"""What the benchmark of neighbours draws, counts and writes."""
+"""The benchmark of neighbours: its samples, counts and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison's figures come to: within rounds first, then over them."""
+"""Figures of a comparison: computed within rounds, then as medians over rounds."""
 
 from __future__ import annotations
 

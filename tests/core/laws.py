@@ -1,4 +1,4 @@
-"""Comparing counts with the law that they follow. The caller states the false-alarm probability."""
+"""Statistical assertions: counts against their law, at a stated false-alarm probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are JSON or tool calls, and what any kind of answer may cost to read."""
+"""Normal forms of JSON answers and tool calls, and the cost of parsing any answer."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""When two answers are the same: a table of cases for each kind of equality."""
+"""Equality of answers: a table of cases for each kind."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What the packages may import and call."""
+"""Architecture rules: permitted imports and calls of the packages."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What was saved and does not fit any more is refused at start, in one line."""
+"""Artifacts that no longer fit are refused at the start, in one line."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Artifacts: what was saved comes back, for the same pool and from the same queries."""
+"""Artifacts: a saved router loads for the same pool and gives the same scores."""
 
 from dataclasses import replace
 

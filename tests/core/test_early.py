@@ -1,4 +1,4 @@
-"""When a vote is over early: exactly then, and with the winner of the full vote."""
+"""Early end of a vote: at the earliest possible answer, with the winner of the full vote."""
 
 import itertools
 import time

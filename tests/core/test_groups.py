@@ -1,4 +1,4 @@
-"""Mondrian groups: a threshold of one's own where there are rows enough, the pooled one elsewhere.
+"""Mondrian groups: their own threshold if they have enough rows, else the common one.
 
 The statistical tests have a fixed seed and a false-alarm probability of 1e-6.
 """

@@ -1,4 +1,4 @@
-"""Meaning and spelling together: one embedding, one identity in an artifact, one cache in front."""
+"""Hybrid encoder of meaning and spelling: one embedding, one identity, one cache."""
 
 import json
 from dataclasses import replace

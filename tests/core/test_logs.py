@@ -1,4 +1,4 @@
-"""What a training leaves behind for people."""
+"""Training report: files that a training writes for readers."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Rows that are not drawn alike break the bound, and it is seen; a random split keeps it.
+"""Negative control: rows that are not exchangeable break the bound; a random split keeps it.
 
 GSM8K's recorded answers come from the benchmark's training and test questions, and some of the
 candidates have met the former. Calibrating on one and serving the other breaks exchangeability.

@@ -1,4 +1,4 @@
-"""How rows are split: what trains is never tested, and every split is the paper's shares."""
+"""Splits of rows: training rows are never tested, and shares are the paper's."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Routers of one's own: found by their entry point, constructed again from an artifact."""
+"""Custom routers: found by entry point, rebuilt from an artifact."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Training that was stopped goes on to the very same result, or says why it cannot."""
+"""Resumed training: the same result bit for bit, or an error with the reason."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Clusters of texts by meaning: who belongs together, and who speaks for them."""
+"""Clusters of texts by meaning: members and medoids."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Which queries are judged in full, what follows from them, and what feedback alone allows."""
+"""Shadow sampling: sampled queries, bounds from their labels, and bounds from feedback alone."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What the repository ships for the demo is what its README says."""
+"""The shipped demo pool has the figures of its README."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a Dockerfile and a .dockerignore: as much of both languages as ours use, no more."""
+"""Parser of the subset of Dockerfile and .dockerignore syntax that ours use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deploy/grafana asks of Prometheus, as parsed expressions."""
+"""Parser of the PromQL expressions in deploy/grafana."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries out a Dockerfile below one folder of this machine, where no container engine is.
+"""Replay of a Dockerfile in a folder of this machine, without a container engine.
 
 Every stage has the same folder as its root, as every stage of an image has ``/``: a finished stage
 is moved aside, so nothing that a later one does not copy can be found by it, and the paths inside

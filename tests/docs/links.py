@@ -1,4 +1,4 @@
-"""Links between documents: which of them lead nowhere."""
+"""Broken links between documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the matrix needs: the upstream, gateways in front of it, and many cells at once."""
+"""Test bed of the fault matrix: upstream, gateways, and concurrent cells."""
 
 from __future__ import annotations
 

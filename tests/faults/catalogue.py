@@ -1,4 +1,4 @@
-"""What a client must see for every mode: the fault catalogue as data.
+"""Fault catalogue: the expected response of the gateway for every mode, as data.
 
 A row says what one candidate's mode comes to: an answer, or a failure with the status that the
 client sees when no other candidate answers. Where the catalogue leaves a choice there are several.

@@ -1,4 +1,4 @@
-"""Compares what was seen of a cell with the catalogue; every complaint is one phrase."""
+"""Judge of the fault matrix: compares observed cells with the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: no hostile answer takes more than the caps allow, however large it says it is."""
+"""Memory limits: no hostile answer takes more than the caps, for any declared size."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whatever comes in, nothing unexpected comes out. `make fuzz` looks longer and elsewhere."""
+"""Fuzz tests: no input causes an unexpected response. `make fuzz` runs longer."""

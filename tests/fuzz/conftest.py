@@ -1,4 +1,4 @@
-"""How long is looked: a hundred examples of everything, or with the profile `fuzz` 100,000."""
+"""Hypothesis profiles of the fuzz tests: 100 examples, or 100,000 with the profile `fuzz`."""
 
 from hypothesis import HealthCheck, settings
 

@@ -1,4 +1,4 @@
-"""Answers without a text: which are passed on, which vote, and what their certificate says."""
+"""Answers without a text: forwarding, votes and certificates."""
 
 from __future__ import annotations
 

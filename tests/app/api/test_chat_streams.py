@@ -1,4 +1,4 @@
-"""Streams: what the official client reads, and what happens when a candidate breaks off."""
+"""Chat streams: events as the official client reads them, and candidates that break off."""
 
 from __future__ import annotations
 

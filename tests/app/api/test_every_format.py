@@ -1,4 +1,4 @@
-"""Chat, completions and responses keep the same promises, whole and streamed."""
+"""Guarantees common to all API formats, whole and streamed."""
 
 from __future__ import annotations
 
