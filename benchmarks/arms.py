@@ -22,7 +22,7 @@ PINNED = queries.POOL[0]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One arm: who answers, whom to ask, and what."""
+    """One arm: its server, its client and the size of its sets."""
 
     arm: Arm
     server: rig.Server

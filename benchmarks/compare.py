@@ -135,7 +135,7 @@ class Comparison:
         }
 
     async def _under_load(self, way: Way) -> dict[str, Any]:
-        """The knee, and past it; then what memory does while so many requests come."""
+        """Measure the knee, the load above it, and memory during the requests."""
         knee = await overload.knee(way.client, way.asks(), self.seconds / 2)
         capacity = max(each["goodput"] for each in knee)
         outcomes: list[Outcome] = []

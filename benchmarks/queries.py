@@ -35,7 +35,7 @@ def endless(seed: int, *, breakable: bool = False) -> Iterator[str]:
 
 
 def repeated(size: int, digits: int) -> Iterator[str]:
-    """The same queries again and again, with so many right candidates and letters in the answers.
+    """Repeat the same queries, with ``size`` right candidates and ``digits`` letters per answer.
 
     No candidate breaks on them, and no seed of :func:`endless` below 900 makes one of them.
     """

@@ -19,7 +19,7 @@ Start = Callable[[], AbstractContextManager[rig.Server]]
 
 
 def measured(folder: Path, upstream: rig.Server, times: int) -> dict[str, dict[str, float]]:
-    """Medians of so many starts of each."""
+    """Medians over ``times`` starts of each kind."""
     return {name: _started(start, times) for name, start in _kinds(folder, upstream).items()}
 
 

@@ -223,7 +223,7 @@ def show(
 
 
 def main() -> int:
-    """Train, save, load again as a stranger would, measure; return 1 when a check fails."""
+    """Train, save, load from the files alone, measure; return 1 when a check fails."""
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=here / "data")

@@ -67,7 +67,7 @@ def surest(scores: FloatArray) -> FloatArray:
 
 
 def a_query(calibration: Calibration, rng: np.random.Generator) -> Canvas:
-    """Two queries, an easy one and a hard one, and whom the threshold lets in."""
+    """An easy and a hard query, and the candidates that the threshold selects."""
     canvas = Canvas.of(1, 2)
     scores, _ = drawn(rng, 200)
     threshold = 1.0 - calibration.lambda_hat(ALPHA, Score.PROB)

@@ -764,7 +764,7 @@ def test_abstaining_from_too_many_rows_calls_the_whole_pool(serve: Serve) -> Non
 
 
 def test_the_fewest_rows_are_just_enough(serve: Serve) -> None:
-    """``min_n`` counts: with one row less alpha is infeasible, with so many it is not."""
+    """``min_n`` is exact: with ``min_n`` rows alpha is feasible, with one row less it is not."""
     gateway = serve(calibrated=False)
     for count, feasible in ((8, False), (9, True)):
         rows = [{**row(i), "query": f"{count} {i}"} for i in range(count)]

@@ -58,7 +58,7 @@ def traced(serve: Serve, listening: Collector) -> Gateway:
 
 
 def by_candidate(spans: list[Span]) -> dict[str, Span]:
-    """Calls by whom they went to."""
+    """Spans of calls by candidate."""
     return {span.attributes["racer.candidate"]: span for span in spans}
 
 

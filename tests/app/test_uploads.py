@@ -428,7 +428,7 @@ def test_an_upload_that_is_cut_changes_nothing(serve: Serve, tmp_path: Path) -> 
 
 @pytest.fixture
 def apart(tmp_path: Path, artifact: Path, pool: FakePool) -> Iterator[tuple[str, int]]:
-    """A gateway in a process of its own, for whom no file may exceed 40 MB; URL and process id."""
+    """A gateway in its own process with a file size limit of 40 MB; its URL and process id."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = int(unused.getsockname()[1])

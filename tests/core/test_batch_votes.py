@@ -1,4 +1,4 @@
-"""Votes on arrays elect whom the gateway elects, row by row."""
+"""Votes on arrays have the gateway's winners, row by row."""
 
 import numpy as np
 import pytest
@@ -112,7 +112,7 @@ def test_votes_weighed_by_ratings_are_those_of_the_gateway(world, table, t):
 @pytest.mark.parametrize("step", [1.0, 1e-6], ids=["verbal", "p_true"])
 @pytest.mark.parametrize("t", [0.05, 0.3, 1.0])
 def test_many_votes_weighed_by_ratings_are_those_of_the_gateway(t, step):
-    """Six candidates of whom a third was not rated; sets leave out some that were.
+    """Six candidates, a third of them without a rating; sets leave out some rated ones.
 
     A gap counts as the mean of the set's readable answers, not of the row's, and not as 0.
     """

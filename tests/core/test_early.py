@@ -136,7 +136,7 @@ def test_a_vote_is_decided_exactly_when_no_continuation_changes_who_wins(world):
 
 @st.composite
 def large_worlds(draw):
-    """Up to sixteen candidates, of whom most have answered, and where the others may go."""
+    """Up to sixteen candidates, most of them answered, and the answers that the others may give."""
     size = draw(st.integers(6, 16))
     names = [f"m{i:02d}" for i in range(size)]
     scores = draw(st.lists(SCORES, min_size=size, max_size=size))

@@ -184,7 +184,7 @@ def certified(data: bytes, *, streaming: bool) -> dict[str, Any] | None:
 
 
 async def chaos(bench: Bench, gateway: str, count: int, seed: int) -> Tally:
-    """Ask so many requests, some at a time."""
+    """Send ``count`` random requests, a few at a time."""
     tally, rng = Tally(), random.Random(seed)
     requests = (drawn(rng, number) for number in range(count))
 

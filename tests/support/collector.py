@@ -63,7 +63,7 @@ class Collector:
         return [span for span in self.spans if span.kind == CLIENT]
 
     def routes(self, count: int) -> list[Span]:
-        """Wait until so many requests have ended and all that belongs to them is there."""
+        """Wait until ``count`` requests have ended and all of their spans have arrived."""
         wait_until(lambda: len(self.named("route")) >= count)
         assert len(self.named("route")) == count
         return self.named("route")

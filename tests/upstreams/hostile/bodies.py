@@ -61,7 +61,7 @@ async def swap(exchange: Exchange, _: str) -> None:
 
 
 async def huge(exchange: Exchange, mebibytes: str) -> None:
-    """An answer of so many MiB, whole and well-formed."""
+    """A complete and well-formed answer of ``mebibytes`` MiB."""
     blocks = int(mebibytes) * 16
     if exchange.request.streams:
         await exchange.begin(EVENTS)
