@@ -48,7 +48,7 @@ def test_a_self_signed_certificate_is_refused(certificate: Path) -> None:
     with pytest.raises(UpstreamError) as caught:
         uvloop.run(attempts(one, verify=True))
     assert (caught.value.kind, caught.value.lasting) == ("upstream_tls_error", True)
-    assert one.lookups == []
+    assert one.asked == []
 
 
 def test_verification_can_be_switched_off_and_is_then_logged(
