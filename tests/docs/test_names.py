@@ -128,7 +128,10 @@ def test_no_class_is_called_by_a_participle() -> None:
     """
     folders = ("app", "racer_core", "benchmarks", "deploy", "tests")
     for path in (path for name in folders for path in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not re.search(r"\bclass\s+_?[A-Z][a-z]+ed\b", text):  # parsing all files takes 2 s
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef) and re.fullmatch(r"_?[A-Z][a-z]+ed", node.name):
                 bases = " ".join(map(ast.unparse, node.bases))
                 assert re.search("Error|Exception", bases), f"{path}: {node.name} is no noun"

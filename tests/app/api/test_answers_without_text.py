@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.access.quotas import QuotaTicket
 from app.answering import streaming
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, user
+from tests.support.gateway import (
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    TWO,
+    UNANSWERABLE,
+    Gateway,
+    Serve,
+    configure,
+    running,
+    user,
+)
 from tests.support.waiting import until
 from tests.upstreams.scripted import FakePool
 
@@ -154,10 +167,9 @@ def test_in_a_set_an_answer_without_text_has_no_vote(
     assert not any("error" in each for each in racer["calls"])
 
 
-@STREAMED
-@pytest.mark.parametrize(
-    "rule",
-    [
+@pytest.fixture(
+    scope="module",
+    params=[
         {"equality": "number"},
         {"equality": "exact", "method": "weighted"},
         {"equality": "json", "method": "log_odds", "waves": "frugal"},
@@ -166,12 +178,27 @@ def test_in_a_set_an_answer_without_text_has_no_vote(
     ],
     ids=lambda rule: rule["equality"],
 )
+def voting_gateway(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    artifact: Path,
+    shared_pool: FakePool,
+) -> Iterator[Gateway]:
+    """A calibrated gateway for each rule of votes."""
+    folder = tmp_path_factory.mktemp("voting")
+    path = configure(folder, artifact, shared_pool.url, aggregation=request.param)
+    with running(path, ENVIRONMENT) as gateway:
+        gateway.calibrate(60)
+        yield gateway
+
+
+@STREAMED
 @EACH_KIND
 def test_a_text_that_cannot_be_read_is_better_than_none(
-    serve: Serve, pool: FakePool, answer: Answer, rule: dict[str, Any], stream: bool
+    voting_gateway: Gateway, pool: FakePool, answer: Answer, stream: bool
 ) -> None:
     """The adder has the highest score, and no answer is a vote: its blank is not chosen."""
-    gateway = serve(aggregation=rule)
+    gateway = voting_gateway
     set_answers(pool, "adder", answer)
     for name in ("speller", "poet"):
         set_answers(pool, name, text("I cannot say"))
