@@ -327,7 +327,10 @@ def markdown(document: dict[str, Any]) -> str:
         f"drawing {KEYS} leases, ms",
         "an activation used elsewhere, ms, by rows",
     ]
-    return "\n\n".join([rig.taken(document["manifest"]), aims(goals), table(head, rows)])
+    parts = [rig.taken(document["manifest"]), aims(goals), table(head, rows)]
+    if "PostgreSQL" not in stores:
+        parts.append("PostgreSQL was not measured: `RACER_STORE_URL` names no database.")
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
