@@ -67,6 +67,7 @@ class CalibrationSync:
         self._group_by: GroupBy = group_by
         self._configured = configured
         self._one_at_a_time = asyncio.Lock()
+        self._are_conditions_stated = False
         self._damaged: str | None = None  # id of a record that is not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
         self._listener = NotificationListener(store.url)
@@ -116,6 +117,10 @@ class CalibrationSync:
         async with self._one_at_a_time:
             state = await self._store.run_short(self._store.shared_state, self.setup)
             self._lost(False)
+            if not self._are_conditions_stated:
+                digests = self._configured.digests
+                await self._store.run_short(self._store.state_conditions, self.setup, digests)
+                self._are_conditions_stated = True
             await self._activate(state, made)
             for listener in self._listeners:
                 listener(state)

@@ -144,6 +144,12 @@ class CalibrationRecord:
         )
 
 
+def has_conditions(document: str) -> bool:
+    """Whether an encoded document has the digests of its rows, which version 0.1 did not write."""
+    fields = json.loads(document)
+    return "populations" in fields or STATED in fields
+
+
 def _populations(
     fields: Mapping[str, Any], first: Calibration, arrays: Mapping[str, NDArray[Any]]
 ) -> Iterator[Population]:

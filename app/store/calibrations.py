@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
-from app.store.calibration_record import STATED, CalibrationRecord
+from app.store.calibration_record import STATED, CalibrationRecord, has_conditions
 from app.store.engine import ServerConnections, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -180,6 +183,25 @@ class Store:
                 row.digest = _digest_of(row)
                 record = _to_record(row)
         return record
+
+    def state_conditions(self, artifact: str, digests: Mapping[str, str]) -> None:
+        """Store digests for all records of an artifact and fleet whose rows have none.
+
+        Those that do not decide now may be activated after a change of the configuration.
+
+        Args:
+            artifact: Digest of the artifact and of how its candidates are served.
+            digests: What each candidate is sent now, by name.
+        """
+        with self.transaction() as session:
+            made = CalibrationRow.artifact == artifact
+            columns = select(CalibrationRow.id, CalibrationRow.document).where(made)
+            names = [row.id for row in session.execute(columns) if not has_conditions(row.document)]
+        for name in names:
+            try:
+                self.with_conditions(name, digests)
+            except (NotFound, StoreDamaged) as exc:  # such a record certifies nothing
+                log.warning("%s", exc)
 
     def ids(self, artifact: str) -> list[str]:
         """The records that were made for an artifact and fleet with this digest."""

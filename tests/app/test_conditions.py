@@ -372,6 +372,26 @@ def test_rows_without_digests_get_those_of_the_time_when_they_are_first_loaded(
         assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
 
 
+def test_inactive_rows_without_digests_get_those_of_the_first_start(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A calibration that is activated after a change of `renames` was labelled before it."""
+    parameters = {"parameters": {"random_seed": 7}}
+    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
+    with running(before, ENVIRONMENT) as gateway:
+        old = gateway.calibrate(50)["id"]
+        gateway.calibrate(50)
+        url = gateway.settings.store
+    as_version_01_stored_it(url, old)
+    with running(before, ENVIRONMENT):
+        pass
+    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
+    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
+        path = f"/calibrations/{old}/activate"
+        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
+        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
+
+
 def test_a_smaller_pool_joins_rows_that_differ_only_outside_it(
     serve: Serve, pool: FakePool
 ) -> None:
