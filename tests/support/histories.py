@@ -85,8 +85,7 @@ CHANGES: Final[list[dict[str, Any]]] = [
     {"group_by": "key"},
     {"group_by": "request"},
     {"group_by": "language"},
-    {"text": "conversation"},
-    {"text": "last_user"},
+    *[{"text": "conversation"}, {"text": "last_user"}] * 2,
     {"false_alarm": None},
     {"false_alarm": 0.01},
     {"gone": "adder"},
@@ -151,11 +150,12 @@ labels = st.fixed_dictionaries(
 )
 # Only the poet is sent another field for a user, unless renames change.
 of_a_user = {"surface": "chat", "turns": "plain", "fields": {"user": "ann"}}
+of_a_later_turn = {"surface": "chat", "turns": "earlier", "fields": {}}
 # How rows were labelled (None: as configured; a number: as those of an earlier upload), their group
 # and their number.
 parts = st.lists(
     st.tuples(
-        st.none() | st.just(of_a_user) | labels | st.integers(0, 5),
+        st.none() | st.sampled_from([of_a_user, of_a_later_turn]) | labels | st.integers(0, 5),
         groups,
         st.sampled_from([4, 20, 40]),
     ),
