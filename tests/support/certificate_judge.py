@@ -98,6 +98,10 @@ class LabelledPart:
     is_later: bool
     rows: Counter[tuple[str | None, frozenset[str]]]
 
+    def is_like(self, other: LabelledPart) -> bool:
+        """Whether rows of both are of one kind."""
+        return (self.sent, self.is_later) == (other.sent, other.is_later)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownCalibration:
@@ -110,13 +114,17 @@ class KnownCalibration:
 
     @property
     def stored(self) -> Sequence[LabelledPart]:
-        """The parts without kinds of rows that are too few for a threshold, unless all are."""
+        """The parts of kinds with rows enough for a threshold, and of the most first turns."""
 
-        def is_enough(part: LabelledPart) -> bool:
-            alike = [other for other in self.parts if _kind(other) == _kind(part)]
-            return self.allows(_count(alike, part.sent).total())
+        def rows(part: LabelledPart) -> int:
+            return sum(each.rows.total() for each in self.parts if each.is_like(part))
 
-        return [*filter(is_enough, self.parts)] or self.parts
+        most = max((rows(part) for part in self.parts if not part.is_later), default=0)
+        return [
+            part
+            for part in self.parts
+            if self.allows(rows(part)) or (rows(part) == most and not part.is_later)
+        ]
 
     def allows(self, rows: int) -> bool:
         """Whether so many rows have a finite threshold at the calibration's alpha."""
@@ -227,10 +235,6 @@ def _wrong_rows(seen: Observation, known: KnownCalibration) -> str | None:
     if is_exact and (guarantee["group"], n) != (group, counts.total()):
         return f"{n} rows of {guarantee['group']} decided, not {counts.total()} of {group}"
     return f"only {counts.total()} rows are like the request" if n > counts.total() else None
-
-
-def _kind(part: LabelledPart) -> tuple[Mapping[str, str], bool]:
-    return part.sent, part.is_later
 
 
 def _is_alike(seen: Observation, part: LabelledPart, names: Iterable[str]) -> bool:
