@@ -215,7 +215,7 @@ class Quotas:
         }
 
     def admit(self, name: str, *, is_work: bool, is_receiving: bool = False) -> QuotaTicket:
-        """Admit a request of this key.
+        """Check the key's quota and admit a request.
 
         Args:
             name: Name of the key.

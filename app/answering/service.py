@@ -1,7 +1,7 @@
 """The chat service: the story of one request, ``route -> call -> merge -> record``.
 
-Each stage is one module: ``request_router``, ``dispatch``, ``merge``, ``decision_log``. Nothing
-here knows the web framework.
+Each stage is one module: ``request_router``, ``dispatch``, ``merge``, ``decision_log``. A live
+stream is called and recorded in ``streaming``. Nothing here knows the web framework.
 """
 
 from __future__ import annotations
@@ -82,6 +82,19 @@ class ChatService:
         state = await self._router.route(request)
         return await self._answer(state, FanOutResult())
 
+    async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
+        """Call, merge and record: one record for each decision, however the request ends."""
+        try:
+            await self._dispatcher.call(state, results)
+            outcome = await self._merger.merge(state, results)
+        except UpstreamError:
+            self._decision_log.record_unanswered(state, results, RequestEnd.FAILED)
+            raise
+        except asyncio.CancelledError:
+            self._decision_log.record_cancelled(state, results)
+            raise
+        return self._decision_log.record(state, results, outcome)
+
     async def stream(self, request: InferenceRequest) -> OpenStream:
         """Answer as a stream. One selected candidate streams live; several are merged first.
 
@@ -108,19 +121,6 @@ class ChatService:
     async def levels(self, request: RoutingRequest) -> RiskLevels:
         """The set at every alpha. No candidate is called; nothing is recorded or counted."""
         return await self._router.levels(request)
-
-    async def _answer(self, state: RequestState, results: FanOutResult) -> Outcome:
-        """Call, merge and record: one record for each decision, however the request ends."""
-        try:
-            await self._dispatcher.call(state, results)
-            outcome = await self._merger.merge(state, results)
-        except UpstreamError:
-            self._decision_log.record_unanswered(state, results, RequestEnd.FAILED)
-            raise
-        except asyncio.CancelledError:
-            self._decision_log.record_cancelled(state, results)
-            raise
-        return self._decision_log.record(state, results, outcome)
 
     async def _with_replacements(self, state: RequestState, results: FanOutResult) -> RequestState:
         """The request without its only candidate, which gave no answer.

@@ -188,6 +188,7 @@ class _EventStream(StreamingResponse):
         metrics: Metrics,
     ) -> None:
         self._events = events
+        self._error_event = api_format.error_event
         self._metrics = metrics
         super().__init__(
             events.items(on_error=lambda exc: api_format.error_event(error_envelope.error_of(exc))),
@@ -197,6 +198,7 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the stream ends or the client disconnects; then stop all calls."""
+        scope["state"]["error_event"] = self._error_event
         sending = asyncio.create_task(self.stream_response(send))
         disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:

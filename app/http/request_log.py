@@ -36,6 +36,8 @@ class RequestLog:
     without its message, which may contain a prompt. The log line contains ``decision_id`` and
     ``selected`` from the response headers, or as a handler left them in the request's state. It
     contains ``prompt`` and ``answer`` from that state only if the configuration turns prompts on.
+    A stream that the end of the process cuts gets a last event; ``error_event`` of the state, left
+    by the handler, writes it in the API's own form.
     """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, drain: Drain, log_prompts: bool) -> None:
@@ -77,7 +79,8 @@ class RequestLog:
             if response.status is None:
                 await error_envelope.error_response(503, body)(scope, receive, response.send)
             elif response.is_event_stream:  # the last event says why the stream ends
-                await response.send({"type": "http.response.body", "body": sse.event(body)})
+                event = scope["state"].get("error_event", sse.event)
+                await response.send({"type": "http.response.body", "body": event(body)})
             else:
                 raise
         except Exception:

@@ -1,1 +1,4 @@
-"""Monitoring: decision log, feedback, shadow sample, drift alarms; knows no HTTP, no model."""
+"""Monitoring: decision log, feedback, shadow sample, drift alarms; knows no HTTP, no model.
+
+Its settings are the section ``watching``.
+"""

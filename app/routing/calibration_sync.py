@@ -1,4 +1,4 @@
-"""Calibration sync: keeps the in-memory active calibration equal to the store's.
+"""Calibration sync: an activation on another gateway becomes active in this one's memory.
 
 An activation writes the store first. The memory of every gateway that shares the store follows: at
 once where the store can notify, within ``notifications.POLL_S`` otherwise. So a gateway always has

@@ -1,4 +1,4 @@
-"""LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another one changed the shared state."""
+"""LISTEN/NOTIFY of PostgreSQL: wakes a gateway when another gateway changed the shared state."""
 
 from __future__ import annotations
 

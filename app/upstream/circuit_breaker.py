@@ -1,4 +1,4 @@
-"""Circuit breaker of a replica: it is ejected after failures, and readmitted after a health check.
+"""Circuit breaker of a replica: a dead one is ejected, and readmitted after a health check.
 
 Only a refused connection proves that the replica fails: it depends on no request. Any other failure
 may follow the query, which its caller chose. So a breaker opens for one caller or for all:

@@ -224,7 +224,7 @@ class ChunkedFormat(ABC):
         )
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
-        """See :class:`app.wire.format.ApiFormat`."""
+        """The error event of a stream: our error envelope."""
         return sse.event(error)
 
 

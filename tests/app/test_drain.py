@@ -77,21 +77,29 @@ def process(
 class RunningRequest:
     """A question under way."""
 
-    def __init__(self, client: httpx2.Client, pool: FakePool, **fields: Any) -> None:
+    def __init__(
+        self,
+        client: httpx2.Client,
+        pool: FakePool,
+        path: str = "/v1/chat/completions",
+        **fields: Any,
+    ) -> None:
         self.text = ""
         self.status = 0
         self.error: Exception | None = None
         before = len(pool.models_called())
-        self._thread = threading.Thread(target=self._ask, args=(client, fields), daemon=True)
+        self._thread = threading.Thread(
+            target=self._ask, args=(client, path, CHAT | fields), daemon=True
+        )
         self._thread.start()
         until = time.monotonic() + 20
         while len(pool.models_called()) == before:
             assert time.monotonic() < until
             time.sleep(0.01)
 
-    def _ask(self, client: httpx2.Client, fields: dict[str, Any]) -> None:
+    def _ask(self, client: httpx2.Client, path: str, body: dict[str, Any]) -> None:
         try:
-            with client.stream("POST", "/v1/chat/completions", json=CHAT | fields) as response:
+            with client.stream("POST", path, json=body) as response:
                 self.status = response.status_code
                 for part in response.iter_text():
                     self.text += part
@@ -141,6 +149,9 @@ def test_requests_past_the_drain_end_with_an_error(
         for name in POOL:
             pool.say(name, "4 2 " * 200, pause_s=0.2)
         stream = RunningRequest(client, pool, stream=True, model="adder")
+        events_api = RunningRequest(
+            client, pool, "/v1/responses", stream=True, model="adder", input=ONE
+        )
         for name in POOL:
             pool.say(name, "42", delay_s=60)
         plain = RunningRequest(client, pool)
@@ -154,6 +165,10 @@ def test_requests_past_the_drain_end_with_an_error(
         assert stream.error is None
         assert "[DONE]" not in stream.text
         assert stream.text.count('"error"') == 1
+        name, data = events_api.ended().text.strip().split("\n\n")[-1].split("\n")
+        assert name == "event: error"
+        last = json.loads(data.removeprefix("data: "))
+        assert (last["type"], last["code"]) == ("error", "shutting_down")
         assert plain.ended().status == 503, plain.error
         assert json.loads(plain.text)["error"]["code"] == "shutting_down"
 
