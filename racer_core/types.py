@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.errors import InputError
+from racer_core.errors import CalibrationError, InputError
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -42,6 +42,33 @@ class RiskTarget(StrEnum):
 
     PAPER = "paper"
     ANSWERABLE = "answerable"
+
+
+EnumT = TypeVar("EnumT", bound=StrEnum)
+
+
+def enum_member(
+    kind: type[EnumT],
+    value: str,
+    name: str,
+    error: type[InputError | CalibrationError] = InputError,
+) -> EnumT:
+    """Return the member of ``kind`` with this value; a member is returned as it is.
+
+    Args:
+        kind: The enum.
+        value: A member, or its string.
+        name: The field, for the message.
+        error: The exception to raise.
+
+    Raises:
+        InputError: No member has this value. The message lists the choices.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(member.value for member in kind)
+        raise error(f"{name} is {value!r}; choose one of {choices}") from None
 
 
 def checked_alpha(alpha: object, name: str = "alpha") -> float:

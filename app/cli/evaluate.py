@@ -171,7 +171,7 @@ def evaluate(
     """Measure risk, set size and accuracy on labelled rows over random splits."""
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
-    from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol
+    from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol, order_member
     from racer_core.offline.train import EncoderChoice
 
     protocol = Protocol(
@@ -179,7 +179,7 @@ def evaluate(
         divisions=divisions,
         calibrated=CalibrationScope(calibrated),
         alphas=alphas or PAPER_ALPHAS,
-        scores=tuple(map(evaluation.order, scores)) or evaluation.default_scores(prices),
+        scores=tuple(map(order_member, scores)) or evaluation.default_scores(prices),
         risk_targets=tuple(map(RiskTarget, risk_targets)) or tuple(RiskTarget),
         smoothing=smoothing,
         false_abstain_budget=evaluation.false_abstain_budget(budget),

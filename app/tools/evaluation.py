@@ -13,7 +13,7 @@ from racer_core.errors import InputError
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
-from racer_core.offline.protocol import Control, Order, Protocol, Shares
+from racer_core.offline.protocol import Order, Protocol, Shares
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice, Progress, RouterKind
@@ -228,8 +228,3 @@ def default_scores(prices: tuple[str, ...]) -> tuple[Order, ...]:
     """The scores of the protocol, and ``cover_cost`` if there are prices."""
     scores = Protocol().scores
     return (*scores, Score.COVER_COST) if prices else scores
-
-
-def order(name: str) -> Order:
-    """The score or the control of this name."""
-    return Control(name) if name in set(Control) else Score(name)

@@ -8,6 +8,7 @@ from typing import Any
 
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.errors import InputError
+from racer_core.types import enum_member
 
 MAX_MATH_CHARS = 20_000  # of an answer, from its end, where results stand
 MAX_BARE_CHARS = 200  # of an answer that is nothing but a formula
@@ -32,7 +33,8 @@ def grade(answer: str | None, reference: str, kind: Grade) -> bool:
         InputError: The reference cannot be read (no answer could be right), or the library for
             ``math`` is missing.
     """
-    if kind is Grade.MATH:
+    kind = enum_member(Grade, kind, "grade")
+    if kind == Grade.MATH:
         return _math_equal(answer, reference)
     form = _form(reference, kind)
     return answer is not None and normalise(Equality(kind.value), answer) == form
@@ -44,7 +46,8 @@ def check_reference(reference: str, kind: Grade) -> None:
     Raises:
         InputError: It cannot be read, or the library for ``math`` is missing.
     """
-    if kind is Grade.MATH:
+    kind = enum_member(Grade, kind, "grade")
+    if kind == Grade.MATH:
         _parsed_reference(reference)
     else:
         _form(reference, kind)

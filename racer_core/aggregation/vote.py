@@ -13,7 +13,7 @@ from typing import Final
 
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.errors import InputError
-from racer_core.types import Aggregate, CandidateAnswer
+from racer_core.types import Aggregate, CandidateAnswer, enum_member
 
 # Larger scores carry no information: with the 40 neighbours of a KNN, scores have steps of 0.025.
 SURE: Final = 0.99
@@ -113,7 +113,7 @@ def counted(
     Raises:
         InputError: As :func:`aggregate`.
     """
-    match method:
+    match enum_member(Method, method, "method"):
         case Method.MAJORITY:
             return [1.0] * len(readable)
         case Method.WEIGHTED:
@@ -169,7 +169,7 @@ def _weights(answers: Sequence[CandidateAnswer], weight: Weight) -> list[float]:
     A failed evaluation says nothing about the answer, so its vote counts as an average one; 0 would
     mean "surely wrong". Without any rating all weights are equal, which is the majority.
     """
-    if weight is Weight.ROUTER:
+    if enum_member(Weight, weight, "weight") == Weight.ROUTER:
         return [answer.score for answer in answers]
     ratings = [answer.weight for answer in answers if answer.weight is not None]
     mean = math.fsum(ratings) / len(ratings) if ratings else 0.0

@@ -119,7 +119,7 @@ class Calibration:
 
     @cached_property
     def _counted(self) -> BoolArray:
-        if self.options.risk_target is RiskTarget.PAPER:
+        if self.options.risk_target == RiskTarget.PAPER:
             return np.ones(len(self.fingerprints), dtype=bool)
         return any_column(self.labels)
 
@@ -132,7 +132,7 @@ class Calibration:
     def _scorer(self) -> NonconformityScorer:
         return NonconformityScorer(
             pool=self.pool,
-            with_null=self.options.risk_target is RiskTarget.PAPER,
+            with_null=self.options.risk_target == RiskTarget.PAPER,
             patterns=self.patterns,
             prices=self.prices,
             smoothing_salt=self.options.smoothing_salt,
@@ -162,7 +162,7 @@ class Calibration:
 
     def _truth(self, labels: BoolArray) -> BoolArray:
         """G' of rows; every column is right in a row that does not count."""
-        paper = self.options.risk_target is RiskTarget.PAPER
+        paper = self.options.risk_target == RiskTarget.PAPER
         return augment_truth(labels) if paper else labels | ~any_column(labels)[:, None]
 
     def sort_scores(self) -> None:
@@ -190,7 +190,7 @@ class Calibration:
 
     def _null_abstains(self, scores: FloatArray) -> BoolArray:
         tau = self.options.null_threshold
-        if tau is None or self.options.risk_target is RiskTarget.PAPER:
+        if tau is None or self.options.risk_target == RiskTarget.PAPER:
             return np.zeros(len(scores), dtype=bool)
         return null_score(scores) >= tau
 

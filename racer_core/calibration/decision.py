@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from racer_core.types import BoolArray, FloatArray, RiskTarget, RoutingDecision, Score
+from racer_core.types import BoolArray, FloatArray, RiskTarget, RoutingDecision, Score, enum_member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +70,11 @@ def whole_pool_decision(
 ) -> RoutingDecision:
     """The decision to call the whole pool, best first."""
     order = sorted(range(len(pool)), key=lambda i: -scores[i])
+    risk_target = enum_member(RiskTarget, risk_target, "risk_target")
     return RoutingDecision(
         selected=tuple(pool[i] for i in order),
         scores=tuple(scores[i] for i in order),
-        null_selected=risk_target is RiskTarget.PAPER,  # the whole of M'
+        null_selected=risk_target == RiskTarget.PAPER,  # the whole of M'
         alpha=alpha,
         score=score,
         lambda_hat=math.inf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from racer_core.errors import CalibrationError
-from racer_core.types import RiskTarget, Score, checked_alpha
+from racer_core.types import RiskTarget, Score, checked_alpha, enum_member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,11 @@ class CalibrationOptions:
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
 
     def __post_init__(self) -> None:
-        """Refuse invalid options."""
+        """Refuse invalid options; turn the names of enum members into members."""
+        score = enum_member(Score, self.score, "score", CalibrationError)
+        target = enum_member(RiskTarget, self.risk_target, "risk_target", CalibrationError)
+        object.__setattr__(self, "score", score)
+        object.__setattr__(self, "risk_target", target)
         checked_alpha(self.alpha)
         if self.delta is not None:
             checked_alpha(self.delta, "delta")

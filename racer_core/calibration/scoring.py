@@ -19,7 +19,7 @@ from racer_core.calibration.nonconformity import (
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError
 from racer_core.renamed import renamed
-from racer_core.types import BoolArray, FloatArray, IdArray, Score
+from racer_core.types import BoolArray, FloatArray, IdArray, Score, enum_member
 
 NULL_COLUMN = ""  # the null model's name in the smoothing hash; no candidate may be blank
 _CELLS = 1 << 18  # numbers in one slice, so that it fits the CPU cache
@@ -71,6 +71,7 @@ class NonconformityScorer:
         Raises:
             InputError: The score needs patterns or prices that are missing.
         """
+        score = enum_member(Score, score, "score")
         if score not in self.offered:
             wanted = "prices of the candidates" if self.patterns else "an artifact with patterns"
             raise InputError(f"score {score.value!r} needs {wanted}", param="score")
@@ -114,7 +115,7 @@ class NonconformityScorer:
             case Score.PROB:
                 return inverse_probability(augment_scores(scores) if self.with_null else scores)
             case Score.COVER | Score.COVER_COST:
-                return self._cover(self._weights(scores, neighbours), score is Score.COVER_COST)
+                return self._cover(self._weights(scores, neighbours), score == Score.COVER_COST)
             case Score.STATIC:
                 return np.repeat(self._static, len(scores), axis=0)
 

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.errors import InputError
-from racer_core.types import BoolArray, FloatArray, RiskTarget, any_column, checked_alpha
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    RiskTarget,
+    any_column,
+    checked_alpha,
+    enum_member,
+)
 
 RIGHT, WRONG, UNKNOWN = 1, 0, -1  # a verdict on one candidate's answer
 
@@ -192,9 +199,10 @@ def feedback_bounds(
         raise InputError("verdicts and sets must have the same shape (n, K), and r be at least 1")
     if not np.isin(verdicts, (RIGHT, WRONG, UNKNOWN)).all():
         raise InputError("a verdict must be right, wrong or unknown")
+    risk_target = enum_member(RiskTarget, risk_target, "risk_target")
     hit, miss, none = _possible(verdicts, selected, r)
     identified = int(np.count_nonzero(hit.astype(int) + miss + none == 1))
-    if risk_target is RiskTarget.PAPER:
+    if risk_target == RiskTarget.PAPER:
         hit, miss = hit | (none & null_selected), miss | (none & ~null_selected)
         none = np.zeros_like(none)
         identified = int(np.count_nonzero(hit != miss))

@@ -100,7 +100,7 @@ def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[
     parts = {
         name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
     }
-    if table.protocol.calibrated is CalibrationScope.EACH or len(parts) == 1:
+    if table.protocol.calibrated == CalibrationScope.EACH or len(parts) == 1:
         yield from parts.items()
         return
     yield (
@@ -225,14 +225,14 @@ class _SplitEvaluation:
         return choose_tau(self._table.rows.scores[rows], self._labels[rows], budget)
 
     def _abstains(self, target: RiskTarget, rows: Rows) -> BoolArray:
-        if target is RiskTarget.PAPER or self._tau is None:
+        if target == RiskTarget.PAPER or self._tau is None:
             return np.zeros(len(rows), dtype=bool)
         return null_score(self._table.rows.scores[rows]) >= self._tau
 
     def _critical(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> FloatArray:
         """Ascending critical scores of some rows, as `Calibration` computes them."""
         abstains = self._abstains(target, rows)
-        if target is RiskTarget.ANSWERABLE:
+        if target == RiskTarget.ANSWERABLE:
             counted = any_column(self._labels[rows])
             rows, abstains = rows[counted], abstains[counted]
         critical = critical_scores(fit[rows], self._table.truths[target][rows])
@@ -295,7 +295,7 @@ class _SplitEvaluation:
                             accuracy=accuracy,
                             size=metrics.size,
                             risk=metrics.risk
-                            if target is RiskTarget.PAPER
+                            if target == RiskTarget.PAPER
                             else metrics.miss_given_answerable,
                         ),
                     )

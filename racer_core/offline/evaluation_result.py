@@ -11,8 +11,8 @@ import numpy as np
 
 from racer_core.aggregation.vote import Method
 from racer_core.calibration.split_risk import SplitRisk
-from racer_core.offline.protocol import Order, Protocol
-from racer_core.types import RiskTarget
+from racer_core.offline.protocol import Order, Protocol, order_member
+from racer_core.types import RiskTarget, enum_member
 
 MERGED = "merged"
 AVERAGE = "average"
@@ -26,6 +26,12 @@ class Setting:
     risk_target: RiskTarget
     score: Order
     alpha: float
+
+    def __post_init__(self) -> None:
+        """Turn the names of enum members into members; refuse other names."""
+        target = enum_member(RiskTarget, self.risk_target, "risk_target")
+        object.__setattr__(self, "risk_target", target)
+        object.__setattr__(self, "score", order_member(self.score))
 
 
 Runs = dict[str, list[float]]  # a measure in every split

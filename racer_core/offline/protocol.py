@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from racer_core.aggregation.answers import Equality, check_textual
 from racer_core.errors import CalibrationError, InputError
 from racer_core.renamed import renamed
-from racer_core.types import RiskTarget, Score, checked_alpha
+from racer_core.types import RiskTarget, Score, checked_alpha, enum_member
 
 PAPER_ALPHAS = (
     *(i / 100 for i in range(1, 11)),
@@ -40,6 +40,16 @@ class Control(StrEnum):
 
 
 Order = Score | Control  # what a report has lines for
+
+
+def order_member(value: str) -> Order:
+    """Return the score or the control with this value; refuse any other with InputError."""
+    if value in set(Control):
+        return Control(value)
+    try:
+        return enum_member(Score, value, "score")
+    except InputError as exc:
+        raise InputError(f"{exc}, {', '.join(Control)}") from None
 
 
 class CalibrationScope(StrEnum):
@@ -86,7 +96,13 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse an invalid protocol."""
+        """Refuse an invalid protocol; turn the names of enum members into members."""
+        targets = tuple(enum_member(RiskTarget, each, "risk_targets") for each in self.risk_targets)
+        scope = enum_member(CalibrationScope, self.calibrated, "calibrated")
+        object.__setattr__(self, "scores", tuple(order_member(each) for each in self.scores))
+        object.__setattr__(self, "risk_targets", targets)
+        object.__setattr__(self, "calibrated", scope)
+        object.__setattr__(self, "equality", enum_member(Equality, self.equality, "equality"))
         for alpha in self.alphas:
             checked_alpha(alpha)
         if self.splits < 1:

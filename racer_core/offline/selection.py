@@ -17,7 +17,15 @@ from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
 from racer_core.offline.paired import risk_adjusted_costs, significantly_below
-from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score, any_column
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    IdArray,
+    RiskTarget,
+    Score,
+    any_column,
+    enum_member,
+)
 
 MIN_ROWS = 50  # below this a comparison of settings is noise, and the defaults stay
 NEIGHBOURS = (100, 200, 400, 600)
@@ -166,7 +174,8 @@ def mean_cost(
 
 def _truth(rows: ScoredRows, risk_target: RiskTarget) -> BoolArray:
     """The right columns, with the null model for ``paper``."""
-    return augment_truth(rows.labels) if risk_target is RiskTarget.PAPER else rows.labels
+    risk_target = enum_member(RiskTarget, risk_target, "risk_target")
+    return augment_truth(rows.labels) if risk_target == RiskTarget.PAPER else rows.labels
 
 
 def _nonconformity(
@@ -178,7 +187,7 @@ def _nonconformity(
 ) -> FloatArray:
     return NonconformityScorer(
         pool=rows.pool,
-        with_null=risk_target is RiskTarget.PAPER,
+        with_null=risk_target == RiskTarget.PAPER,
         patterns=patterns,
         prices=prices,
         # Ties are broken at random, so that all scores are compared at equal risk.

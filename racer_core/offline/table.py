@@ -140,7 +140,7 @@ class EvaluationTable:
         if key not in self._fits:
             scorer = NonconformityScorer(
                 pool=self.pool,
-                with_null=target is RiskTarget.PAPER,
+                with_null=target == RiskTarget.PAPER,
                 patterns=self.patterns[setting],
                 prices=self.protocol.prices,
                 smoothing_salt=_SALT.encode() if self.protocol.smoothing else None,

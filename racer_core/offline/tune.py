@@ -34,7 +34,7 @@ from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
-from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score
+from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score, enum_member
 
 MIN_ROWS = 100
 
@@ -46,6 +46,10 @@ class AnswerRatings:
     weight: Weight  # the form of the rating: `verbal` or `p_true`
     # In [0, 1], shape (n, K), columns in the order of the racer's pool; NaN where it gave none.
     values: FloatArray
+
+    def __post_init__(self) -> None:
+        """Turn the weight's name into the member; refuse another name."""
+        object.__setattr__(self, "weight", enum_member(Weight, self.weight, "weight"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +263,7 @@ class _Scheme:
 
 def _schemes(votes: Votes, ratings: AnswerRatings | None) -> Iterator[_Scheme]:
     for rule in votes.rules:
-        if rule is Method.WEIGHTED:
+        if rule == Method.WEIGHTED:
             yield from _weighted(votes, Weight.ROUTER)
         else:
             yield _Scheme(rule=rule, votes=votes)
@@ -286,7 +290,7 @@ def _trials(
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
     voted = [(scheme, scheme.right(selected)) for scheme in schemes]
-    majority = next(right for scheme, right in voted if scheme.rule is Method.MAJORITY)
+    majority = next(right for scheme, right in voted if scheme.rule == Method.MAJORITY)
     for scheme, right in voted:
         lead = right.astype(np.float64) - majority
         margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
@@ -299,5 +303,5 @@ def _trials(
             accuracy=float(right.mean()),
             size=size,
             cost=cost,
-            proven=scheme.rule is Method.MAJORITY or float(lead.mean()) > margin,
+            proven=scheme.rule == Method.MAJORITY or float(lead.mean()) > margin,
         )

@@ -39,9 +39,7 @@ class Votes:
     @property
     def rules(self) -> tuple[Method, ...]:
         """All methods; ``stacked`` only if it was fitted."""
-        return tuple(
-            rule for rule in Method if rule is not Method.STACKED or self.stacked is not None
-        )
+        return tuple(rule for rule in Method if rule != Method.STACKED or self.stacked is not None)
 
     def at(self, rows: Rows) -> Votes:
         """Some of the rows."""

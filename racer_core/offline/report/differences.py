@@ -78,7 +78,7 @@ def _sizes(view: View) -> Iterator[Difference]:
     if Score.COVER not in view.scores:
         return
     for other in view.scores:
-        for alpha in view.alphas if other is not Score.COVER else ():
+        for alpha in view.alphas if other != Score.COVER else ():
             runs = view.runs(Score.COVER, alpha, "size") - view.runs(other, alpha, "size")
             yield _difference(view, "size", f"{Score.COVER} - {other}", alpha, runs)
 

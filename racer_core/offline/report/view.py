@@ -101,7 +101,7 @@ class View:
         """The same for a scope that has test rows of its own; NaN where none is answerable."""
         answerable = self.accuracy(ANSWERABLE)
         hit = answerable if control.startswith(FULL_POOL) else self.accuracy(control)
-        if self.target is RiskTarget.PAPER:
+        if self.target == RiskTarget.PAPER:
             return 1.0 - hit
         return np.where(
             answerable > 0.0, 1.0 - hit / np.where(answerable > 0.0, answerable, 1), np.nan
