@@ -14,6 +14,7 @@ With ties the risk is stochastically smaller (``realised_risk``). Written with n
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,6 +54,7 @@ def beta_binomial_interval(trials: int, a: int, b: int, level: float = 0.95) -> 
     return int(np.searchsorted(cdf, tail)), int(np.searchsorted(cdf, 1.0 - tail))
 
 
+@lru_cache(4_096)  # one calibration needs about 60, and the next of the same size the same ones
 def beta_quantile(q: float, a: int, b: int) -> float:
     """The q-quantile of Beta(a, b) for whole a, b >= 1.
 

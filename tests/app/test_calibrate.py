@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,18 @@ def unsure(
         yield gateway
 
 
-def oracle(artifact: Path, rows: LabelledRows, **options: Any) -> tuple[Racer, Calibration]:
-    """The core's own calibration of the same rows, with nothing of the gateway in between."""
+@cache
+def core_calibration(artifact: Path) -> tuple[Racer, Calibration]:
+    """The core's calibration of ``ROWS``: loaded and scored once, for any options."""
     racer = Racer.load(artifact)
+    return racer, racer.calibrate(ROWS, prices=PRICES)
+
+
+def oracle(artifact: Path, **options: Any) -> tuple[Racer, Calibration]:
+    """The core's own calibration of the same rows, with nothing of the gateway in between."""
+    racer, calibration = core_calibration(artifact)
     options = {"score": Score.COVER, "null_threshold": racer.artifact.null_threshold, **options}
-    return racer, racer.calibrate(rows, options=CalibrationOptions(**options), prices=PRICES)
+    return racer, replace(calibration, options=CalibrationOptions(**options))
 
 
 def upload(gateway: Gateway, content: bytes | str, name: str = "", **query: Any) -> httpx2.Response:
@@ -208,8 +216,8 @@ def test_rows_with_scores_and_rows_without_go_together(
         | ({} if each.scores is None else {"scores": dict(zip(POOL, each.scores, strict=True))})
         for row, each in zip(as_json(ROWS), mixed, strict=True)
     ]
+    core = oracle(noisy_artifact)[0].calibrate(LabelledRows(pool=POOL, rows=mixed), prices=PRICES)
     for score in (Score.COVER, Score.PROB):
-        _, core = oracle(noisy_artifact, LabelledRows(pool=POOL, rows=mixed), score=score)
         evidence = upload(unsure, jsonl(sent), dry_run=True, score=score).json()["evidence"]
         assert evidence["lambda_hat"] == core.lambda_hat(0.1, score)
 
@@ -259,7 +267,7 @@ def test_the_threshold_is_the_cores(
     unsure: Gateway, noisy_artifact: Path, alpha: float, score: Score, target: RiskTarget
 ) -> None:
     """lambda_hat and n equal an independent computation on the same rows."""
-    _, core = oracle(noisy_artifact, ROWS, alpha=alpha, score=score, risk_target=target)
+    _, core = oracle(noisy_artifact, alpha=alpha, score=score, risk_target=target)
     evidence = unsure.calibrate(
         rows=ROWS, alpha=alpha, score=score, risk_target=target, dry_run=True
     )["evidence"]
@@ -287,7 +295,7 @@ def near_training(similarity: FloatArray | None) -> int | None:
 
 def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None:
     """Every field of the evidence, against the core."""
-    racer, core = oracle(noisy_artifact, ROWS)
+    racer, core = oracle(noisy_artifact)
     decisions = racer.route_batch(ROWS.queries, core)
     sizes = [len(each.selected) for each in decisions]
     price = dict(zip(POOL, PRICES, strict=True))
@@ -328,7 +336,7 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
 
 def test_delta_asks_for_more_than_the_mean(unsure: Gateway, noisy_artifact: Path) -> None:
     """With ``delta`` the threshold is the exact binomial one, and certificates say ``pac``."""
-    _, core = oracle(noisy_artifact, ROWS, delta=0.05)
+    _, core = oracle(noisy_artifact, delta=0.05)
     evidence = unsure.calibrate(rows=ROWS, delta=0.05, dry_run=True)["evidence"]
     marginal = unsure.calibrate(rows=ROWS, dry_run=True)["evidence"]
     assert evidence["lambda_hat"] == core.lambda_hat(0.1, Score.COVER) >= marginal["lambda_hat"]
@@ -794,7 +802,7 @@ def test_alpha_and_score_of_a_request_are_the_cores_decision(
     unsure: Gateway, noisy_artifact: Path, score: Score
 ) -> None:
     """From the stored record: the same set, threshold and order as the core's own."""
-    racer, core = oracle(noisy_artifact, ROWS)
+    racer, core = oracle(noisy_artifact)
     scored = racer.score(QUERIES)
     assert scored.neighbours is not None
     given = zip(QUERIES, scored.scores.tolist(), scored.neighbours, strict=True)
@@ -828,7 +836,7 @@ def test_a_larger_alpha_is_never_a_larger_set(unsure: Gateway) -> None:
 
 def test_a_sub_pool_is_recalibrated(unsure: Gateway, noisy_artifact: Path) -> None:
     """``candidates`` restricts the pool: threshold, n and set are the core's for that pool."""
-    racer, core = oracle(noisy_artifact, ROWS)
+    racer, core = oracle(noisy_artifact)
     names = ("adder", "poet")
     restricted = core.restrict(names)
     for query in QUERIES[:8]:
