@@ -263,6 +263,82 @@ def test_equally_accurate_choices_are_not_ranked_by_their_size_on_test_rows():
     assert choice.alpha == 0.1
 
 
+def opposed(protocol, mirrored):
+    """Three candidates whose vote needs a small T on validation rows and a large one on test rows.
+
+    The first has the highest score; the other two give one answer. Against them it wins the
+    weighted vote at T <= 0.5 and loses it at 1. It alone is right on three in five validation rows,
+    and the others are right on the test rows (``mirrored``: the other way round). On the remaining
+    validation rows, and on all calibration rows, all answers differ and the candidate with the
+    lowest score alone is right: every set is the whole pool, and no vote is right.
+    """
+    parts = split(np.arange(200), protocol.of(ONE), np.random.default_rng(protocol.seed))
+    first, others = ([True, False, False], [0, 1, 1]), ([False, True, True], [0, 1, 1])
+    held_out, tested = (others, first) if mirrored else (first, others)
+    labels, classes = np.tile([False, False, True], (200, 1)), np.tile([0, 1, 2], (200, 1))
+    deciding = parts.validation[np.arange(len(parts.validation)) % 5 > 1]
+    labels[deciding], classes[deciding] = held_out
+    labels[parts.test], classes[parts.test] = tested
+    return EvaluationTable(
+        benchmarks={ONE: np.arange(200)},
+        rows=ScoredRows(
+            pool=("first", "second", "third"),
+            fingerprints=tuple(number.to_bytes(16, "big") for number in range(200)),
+            scores=np.tile([0.9, 0.5, 0.4], (200, 1)),
+            neighbours=None,
+            labels=labels,
+        ),
+        patterns=(PatternModel.of(labels),),
+        classes=classes.astype(np.int16),
+        stacked=None,
+        n_train=10,
+        copies=0,
+        protocol=protocol,
+    )
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_votes_are_tuned_on_validation_rows_even_where_that_is_wrong_on_test_rows(mirrored):
+    """The temperature of sets and of the full pool, and the full pool's rule: all votes fail.
+
+    Tuned on test rows each of them would be right on every one. There is no chance in it.
+    """
+    protocol = Protocol(
+        splits=1,
+        shares=Shares(validation=0.2),
+        alphas=(0.2,),
+        scores=(Score.PROB,),
+        risk_targets=(RiskTarget.ANSWERABLE,),
+        false_abstain_budget=None,
+        seed=4,
+    )
+    evaluation = measured(opposed(protocol, mirrored))
+    (runs,) = evaluation.cells.values()
+    assert runs["size"] == [3.0]
+    assert runs["accuracy_weighted"] == [0.0]
+    controls = evaluation.controls[ONE]
+    assert controls["full pool weighted"] == [0.0]
+    assert controls["full pool tuned"] == [0.0]
+    by_rule = {controls[f"full pool {rule}"][0] for rule in ("majority", "log_odds")}
+    assert 1.0 in by_rule or not mirrored  # a rule chosen on test rows would be right
+
+
+def test_best_single_here_is_the_best_of_its_benchmark():
+    """The first candidate is right on all of one benchmark, the second on all of the other."""
+    protocol = Protocol(splits=2, alphas=(0.2,), scores=(Score.PROB,))
+    table = hand_made(protocol, 0.0, 0.0)
+    labels = np.repeat([[True, False], [False, True]], [120, 80], axis=0)
+    table = replace(
+        table,
+        benchmarks={ONE: np.arange(120), TWO: np.arange(120, 200)},
+        rows=replace(table.rows, labels=labels),
+    )
+    controls = measured(table).controls
+    assert [controls[name]["best single"] for name in (ONE, TWO)] == [[1.0] * 2, [0.0] * 2]
+    assert [controls[name]["best single here"] for name in (ONE, TWO)] == [[1.0] * 2] * 2
+    assert controls[AVERAGE]["best single here"] == [1.0] * 2
+
+
 @pytest.mark.parametrize("asked_again", [True, False])
 def test_benchmarks_that_disagree_about_a_query_are_refused(files, asked_again):
     """A test row with another label than its copy among the training rows: which one holds?

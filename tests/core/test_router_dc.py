@@ -358,6 +358,16 @@ def test_a_batch_without_contrast_changes_no_weight(encoder, tmp_path):
     )
 
 
+def test_a_query_is_no_positive_of_itself(encoder, tmp_path):
+    """Two queries in clusters of their own, equal candidates: no pair is pulled, no weight moves.
+
+    Paired with itself, each query would be contrasted with the other one.
+    """
+    settings = training.RouterDcSettings(steps=3, clusters=2)
+    _, tuned = trained(encoder, tmp_path, ["a b", "g h"], np.ones((2, 2), bool), settings=settings)
+    assert tuned.losses == [0.0] * 3
+
+
 def test_training_that_diverges_says_so(encoder, tmp_path):
     """A loss of NaN must not end as an artifact."""
     hot = training.RouterDcSettings(steps=50, learning_rate=1e30)

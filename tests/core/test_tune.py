@@ -266,6 +266,34 @@ def test_an_evaluator_within_one_standard_error_is_not_chosen(racer, rows):
     assert result.chosen == plain.chosen
 
 
+@pytest.mark.parametrize(("mended", "proven"), [(3, False), (4, True)])
+def test_a_vote_within_two_standard_errors_of_the_majority_is_not_proven(
+    racer, rows, mended, proven
+):
+    """The majority, but right on a few more rows.
+
+    A lead of d rows in n is above two paired standard errors where d > 4 (1 - d / n): from 4 rows.
+    """
+    alpha = 0.05
+    plain = tuned(racer, rows, alphas=(alpha,))
+    majority = next(each.accuracy for each in plain.trials if each.rule is Method.MAJORITY)
+    scored = score_rows(racer, rows)
+    options = CalibrationOptions(
+        alpha=alpha, score=plain.chosen.score, null_threshold=racer.artifact.null_threshold
+    )
+    sets = cross_fitted_sets(scored, options, racer.artifact.patterns, None)
+    favourite = np.where(sets, scored.scores, -1.0).argmax(axis=1)
+    one_right = (sets & scored.labels).sum(axis=1) == 1
+    missed = np.flatnonzero(one_right & ~scored.labels[range(len(rows)), favourite])[:mended]
+    values = np.full(scored.scores.shape, 0.5)
+    values[missed] = scored.labels[missed]
+    trials = tuned(racer, rows, ratings=rated(values), alphas=(alpha,)).trials
+    better = [each for each in trials if each.evaluated]
+    for each in better:
+        assert each.accuracy == pytest.approx(majority + mended / len(rows))
+    assert {each.proven for each in better} == {proven}
+
+
 def test_ratings_of_other_rows_are_refused(racer, rows):
     """One row short would shift every rating behind it."""
     with pytest.raises(InputError, match="ratings of shape"):
