@@ -28,7 +28,7 @@ def checked_scores(scores: FloatArray) -> FloatArray:
 
 
 def null_score(scores: FloatArray) -> FloatArray:
-    """phi(x) = 1 - max_m f(x, m), shape (n,): the estimate that no candidate is right. Eq. (2).
+    """phi(x) = 1 - max_m f(x, m), shape (n,): the estimate that no candidate is right. Eq. (3).
 
     Comparable with f only while f are probabilities in [0, 1].
     """
@@ -36,10 +36,10 @@ def null_score(scores: FloatArray) -> FloatArray:
 
 
 def augment_scores(scores: FloatArray) -> FloatArray:
-    """R = (f, phi), shape (n, K + 1). Eq. (2)."""
+    """R = (f, phi), shape (n, K + 1). Eq. (3)."""
     return np.column_stack([scores, null_score(scores)])
 
 
 def augment_truth(labels: BoolArray) -> BoolArray:
-    """G' = G, or {m0} where G is empty; shape (n, K) to (n, K + 1). Eq. (3)."""
+    """G' = G, or {m0} where G is empty; shape (n, K) to (n, K + 1). Eq. (2)."""
     return np.column_stack([labels, ~labels.any(axis=1)])

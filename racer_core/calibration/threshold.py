@@ -72,7 +72,7 @@ def calibrate_threshold(
         CalibrationError: No scores, or one is NaN or -inf (+inf is a miss at every threshold).
 
     References:
-        RACER, Eq. (6) as written in Algorithm 1, line 9; Theorem 4.1.
+        RACER, Eq. (6) as written in Algorithm 1, line 9; Theorem 4.3.
     """
     n = critical_scores.size
     if n == 0 or np.isnan(critical_scores).any() or np.isneginf(critical_scores).any():

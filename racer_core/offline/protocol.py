@@ -1,4 +1,4 @@
-"""Evaluation protocol: training rows, random splits and settings. Paper, Sec. 4.1.
+"""Evaluation protocol: training rows, random splits and settings. Paper, Sec. 5.1, App. B.
 
 A share of each benchmark's rows trains the router, all benchmarks together; the rest is repeatedly
 split at random into calibration, validation and test. Each *division* draws the training rows anew

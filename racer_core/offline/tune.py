@@ -1,4 +1,4 @@
-"""Grid search over alpha and the vote on validation rows alone. Paper, Sec. 4.1.
+"""Grid search over alpha and the vote on validation rows alone. Paper, Sec. 5.1, App. B.
 
 The paper takes the thresholds of the search from the calibration rows; alpha would then depend on
 the rows that must not have chosen it. Here each half of the validation rows sets the thresholds at

@@ -1,7 +1,7 @@
 """KNN router: the share of the nearest training queries that a candidate answered right.
 
-Paper, Sec. 4.1: cosine similarity, k = 40. For ``cover`` it also returns the correctness patterns
-of a larger number of neighbours.
+Paper, Sec. 5.1, App. B: cosine similarity, k = 40. For ``cover`` it also returns the correctness
+patterns of a larger number of neighbours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MLP router: two linear layers on the embedding. Paper, Sec. 4.1.
+"""MLP router: two linear layers on the embedding. Paper, Sec. 5.1, App. B.
 
 Trained with torch (256 hidden units, binary cross-entropy with logits, batch 32, Adam at 1e-4,
 100 epochs); predicts with numpy, so that serving it beside a numpy encoder needs no torch.

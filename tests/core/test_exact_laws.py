@@ -20,7 +20,7 @@ FALSE_ALARM = 1e-6
 
 @pytest.mark.parametrize(("n", "alpha", "trials"), [(19, 0.10, 4_000), (99, 0.05, 60_000)])
 def test_misrouting_risk_has_its_exact_value(n, alpha, trials):
-    """For continuous scores risk = floor(alpha(n+1))/(n+1) = alpha here, Theorem 4.4 sharpened.
+    """For continuous scores risk = floor(alpha(n+1))/(n+1) = alpha here, Theorem 4.5 sharpened.
 
     A rank off by one moves it by 1/(n+1) and passes with probability below 2e-6.
     """

@@ -102,7 +102,7 @@ def test_best_column_of_the_gap_is_zero(table):
 
 @given(table=tables())
 def test_augmented_truth_is_never_empty(table):
-    """Eq. (3): G' is G, or the null model alone where no candidate is right."""
+    """Eq. (2): G' is G, or the null model alone where no candidate is right."""
     truth = augment_truth(table.labels)
     assert truth.any(axis=1).all()
     np.testing.assert_array_equal(truth[:, :-1], table.labels)
@@ -110,7 +110,7 @@ def test_augmented_truth_is_never_empty(table):
 
 
 def test_scores_by_hand():
-    """Eq. (2) and App. B: the null model is the last column, with 1 - max f."""
+    """Eq. (3) and App. B: the null model is the last column, with 1 - max f."""
     r = augment_scores(np.array([[0.75, 0.5], [0.25, 0.125]]))
     assert r.tolist() == [[0.75, 0.5, 0.25], [0.25, 0.125, 0.75]]
     assert score_gap(r).tolist() == [[0.0, 0.25, 0.5], [0.5, 0.625, 0.0]]
