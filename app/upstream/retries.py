@@ -4,8 +4,9 @@ Two retry budgets bound the retries: one of each target, inside one of the proce
 
     retries <= max(3, share * calls)
 
-holds since the start and in any ten seconds, at every rate of calls. With the default share of 0.2
-a target that fails every call gets at most 1.2 times its calls, from the fifteenth call on.
+holds since the start and in the ten seconds before each retry, at every rate of calls. With the
+default share of 0.2 a target that fails every call gets at most 1.2 times its calls, from the
+fifteenth call on.
 
 All callers share the budgets. A caller whose queries fail can use up the retries of a candidate;
 failed calls of other callers are then not repeated.
@@ -34,7 +35,7 @@ _INVALID = "upstream_invalid_response"
 
 
 class RetryBudget:
-    """Allows ``max(FLOOR, share * calls)`` retries, since the start and in the last ten seconds.
+    """Allows ``max(FLOOR, share * calls)`` retries: since the start, and in the last ten seconds.
 
     Each call earns ``share`` of a retry. The first ``FLOOR`` retries are lent, and the first calls
     repay them. Credit beyond ``max(FLOOR, share * calls)`` of the last ten seconds is lost, so that

@@ -52,10 +52,14 @@ def test_the_budget_is_a_share_of_the_calls_of_any_ten_seconds() -> None:
     ),
 )
 @example(share=0.2, history=[(True, 11.0), (False, 0.0)] * 100)  # a call every 11 s, all fail
+@example(  # the calls leave the ten seconds before the retries do
+    share=0.2,
+    history=[(True, 0.0)] * 100 + [(False, 3.0)] * 3 + [(False, 0.0)] * 17 + [(True, 3.0)],
+)
 def test_retries_are_at_most_three_or_a_share_of_the_calls(
     share: float, history: list[tuple[bool, float]]
 ) -> None:
-    """At every rate, since the start and in any ten seconds: retries <= max(3, share x calls)."""
+    """At each retry, since the start and in ten seconds: retries <= max(3, share x calls)."""
     now = 0.0
     budget = RetryBudget(share, clock=lambda: now)
     calls, retries = list[float](), list[float]()
@@ -66,10 +70,10 @@ def test_retries_are_at_most_three_or_a_share_of_the_calls(
             calls.append(now)
         elif budget.take():
             retries.append(now)
-        for since in (-1.0, now - WINDOW_S):
-            count = sum(each > since for each in calls)
-            most = max(FLOOR, share * count) if share else 0
-            assert sum(each > since for each in retries) <= most + 1e-9
+            for since in (-1.0, now - WINDOW_S):
+                count = sum(each > since for each in calls)
+                most = max(FLOOR, share * count) if share else 0
+                assert sum(each > since for each in retries) <= most + 1e-9
 
 
 def test_a_quiet_candidate_has_a_fifth_of_its_calls_repeated() -> None:
