@@ -28,7 +28,7 @@ class Verification:
     selected: tuple[str, ...]  # in the order of the pool
     null_selected: bool
     n: int
-    group: str | None  # whose own threshold was used; None: the pooled one
+    group: str | None  # whose threshold was used; None: the rows without a group, or all
 
     @property
     def matches(self) -> bool:

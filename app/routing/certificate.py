@@ -23,7 +23,7 @@ class Certificate:
     alpha: float
     delta: float | None
     r: int
-    group: str | None  # whose rows set the threshold; None: pooled rows
+    group: str | None  # whose rows set the threshold; None: rows without a group, or all
     pool: tuple[str, ...]
     trivial: bool
     lambda_hat: float
@@ -51,7 +51,7 @@ class Certificate:
             reasons: The reasons of its premises.
             pool: The candidates among which the set was chosen.
             n: The rows that set the threshold; 0 if the threshold was not ready.
-            group: Their group; None: pooled rows.
+            group: Their group; None: they have none, or are all rows.
         """
         options = record.calibration.options
         return cls(

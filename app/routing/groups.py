@@ -1,7 +1,7 @@
 """Groups (Mondrian calibration): the group of a request, and the rows that set its threshold.
 
 Calibration and serving must find a group in the same way, from the query or from the caller. Then
-P(miss | group) <= alpha holds for every group with its own threshold.
+P(miss | group) <= alpha holds for every group that has rows, whatever their number.
 
 All rows together are exchangeable with a request whose group is unknown only if the request is
 drawn from the same mixture of groups. Groups of rows declare populations that differ, and nothing
@@ -13,7 +13,7 @@ language, every request has a group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
 from racer_core.calibration.calibration import Calibration
@@ -21,13 +21,12 @@ from racer_core.calibration.calibration import Calibration
 GroupBy = Literal["request", "key", "language"]
 
 UNSURE = 0.5  # below it a language is a guess, and the query belongs to "und"
-_POOLED = "pooled"
 READ_CHARS = 1_000  # of a text, to detect its language in under a millisecond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupThreshold:
-    """The rows whose threshold applies, and their group; None: pooled rows.
+    """The rows whose threshold applies, and their group; None: the rows without a group.
 
     Attributes:
         calibration: The rows.
@@ -43,13 +42,9 @@ class GroupThreshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """The rows to use: those of a group, or all except those of the groups ``apart``.
-
-    ``is_calibrated`` is false for a group that no row belongs to.
-    """
+    """The rows to use: those of a group; all rows for a group that no row belongs to."""
 
     group: str | None = None
-    apart: frozenset[str] = frozenset()
     is_calibrated: bool = True
 
 
@@ -112,51 +107,28 @@ def language_detector() -> Callable[[str], str]:
 
 
 class GroupedRows:
-    """A calibration whose rows have groups: which groups have enough rows for a threshold.
+    """A calibration whose rows have groups. The constructor and :meth:`serving` block.
 
-    Enough for the calibration's own alpha, so a request's alpha moves thresholds but never rows.
-    The constructor and :meth:`serving` block.
+    Which groups have a threshold of their own depends on no number of rows: each has one. With too
+    few rows it is infinite, and the whole pool is called.
     """
 
     def __init__(self, calibration: Calibration) -> None:
-        groups = set(calibration.groups or (None,))
-        alpha = calibration.options.alpha
         self._calibration = calibration
-        self._groups = groups
-        self._own = frozenset(
-            name
-            for name in groups
-            if name is not None and calibration.group(name).misses(alpha) >= 0
-        )
+        self._groups = frozenset(calibration.groups or (None,))
 
     def plan(self, group: str | None) -> RowPlan:
-        """The rows that set a group's threshold: its own if they are enough, else the pooled rows.
+        """The rows that set a group's threshold; None: those without a group.
 
-        The pooled rows are those of all groups that are too small, and those without a group. A
-        group that no row belongs to gets the pooled rows, which promise nothing about it. Where
-        every row has a group, a request without one gets all rows, which promise nothing either.
+        A group that no row belongs to gets all rows, which promise nothing about it.
         """
-        if group in self._own:
-            return RowPlan(group=group, apart=self._own)
-        if group is None and None not in self._groups:
-            return RowPlan(is_calibrated=False)
-        return RowPlan(apart=self._own, is_calibrated=group in self._groups)
+        if group in self._groups:
+            return RowPlan(group=group)
+        return RowPlan(is_calibrated=False)
 
     def serving(self, plan: RowPlan) -> GroupThreshold:
-        """The rows of a plan: those that ``Calibration.for_group`` takes.
-
-        The groups with enough rows are known here, so the rows are read once more and not once for
-        each group.
-        """
-        calibration = self._calibration
-        if plan.group is not None:
-            return GroupThreshold(calibration=calibration.group(plan.group), group=plan.group)
-        if not plan.apart:
-            return GroupThreshold(
-                calibration=calibration, group=None, is_calibrated=plan.is_calibrated
-            )
-        pooled = tuple(
-            None if group in plan.apart else _POOLED for group in calibration.groups or ()
-        )
-        rows = replace(calibration, groups=pooled).group(_POOLED)
-        return GroupThreshold(calibration=rows, group=None, is_calibrated=plan.is_calibrated)
+        """The rows of a plan."""
+        if plan.is_calibrated:
+            rows = self._calibration.group(plan.group)
+            return GroupThreshold(calibration=rows, group=plan.group)
+        return GroupThreshold(calibration=self._calibration, group=None, is_calibrated=False)

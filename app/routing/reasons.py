@@ -41,7 +41,7 @@ class Reason(StrEnum):
 
     GROUP_UNCALIBRATED = "group_uncalibrated"
     """No calibration row belongs to the request's group; or every row has a group, and the request
-    has none. The threshold of the pooled rows was used.
+    has none. The threshold of all rows was used.
 
     Upload rows of the group, or without one; ask with a group that has rows.
     """

@@ -349,30 +349,17 @@ class Calibration:
             prices=None if self.prices is None else tuple(self.prices[i] for i in columns),
         )
 
-    def group(self, name: str) -> Calibration:
+    def group(self, name: str | None) -> Calibration:
         """The rows of one group, for a threshold of its own: P(miss | group) <= alpha (Mondrian).
 
-        The group must be known in serving, as a function of the query or of the caller.
+        Rows without a group (None) are a group like any other. A group is never joined with others
+        because its rows are few: who is joined would depend on the counts drawn, and the joined
+        rows would have fewer of a group than the queries that they serve. With too few rows no
+        threshold is finite. The group must be known in serving, as a function of the query or of
+        the caller.
         """
-        return self._take([i for i, group in enumerate(self.groups or ()) if group == name])
-
-    def for_group(self, name: str | None, alpha: float) -> tuple[Calibration, str | None]:
-        """The calibration that serves a group, and the group that it covers.
-
-        Groups with too few rows for alpha and rows without a group (None) form one common group.
-        Rows of a group with its own threshold stay out of it: easy rows among them would let the
-        others exceed alpha.
-        """
-        if self.groups is None:
-            return self, None
-        named = {group for group in self.groups if group is not None}
-        own = {group for group in named if self._feasible(group, alpha)}
-        if name in own:
-            return self.group(name), name
-        return self._take([i for i, group in enumerate(self.groups) if group not in own]), None
-
-    def _feasible(self, group: str, alpha: float) -> bool:
-        return self.group(group).misses(alpha) >= 0
+        groups = self.groups or (None,) * len(self.fingerprints)
+        return self._take([i for i, group in enumerate(groups) if group == name])
 
     def _take(self, rows: list[int]) -> Calibration:
         """The calibration on a subset of the rows."""

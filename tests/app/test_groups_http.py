@@ -115,24 +115,42 @@ def test_a_group_with_rows_enough_has_its_own_threshold(
 
 def test_groups_have_different_thresholds(oracle: Calibration) -> None:
     """Else the tests here could not tell one from another."""
-    rest, _ = oracle.for_group(None, 0.2)
+    rest = oracle.group(None)
     several = [oracle.group("easy"), oracle.group("hard"), rest, oracle]
     assert len({each.lambda_hat(0.2, Score.GAP) for each in several}) == 4
 
 
-@pytest.mark.parametrize("group", ["tiny", "unheard-of", None])
-def test_others_have_the_pooled_threshold(
-    grouped: Gateway, oracle: Calibration, group: str | None
-) -> None:
-    """The rows of the tiny group and of none, without those of the groups that have their own."""
-    pooled, covered = oracle.for_group(group, 0.2)
-    certificate = certified(grouped, **({} if group is None else {"group": group}))
-    assert covered is None
+def test_rows_without_a_group_are_a_group(grouped: Gateway, oracle: Calibration) -> None:
+    """A request without a group is decided by them alone."""
+    certificate = certified(grouped)
     assert certificate["guarantee"]["group"] is None
-    assert certificate["lambda_hat"] == pooled.lambda_hat(0.2, Score.GAP)
-    assert certificate["n"] == pooled.n < oracle.n / 2
-    assert certificate["holds"] == (group != "unheard-of")
-    assert ("group_uncalibrated" in certificate["reasons"]) == (group == "unheard-of")
+    assert certificate["lambda_hat"] == oracle.group(None).lambda_hat(0.2, Score.GAP)
+    assert certificate["n"] == oracle.group(None).n
+    assert certificate["holds"]
+
+
+def test_a_group_with_too_few_rows_calls_the_whole_pool(
+    grouped: Gateway, oracle: Calibration
+) -> None:
+    """It is not joined with other groups: who is joined would depend on the counts."""
+    certificate = certified(grouped, group="tiny")
+    assert certificate["guarantee"]["group"] == "tiny"
+    assert (certificate["lambda_hat"], certificate["n"]) == (None, oracle.group("tiny").n)
+    assert "alpha_infeasible_whole_pool" in certificate["reasons"]
+    assert certificate["holds"]
+    assert sorted(grouped.route(TWO, group="tiny")["selected"]) == sorted(POOL)
+
+
+def test_all_rows_decide_without_a_promise_for_a_group_without_rows(
+    grouped: Gateway, oracle: Calibration
+) -> None:
+    """They are no sample of its population; the certificate is void."""
+    certificate = certified(grouped, group="unheard-of")
+    assert certificate["guarantee"]["group"] is None
+    assert certificate["lambda_hat"] == oracle.lambda_hat(0.2, Score.GAP)
+    assert certificate["n"] == oracle.n
+    assert not certificate["holds"]
+    assert "group_uncalibrated" in certificate["reasons"]
 
 
 def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
@@ -181,17 +199,14 @@ def test_a_group_is_no_sample_of_other_conditions_without_groups(
     assert "group_uncalibrated" in found["reasons"]
 
 
-def test_a_group_without_rows_calls_the_whole_pool_where_every_row_has_another(
-    serve: Serve,
-) -> None:
+def test_a_group_without_rows_is_void_where_every_row_has_another(serve: Serve) -> None:
     """Its population has no rows: the certificate is void and has the reason."""
     gateway = serve(calibrated=False)
-    upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
+    stored = upload(gateway, rows_of({name: GROUPS[name] for name in ("easy", "hard")}))
     certificate = certified(gateway, group="unheard-of")
-    assert (certificate["lambda_hat"], certificate["n"]) == (None, 0)
+    assert certificate["n"] == stored["evidence"]["n"]
     assert not certificate["holds"]
-    assert "no_calibration_for_pool" in certificate["reasons"]
-    assert sorted(gateway.route(TWO, group="unheard-of")["selected"]) == sorted(POOL)
+    assert "group_uncalibrated" in certificate["reasons"]
 
 
 def test_groups_outlive_a_restart(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
@@ -343,15 +358,16 @@ def big() -> CalibrationRecord:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_rows_are_those_of_the_core(seed: int) -> None:
-    """Row by row what ``Calibration.for_group`` takes, for large, small and unknown groups."""
+    """Row by row what ``Calibration.group`` takes, for large, small and unknown groups."""
     made = calibration_record(seed=seed, rows=80)
     names = np.random.default_rng(seed).choice(["a", "b", "c", ""], 80, p=[0.5, 0.35, 0.05, 0.1])
     calibration = replace(made.calibration, groups=tuple(name or None for name in names.tolist()))
     rows = GroupedRows(calibration)
     for group in ("a", "b", "c", "unheard-of", None):
-        expected, covered = calibration.for_group(group, calibration.options.alpha)
         found = rows.serving(rows.plan(group))
-        assert found.group == covered
+        is_named = group in (calibration.groups or ())
+        expected = calibration.group(group) if is_named else calibration
+        assert (found.group, found.is_calibrated) == (group if is_named else None, is_named)
         assert found.calibration.fingerprints == expected.fingerprints
 
 
@@ -412,16 +428,15 @@ def test_a_swap_forgets_the_parts_of_the_record_before() -> None:
     assert not math.isnan(after)
 
 
-def test_plans_follow_the_rows() -> None:
-    """A group is apart when it has rows enough for the calibration's own alpha."""
+def test_plans_follow_no_number_of_rows() -> None:
+    """Every group that has a row is served by its rows, and every other group by all rows."""
     made = calibration_record(rows=60)
     groups = ("large",) * 40 + ("small",) * 5 + (None,) * 15
     rows = GroupedRows(replace(made.calibration, groups=groups))
-    apart = frozenset({"large"})
-    assert rows.plan("large") == RowPlan(group="large", apart=apart)
-    for group in ("small", "unheard-of", None):
-        is_calibrated = group != "unheard-of"
-        plan = RowPlan(group=None, apart=apart, is_calibrated=is_calibrated)
-        assert rows.plan(group) == plan
-        assert rows.serving(plan).is_calibrated == is_calibrated
-        assert len(rows.serving(plan).calibration.fingerprints) == 20
+    for group, size in (("large", 40), ("small", 5), (None, 15)):
+        plan = rows.plan(group)
+        assert plan == RowPlan(group=group)
+        assert len(rows.serving(plan).calibration.fingerprints) == size
+    plan = rows.plan("unheard-of")
+    assert plan == RowPlan(is_calibrated=False)
+    assert len(rows.serving(plan).calibration.fingerprints) == 60

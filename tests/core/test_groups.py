@@ -1,4 +1,4 @@
-"""Mondrian groups: their own threshold if they have enough rows, else the common one.
+"""Mondrian groups: each has the threshold of its own rows, however few they are.
 
 The statistical tests have a fixed seed and a false-alarm probability of 1e-6.
 """
@@ -56,16 +56,11 @@ def test_one_group_for_all_is_no_group(table, options, alpha):
     """Queries of no group belong to a population without rows: the whole pool is called."""
     plain = table.calibration(**options)
     grouped = replace(plain, groups=("a",) * len(table))
-    own, covered = grouped.for_group("a", alpha)
-    assert own.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
-    assert covered == ("a" if plain.misses(alpha) >= 0 else None)
-    rest, rest_group = grouped.for_group(None, alpha)
-    assert rest_group is None
-    if covered:
-        assert rest.n == 0
-        assert math.isinf(rest.lambda_hat(alpha, Score.GAP))
-    else:
-        assert rest.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
+    for one in (grouped.group("a"), plain.group(None)):
+        assert one.lambda_hat(alpha, Score.COVER) == plain.lambda_hat(alpha, Score.COVER)
+    rest = grouped.group(None)
+    assert rest.n == 0
+    assert math.isinf(rest.lambda_hat(alpha, Score.GAP))
 
 
 def grouped(sizes, *, unanswerable=0, **options):
@@ -79,19 +74,19 @@ def grouped(sizes, *, unanswerable=0, **options):
 
 
 @pytest.mark.parametrize(("alpha", "enough"), [(0.1, 9), (0.05, 19), (0.5, 1)])
-def test_smallest_group_with_a_threshold(alpha, enough):
-    """1/(n + 1) <= alpha; one row fewer and it is pooled with the others that are too small."""
-    for size, covered in ((enough, "small"), (enough - 1, None)):
+def test_smallest_group_with_a_finite_threshold(alpha, enough):
+    """1/(n + 1) <= alpha; one row fewer and the whole pool is called. No other group gets a row."""
+    for size in (enough, enough - 1):
         calibration = grouped({"small": size, "large": 100, None: 30})
-        own, found = calibration.for_group("small", alpha)
-        assert found == covered
-        assert math.isfinite(own.lambda_hat(alpha, Score.GAP))
-        assert own.n == (size if covered else 30 + size)
-        assert calibration.for_group(None, alpha)[0].n == (30 if covered else 30 + size)
+        own = calibration.group("small")
+        assert own.n == size
+        assert math.isfinite(own.lambda_hat(alpha, Score.GAP)) == (size == enough)
+        assert own.decide(b"q", [0.5, 0.25], alpha=alpha).trivial == (size < enough)
+        assert calibration.group(None).n == 30
 
 
 def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
-    """P(miss) <= alpha over all queries, each served by its rows: the common group omits "easy".
+    """P(miss) <= alpha over all queries, each served by its rows: those of no group omit "easy".
 
     With the easy rows in it the miss rate of the others would be 0.61 and of all queries 0.14.
     """
@@ -106,8 +101,7 @@ def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
             groups=("easy",) * 230 + (None,) * 20,
             score=Score.PROB,
         )
-        rest, covered = calibration.for_group(None, alpha)
-        assert covered is None
+        rest = calibration.group(None)
         query = (10.0 + rng.random()) / 20.0
         missed_by_rest += query > rest.lambda_hat(alpha, Score.PROB)
     # Exactly 2/21; more than 0.61 of that world, or 0.1 in 400 by chance, with probability 1e-6.
@@ -117,38 +111,30 @@ def test_easy_rows_of_a_group_do_not_lend_the_others_their_risk():
 def test_delta_asks_for_larger_groups():
     """29 rows at alpha 0.1 and delta 0.05, where 9 do for the mean."""
     calibration = grouped({"nine": 9, "few": 28, "enough": 29}, delta=0.05)
-    assert [calibration.for_group(name, 0.1)[1] for name in ("nine", "few", "enough")] == [
-        None,
-        None,
-        "enough",
-    ]
+    assert [
+        math.isfinite(calibration.group(name).lambda_hat(0.1, Score.GAP))
+        for name in ("nine", "few", "enough")
+    ] == [False, False, True]
 
 
 def test_rows_that_do_not_count_do_not_make_a_group_large_enough():
     """Eight answerable rows and fifty that no candidate answers are eight."""
     sizes = {"small": 8, "large": 100}
-    assert grouped(sizes, unanswerable=50).for_group("small", 0.1)[1] is None
-    paper = grouped(sizes, unanswerable=50, risk_target=RiskTarget.PAPER)
-    assert paper.for_group("small", 0.1)[1] == "small"
+    few = grouped(sizes, unanswerable=50).group("small")
+    assert few.decide(b"q", [0.5, 0.25], alpha=0.1).trivial
+    paper = grouped(sizes, unanswerable=50, risk_target=RiskTarget.PAPER).group("small")
+    assert (few.n, paper.n) == (8, 58)
+    assert not paper.decide(b"q", [0.5, 0.25], alpha=0.1).trivial
 
 
 @pytest.mark.parametrize("name", ["stranger", "", "None", "SMALL"])
-def test_a_group_that_no_row_names_is_served_by_the_rows_of_no_group(name):
-    """A request may name any group; an unknown one has no rows of its own."""
+def test_a_group_that_no_row_names_has_no_rows(name):
+    """A request may name any group; the rows of no group are not its rows."""
     calibration = grouped({"small": 20, None: 25})
     assert calibration.group(name).n == 0
-    own, covered = calibration.for_group(name, 0.1)
-    assert (own.n, covered) == (25, None)
-    plain = replace(calibration, groups=None)
-    assert plain.for_group("small", 0.1) == (plain, None)
-
-
-def test_even_the_pooled_rows_may_be_too_few():
-    """The whole pool is called, as without groups."""
-    calibration = grouped({"small": 4, "other": 4})
-    own, covered = calibration.for_group("small", 0.1)
-    assert covered is None
-    assert own.decide(b"q", [0.5, 0.25], alpha=0.1).trivial
+    assert calibration.group(name).decide(b"q", [0.5, 0.25], alpha=0.1).trivial
+    assert calibration.group(None).n == 25
+    assert replace(calibration, groups=None).group(None).n == 45
 
 
 def test_a_group_of_a_sub_pool_and_a_sub_pool_of_a_group_are_the_same():
@@ -192,8 +178,7 @@ def test_risk_within_each_group_has_its_exact_value(score):
         salt = f"trial {trial}".encode()
         calibration = world.calibration(stacked(rows), score=score, smoothing_salt=salt)
         for kind in range(3):
-            group, covered = calibration.for_group(str(kind), alpha)
-            assert covered == str(kind)
+            group = calibration.group(str(kind))
             misses[kind] += missed(group, tested[kind], group.lambda_hat(alpha, score), trial)
     for count in misses:
         assert_split_risk(
@@ -224,23 +209,23 @@ def test_pooled_threshold_does_not_bound_the_risk_within_a_group():
     assert max(misses) > stats.binom.isf(FALSE_ALARM, trials, alpha)
 
 
-def test_groups_too_small_keep_the_pooled_law():
-    """Eight rows a kind: all are served by the pooled threshold, whose law is over all queries.
+def test_rows_of_no_group_keep_their_law():
+    """24 rows of no group beside eight of another kind, alpha = 0.08 = 2/25.
 
-    24 rows, alpha = 0.08 = 2/25; a rank off by one passes with probability below 1e-9.
+    A rank off by one passes with probability below 1e-9.
     """
     trials, queries, alpha = 1_000, 8, 0.08
     world = Kinds(12)
-    drawn = world.draw(trials * (24 + queries), answerable=True)
+    drawn = world.draw(trials * (32 + queries), answerable=True)
     misses = 0
     for trial in range(trials):
-        block = drawn[trial * (24 + queries) : (trial + 1) * (24 + queries)]
+        block = drawn[trial * (32 + queries) : (trial + 1) * (32 + queries)]
         salt = f"trial {trial}".encode()
-        rows = replace(block[:24], groups=np.array(["small", "other", "third"] * 8))
+        rows = replace(block[:32], groups=np.array([None] * 24 + ["small"] * 8))
         calibration = world.calibration(rows, score=Score.COVER, smoothing_salt=salt)
-        served, covered = calibration.for_group("small", alpha)
-        assert covered is None
-        misses += missed(served, block[24:], served.lambda_hat(alpha, Score.COVER), trial)
+        served = calibration.group(None)
+        assert math.isinf(calibration.group("small").lambda_hat(alpha, Score.COVER))
+        misses += missed(served, block[32:], served.lambda_hat(alpha, Score.COVER), trial)
     assert_split_risk(
         misses / trials / queries,
         splits=trials,

@@ -228,10 +228,8 @@ def _wrong_rows(seen: Observation, known: KnownCalibration) -> str | None:
             return f"rows were grouped by {known.group_by}"
         if seen.group not in counts:
             return f"no row belongs to the group {seen.group}"
-        own = {name for name in counts if name is not None and known.allows(counts[name])}
-        group = seen.group if seen.group in own else None
-        others = own if group is None else counts.keys() - {group}
-        counts = Counter({name: count for name, count in counts.items() if name not in others})
+        group = seen.group
+        counts = Counter({group: counts[group]})
     if is_exact and (guarantee["group"], n) != (group, counts.total()):
         return f"{n} rows of {guarantee['group']} decided, not {counts.total()} of {group}"
     return f"only {counts.total()} rows are like the request" if n > counts.total() else None
