@@ -139,7 +139,6 @@ changes = st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3)
 fields_of_requests = st.lists(st.sampled_from(FIELDS), max_size=2).map(
     lambda some: {name: value for each in some for name, value in each.items()}
 )
-groups = st.sampled_from([None, None, "a", "b", "c"])
 plain_fields = st.just({}) | st.just({}) | st.just({"user": "ann"})
 labels = st.fixed_dictionaries(
     {
@@ -151,23 +150,21 @@ labels = st.fixed_dictionaries(
 # Only the poet is sent another field for a user, unless renames change.
 of_a_user = {"surface": "chat", "turns": "plain", "fields": {"user": "ann"}}
 of_a_later_turn = {"surface": "chat", "turns": "earlier", "fields": {}}
+_rows = st.sampled_from([4, 20, 40])
+_labelled = st.none() | st.sampled_from([of_a_user, of_a_later_turn]) | labels | st.integers(0, 5)
+
+
+def _parts(*groups: str | None) -> st.SearchStrategy[list[tuple[Any, str | None, int]]]:
+    """Rows that were labelled otherwise, behind rows as configured in most uploads."""
+    group = st.sampled_from(groups)
+    others = st.lists(st.tuples(_labelled, group, _rows), min_size=1, max_size=3)
+    usual = st.lists(st.tuples(st.none(), group, _rows), max_size=1)
+    return st.builds(list.__add__, usual, others)
+
+
 # How rows were labelled (None: as configured; a number: as those of an earlier upload), their group
 # and their number.
-parts = st.lists(
-    st.tuples(
-        st.none() | st.sampled_from([of_a_user, of_a_later_turn]) | labels | st.integers(0, 5),
-        groups,
-        st.sampled_from([4, 20, 40]),
-    ),
-    min_size=1,
-    max_size=3,
-)
-# Rows without groups, or all with one.
-uploads = parts | st.tuples(parts, st.booleans()).map(
-    lambda drawn: [
-        (label, (group or "a") if drawn[1] else None, count) for label, group, count in drawn[0]
-    ]
-)
+uploads = _parts(None) | _parts(None) | _parts(None, None, "a", "b", "c") | _parts("a", "a", "b")
 requests = st.fixed_dictionaries(
     {
         # A number: sent as some rows of the active calibration were.
