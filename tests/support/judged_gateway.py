@@ -1,27 +1,18 @@
-"""A gateway with scripted candidates and a judge, for a model-based test.
-
-It remembers what the judge must know: uploads, activations, alarms, and what each upstream was
-sent.
-"""
+"""A gateway with a judge beside it, for a model-based test: uploads, alarms, requests."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 
 from app.monitoring.drift_store import DriftStore
 from app.routing.conditions import ConditionReader
-from app.settings import key_format
 from app.store import Store
 from app.store.calibrations import record_digest
 from app.store.tables import CalibrationRow
@@ -31,36 +22,27 @@ from tests.support.certificate_judge import (
     LabelledPart,
     Observation,
     denial,
-    read_body,
 )
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
-    ENVIRONMENT,
     POOL,
     SKILLS,
-    Gateway,
-    candidates,
-    configure,
-    running,
 )
 from tests.support.histories import (
-    ALIASES,
     KEYS,
     LATER,
     POOLS,
     TEMPLATES,
-    USUAL,
     Key,
     body_of,
     certified,
     language_of,
     messages,
 )
-from tests.upstreams.scripted import FakePool, Script
+from tests.support.recorded_gateway import RecordedGateway
+from tests.upstreams.scripted import Script
 
-NOWHERE: Final = "http://127.0.0.1:9/v1"  # refuses connections
-SALT: Final = key_format.new_salt()
 LONG: Final = 300  # characters of a long query, more than `query_chars` in some settings
 PLAIN: Final[dict[str, Any]] = {"surface": "chat", "turns": "plain", "fields": {}}
 EVERYBODY: Final = Key(secret=DATA_KEY)
@@ -95,90 +77,25 @@ class Exchange:
 
 
 @dataclass
-class JudgedGateway:
-    """The gateway of one history.
+class JudgedGateway(RecordedGateway):
+    """A gateway whose certificates a judge reads.
 
     Attributes:
-        artifact: The router.
-        pool: The upstream servers.
-        counts: Takes how often each thing happened.
+        alarmed: The calibrations with an alarm.
+        calibrations: What the judge knows of each upload, by the name of its calibration.
     """
 
-    artifact: Path
-    pool: FakePool
-    counts: Counter[str]
-    settings: dict[str, Any] = field(default_factory=lambda: dict(USUAL))
-    active: str | None = None
     alarmed: set[str] = field(default_factory=set[str])
-    failing: set[str] = field(default_factory=set[str])
-
-    def __post_init__(self) -> None:
-        """Prepare a folder; nothing is started."""
-        self._folder = Path(tempfile.mkdtemp(prefix="racer-machine-"))
-        self._stack = ExitStack()
-        self.calibrations: dict[str, KnownCalibration] = {}
-        self._labels_of: dict[str, list[Label]] = {}  # by calibration
-        self._labels: list[Label] = []
-        # What copies of requests were sent, by their body and the settings.
-        self._sent: dict[str, dict[str, frozenset[str]]] = {}
-        self._number = 700_000
-        self._text = ""  # of the last request
-        self.pool.reset()
-
-    # The process ---------------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Start with the current settings."""
-        now = self.settings
-        own: dict[str, Any] = {
-            "adder": {"parameters": now["parameters"] | now["own"]},
-            "speller": {"model": now["model"]},
-            "poet": {
-                "capabilities": {"tools": not now["toolless"]},
-                "renames": now["renames"] | now["own_renames"],
-            },
-        }
-        if now["gone"] is not None:
-            own[now["gone"]] |= {"base_url": NOWHERE}
-        shared = {"parameters": now["parameters"], "renames": now["renames"]}
-        names = ("group_by", "text", "observe", "session_ttl_s")
-        path = configure(
-            self._folder,
-            self.artifact,
-            self.pool.url,
-            candidates=candidates(self.pool.url, **own, **shared),
-            routing={name: now[name] for name in names} | {"score": "gap"},
-            watching={name: now[name] for name in ("false_alarm", "shadow_rate")},
-            limits={"fan_out": now["fan_out"], "query_chars": now["query_chars"]},
-            aggregation={"waves": now["waves"]},
-            pools=POOLS,
-            access={"keys": [_as_setting(name, key) for name, key in KEYS.items()]},
-        )
-        self.gateway: Gateway = self._stack.enter_context(running(path, ENVIRONMENT))
-        self.failing = {now["gone"]} - {None}
-        self.active = self.gateway.ready().get("calibration")
-        self._text = ""
-
-    def stop(self) -> None:
-        """Stop; the store stays."""
-        self._stack.close()
-        self._stack = ExitStack()
+    calibrations: dict[str, KnownCalibration] = field(default_factory=dict[str, KnownCalibration])
+    _labels_of: dict[str, list[Label]] = field(default_factory=dict[str, list[Label]])
+    _labels: list[Label] = field(default_factory=list[Label])
+    _text: str = ""  # of the last request
 
     def restart(self, changes: Sequence[Mapping[str, Any]]) -> None:
         """Restart with other settings; a gateway without a calibration gets one."""
-        self._start_anew(**{name: new for change in changes for name, new in change.items()})
+        self.start_anew(**{name: new for change in changes for name, new in change.items()})
         self.counts["restarts"] += 1
         self.calibrate_if_none()  # rows of another model decide nothing
-
-    def _start_anew(self, **changes: Any) -> None:
-        self.stop()
-        self.settings |= changes
-        self.start()
-
-    def close(self) -> None:
-        """Stop, and delete the store."""
-        self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def upgrade(self) -> None:
         """Stop, make the records that could be of version 0.1 such records, and start again."""
@@ -252,10 +169,10 @@ class JudgedGateway:
             return
         gone = self.settings["gone"]
         if gone is not None:  # what it is sent shows while it runs
-            self._start_anew(gone=None)
+            self.start_anew(gone=None)
         self.upload([(None, None, 40)], alpha=0.1, wrong_every=4)
         if gone is not None:
-            self._start_anew(gone=gone)
+            self.start_anew(gone=gone)
 
     def label(self, drawn: Any) -> Label | None:
         """How rows are labelled; None if some candidate cannot be reached.
@@ -269,7 +186,7 @@ class JudgedGateway:
                 return self._labels[drawn % len(self._labels)]
             drawn = None
         request = PLAIN if drawn is None else drawn
-        sent = self._sent_alone(request)
+        sent = self.sent_alone(request)
         if any(len(sent[name]) != 1 for name in POOL):
             return None
         bodies = {name: min(sent[name]) for name in POOL}
@@ -314,13 +231,6 @@ class JudgedGateway:
         self.gateway.post("/drift/reset", ADMIN_KEY).raise_for_status()
         self.alarmed.discard(self.active)
 
-    def say(self, script: Script, *names: str) -> None:
-        """Set how candidates answer, under each model that serves them."""
-        for name in names:
-            self.pool.scripts |= dict.fromkeys((name, *ALIASES.get(name, ())), script)
-            if script.fault:
-                self.failing.add(name)
-
     # Requests ------------------------------------------------------------------------------------
 
     def ask(self, drawn: Mapping[str, Any]) -> None:
@@ -361,7 +271,7 @@ class JudgedGateway:
             request=request,
             text=text,
             response=response,
-            calls=self._arrived(before, _number_in(text)),
+            calls=self.arrived(before, _number_in(text)),
             alarmed=alarmed,
         )
 
@@ -406,7 +316,7 @@ class JudgedGateway:
         self.counts[f"held: {request['surface']}"] += 1
         now, key = self.settings, KEYS.get(request["key"], EVERYBODY)
         executes = request["surface"] not in ("route", "levels")
-        copies = self._sent_alone(request)
+        copies = self.sent_alone(request)
         alpha = request["racer"].get("alpha", POOLS.get(request["pool"], {}).get("alpha"))
         groups = {
             "key": key.group,
@@ -452,44 +362,6 @@ class JudgedGateway:
         assert response.headers["x-racer-guarantee"] != "holds"
         self.counts["stream broken"] += 1
 
-    def _sent_alone(self, request: Mapping[str, Any]) -> Mapping[str, frozenset[str]]:
-        """What each candidate is sent for a request that names it; empty if nothing reaches it.
-
-        Bodies are read without the text, so each is sent once under the same settings.
-        """
-        path, body = body_of(request, TEMPLATES[0])
-        names = ("parameters", "own", "renames", "own_renames", "model")
-        kind = json.dumps([path, body, *map(self.settings.get, names)], sort_keys=True)
-        if kind in self._sent:
-            return self._sent[kind]
-        before = len(self.pool.requests)
-        for name in POOL:
-            if name != self.settings["gone"]:
-                self.gateway.post(path, json=body | {"model": name})
-        arrived = self._arrived(before, "{}")
-        sent = {name: arrived.get(name, frozenset()) for name in POOL}
-        if all(sent.values()):
-            self._sent[kind] = sent
-        return sent
-
-    def _arrived(self, before: int, words: str) -> dict[str, frozenset[str]]:
-        """What arrived at each candidate, of the texts with some words."""
-        candidates = {each.served_as: each for each in self.gateway.settings.candidates}
-        found: dict[str, frozenset[str]] = {}
-        requests, paths = self.pool.requests[before:], self.pool.paths[before:]
-        for body, path in zip(requests, paths, strict=True):
-            if words in json.dumps(body):
-                candidate = candidates[body["model"]]
-                renamed = {*candidate.renames, *candidate.renames.values()}
-                read = read_body(path, body, renamed)
-                found[candidate.name] = found.get(candidate.name, frozenset()) | {read}
-        return found
-
-    def text(self, template: str) -> str:
-        """A query that was never sent."""
-        self._number += 2  # a text has the next number too
-        return template.format(self._number, self._number + 1)
-
 
 def _number_in(text: str) -> str:
     """The first number of a text, which no other text has in its place."""
@@ -502,13 +374,6 @@ def _allowed(request: Mapping[str, Any], key: Key) -> set[str]:
     if request["pool"]:
         names &= set(POOLS[request["pool"]]["candidates"])
     return names if key.candidates is None else names & set(key.candidates)
-
-
-def _as_setting(name: str, key: Key) -> dict[str, Any]:
-    hashed = key_format.format_hash(key.secret, SALT)
-    own = {"group": key.group, "candidates": key.candidates, "max_alpha": key.max_alpha}
-    lists = {n: list(v) if isinstance(v, tuple) else v for n, v in own.items()}
-    return {"name": f"of-{name}", "hash": hashed} | {n: v for n, v in lists.items() if v}
 
 
 def _no_streams() -> DriftState:
