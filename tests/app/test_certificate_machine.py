@@ -80,6 +80,7 @@ class CertificateMachine(RuleBasedStateMachine):
     def restart(self, changes: list[dict[str, Any]], then: list[dict[str, Any]]) -> None:
         """Restart with other settings."""
         self.world.restart(changes)
+        self.world.ask_like_rows()
         self.ask_all(then)
 
     @precondition(lambda self: self.world.active)
@@ -89,6 +90,7 @@ class CertificateMachine(RuleBasedStateMachine):
         self.world.upgrade()
         self.ask_all(then[:1])
         self.world.restart(changes)
+        self.world.ask_like_rows()
         self.ask_all(then[1:])
 
     @rule(
@@ -108,6 +110,7 @@ class CertificateMachine(RuleBasedStateMachine):
     ) -> None:
         """Upload rows that were labelled now, or before a restart."""
         self.world.upload(parts, alpha=alpha, wrong_every=wrong_every, activate=activate)
+        self.world.ask_like_rows()
         self.ask_all(then)
 
     @precondition(lambda self: self.world.calibrations)
@@ -115,6 +118,7 @@ class CertificateMachine(RuleBasedStateMachine):
     def roll_back(self, place: int, then: list[dict[str, Any]]) -> None:
         """Make a stored calibration the active one."""
         self.world.activate(place)
+        self.world.ask_like_rows()
         self.ask_all(then)
 
     @precondition(lambda self: self.world.active and self.world.settings["false_alarm"])

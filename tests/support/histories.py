@@ -151,7 +151,7 @@ labels = st.fixed_dictionaries(
 of_a_user = {"surface": "chat", "turns": "plain", "fields": {"user": "ann"}}
 of_a_later_turn = {"surface": "chat", "turns": "earlier", "fields": {}}
 _rows = st.sampled_from([4, 20, 40])
-_labelled = st.none() | st.sampled_from([of_a_user, of_a_later_turn]) | labels | st.integers(0, 5)
+_labelled = st.none() | st.just(of_a_user) | st.just(of_a_later_turn) | labels | st.integers(0, 5)
 
 
 def _parts(*groups: str | None) -> st.SearchStrategy[list[tuple[Any, str | None, int]]]:
@@ -200,7 +200,21 @@ requests = st.fixed_dictionaries(
     }
 )
 
-some_requests = st.lists(requests, min_size=2, max_size=6)
+some_requests = st.lists(requests, min_size=1, max_size=5)
+ORDINARY: Final[dict[str, Any]] = {
+    "like": None,
+    "surface": "chat",
+    "turns": "plain",
+    "fields": {},
+    "template": TEMPLATES[0],
+    "again": False,
+    "stream": False,
+    "is_long": False,
+    "key": None,
+    "session": None,
+    "pool": None,
+    "racer": {},
+}
 
 
 def language_of(text: str) -> str:

@@ -32,6 +32,7 @@ from tests.support.gateway import (
 from tests.support.histories import (
     KEYS,
     LATER,
+    ORDINARY,
     POOLS,
     TEMPLATES,
     Key,
@@ -87,7 +88,10 @@ class JudgedGateway(RecordedGateway):
 
     alarmed: set[str] = field(default_factory=set[str])
     calibrations: dict[str, KnownCalibration] = field(default_factory=dict[str, KnownCalibration])
-    _labels_of: dict[str, list[Label]] = field(default_factory=dict[str, list[Label]])
+    # By calibration: how its rows were labelled, and their group.
+    _labels_of: dict[str, list[tuple[Label, str | None]]] = field(
+        default_factory=dict[str, list[tuple[Label, str | None]]]
+    )
     _labels: list[Label] = field(default_factory=list[Label])
     _text: str = ""  # of the last request
 
@@ -125,7 +129,7 @@ class JudgedGateway(RecordedGateway):
         """Calibrate on rows that were labelled now, or before a restart."""
         rows: list[dict[str, Any]] = []
         known: list[LabelledPart] = []
-        labels: list[Label] = []
+        labels: list[tuple[Label, str | None]] = []
         for drawn, group, count in parts:
             label = self.label(drawn)
             if label is None:
@@ -146,7 +150,7 @@ class JudgedGateway(RecordedGateway):
                 is_by_language = self.settings["group_by"] == "language"
                 groups[language_of(text) if is_by_language else group, right] += 1
             known.append(LabelledPart(sent=label.sent, is_later=is_later, rows=groups))
-            labels.append(label)
+            labels.append((label, group))
         if not rows:
             return
         body = {"rows": rows, "alpha": alpha, "activate": activate, "confirm": True}
@@ -238,6 +242,13 @@ class JudgedGateway(RecordedGateway):
         before = self.active
         self.judge(self.exchange(drawn), before=before)
 
+    def ask_like_rows(self) -> None:
+        """Ask once as the rows of each part of the active calibration were labelled."""
+        for place, (_, group) in enumerate(self._labels_of.get(self.active or "", ())):
+            key = group if self.settings["group_by"] == "key" else None
+            racer = {"group": group} if group and key is None else {}
+            self.ask(ORDINARY | {"like": place, "key": key, "racer": racer})
+
     def exchange(self, drawn: Mapping[str, Any], **options: Any) -> Exchange:
         """Send a request."""
         request = self._request(drawn)
@@ -280,7 +291,7 @@ class JudgedGateway(RecordedGateway):
         request = dict(drawn)
         labels = self._labels_of.get(self.active or "", [])
         if request["like"] is not None and labels:
-            like = labels[request["like"] % len(labels)].request
+            like = labels[request["like"] % len(labels)][0].request
             is_of_chat = request["surface"] not in ("completions", "responses")
             if not (is_of_chat and like["surface"] == "chat"):
                 request["surface"] = like["surface"]
