@@ -191,7 +191,7 @@ def test_no_history_holds_a_certificate_that_is_denied(
         report_multiple_bugs=False,
     )
     if not SECONDS:
-        few = settings(usual, max_examples=12, stateful_step_count=10, derandomize=True)
+        few = settings(usual, max_examples=10, stateful_step_count=8, derandomize=True)
         run_state_machine_as_test(CertificateMachine, settings=few)
         assert TOTALS["held"] > TOTALS["requests"] / 40, TOTALS
     started = time.monotonic()
