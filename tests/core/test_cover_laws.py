@@ -33,10 +33,10 @@ def realised(seed, n, alpha, trials, queries, *, served=None, finds=True, **opti
         rows = block[:n]
         if not paper:
             rows = together(unanswerable[trial * EXTRA : (trial + 1) * EXTRA], rows)
-        calibrated, serving = (
-            world.calibration(rows, finds=finds, **noisy(side, trial))
-            for side in (options, served or options)
-        )
+        calibrated = world.calibration(rows, finds=finds, **noisy(options, trial))
+        serving = calibrated
+        if served is not None:
+            serving = world.calibration(rows, finds=finds, **noisy(served, trial))
         assert calibrated.n == n
         total += missed(serving, block[n:], calibrated.lambda_hat(alpha, options["score"]), trial)
     return total / (trials * queries)
