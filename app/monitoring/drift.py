@@ -233,10 +233,8 @@ class DriftMonitor:
         """Add this gateway's values to the state that all gateways share."""
         with self._updating(drift.record) as stored:
             for name, values in drift.pending.items():
-                stream = stored.state.streams.get(name)
-                if (
-                    stream is not None and values
-                ):  # an earlier version's state does not have every stream
+                stream = stored.state.streams.get(name)  # None in an earlier version's state
+                if stream is not None and values:
                     drift_statistics.update(stream, values, self._rng)
             # Before the commit: if its result is unknown, the values are not added again. Added
             # twice, they would not be exchangeable with the others.

@@ -35,9 +35,7 @@ from racer_core.types import RoutingDecision, checked_alpha
 
 log = logging.getLogger(__name__)
 
-SUB_POOL_WAIT_S: Final = (
-    0.25  # for a smaller pool's threshold; then the smaller pool is called whole
-)
+SUB_POOL_WAIT_S: Final = 0.25  # for a smaller pool's threshold; then that pool is called whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

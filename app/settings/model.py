@@ -49,9 +49,8 @@ class Settings(Frozen):
     """The models of the pool."""
     pools: dict[Name, Pool] = Field(
         default_factory=dict[str, Pool],
-        json_schema_extra={
-            "additionalProperties": False
-        },  # otherwise an editor would accept a wrong name
+        # Otherwise an editor would accept a wrong name.
+        json_schema_extra={"additionalProperties": False},
     )
     """Subsets of the pool by name; each is the model `auto/<name>`."""
     embeddings: Name | None = None

@@ -117,9 +117,8 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
     """After SIGTERM: not ready but accepting, then closed; running requests end; exit code 0."""
     with process(tmp_path, artifact, pool, drain_delay_s=5) as (client, running):
         for name in POOL:
-            pool.say(
-                name, "42", delay_s=6
-            )  # past the delay, when no connection is accepted any more
+            # Past the delay, when no connection is accepted any more.
+            pool.say(name, "42", delay_s=6)
         running_request = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()

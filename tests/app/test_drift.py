@@ -626,9 +626,8 @@ def test_a_new_calibration_begins_a_new_watch_and_the_old_one_is_kept(store: Sto
         assert raised
         world.store.add(fresh, activate=True)
 
-        def meanwhile(
-            new: CalibrationRecord,
-        ) -> None:  # which is followed, while the old one decides
+        def meanwhile(new: CalibrationRecord) -> None:
+            """The new calibration is followed; the old one still decides."""
             assert new is not fresh or stale_now(monitor, world) == raised
 
         await world.active.add_follower(meanwhile)

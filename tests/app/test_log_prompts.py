@@ -25,9 +25,8 @@ def written(gateway: Gateway, path: str, body: dict[str, Any]) -> dict[str, Any]
     stream = io.StringIO()
     with logs.logging_to(stream, "json"):
         assert gateway.post(path, json=body).status_code == 200
-        wait_until(
-            lambda: '"app.access"' in stream.getvalue()
-        )  # a stream's comes after its last byte
+        # A stream's line comes after its last byte.
+        wait_until(lambda: '"app.access"' in stream.getvalue())
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     [line] = [line for line in lines if line["logger"] == "app.access"]
     return line

@@ -68,9 +68,8 @@ def drawn(rng: random.Random, number: int) -> FaultRequest:
         "stream": rng.random() < 0.5,
         "user": name,
     }
-    racer: dict[str, Any] = (
-        {"alpha": 0.001} if rng.random() < 0.5 else {}
-    )  # the whole pool is called
+    # At this alpha the whole pool is called.
+    racer: dict[str, Any] = {"alpha": 0.001} if rng.random() < 0.5 else {}
     twist = rng.choice(["temperature", "system", "earlier", "tools", *[""] * 16])
     match twist:
         case "temperature":

@@ -93,9 +93,8 @@ def run(
     ) as files:
         labelling = _LabellingRun(questions, files, progress)
         if remote is None:
-            grader, _ = make_grader(
-                grading, settings, secrets
-            )  # a grader belongs to one event loop
+            # A grader belongs to one event loop.
+            grader, _ = make_grader(grading, settings, secrets)
             asyncio.run(labelling.label_locally(settings, secrets, grader, concurrency))
         else:
             labelling.label_remotely(remote, conditions)
