@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from app.calibrations.columns import RowColumns
-from app.calibrations.evidence import some_rows
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import agreement
@@ -49,14 +48,14 @@ def answer_risk(
     answered = np.flatnonzero(rows.answered)
     np.random.default_rng(0).shuffle(answered)  # files are sorted by task
     halves = answered[::2], answered[1::2]
-    thresholds = [_threshold(some_rows(calibration, half.tolist())) for half in halves]
+    thresholds = [_threshold(calibration.take(half.tolist())) for half in halves]
     if math.isinf(max(thresholds)) and math.isfinite(_threshold(calibration)):
         return None
     errors = count = 0
     for own, threshold in zip(halves, reversed(thresholds), strict=True):
         for start in range(0, own.size, _SLICE):
             part = own[start : start + _SLICE]
-            judged = some_rows(calibration, part.tolist())
+            judged = calibration.take(part.tolist())
             selected = _selected(judged, threshold)
             votes = Votes(
                 pool=calibration.pool,

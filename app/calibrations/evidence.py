@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -103,7 +102,7 @@ def curve(calibration: Calibration) -> list[dict[str, Any]]:
     count = len(calibration.fingerprints)
     if count > CURVE_ROWS:
         chosen = np.random.default_rng(0).choice(count, CURVE_ROWS, replace=False)
-        shown = some_rows(calibration, chosen.tolist())
+        shown = calibration.take(chosen.tolist())
     else:
         shown = calibration
     points: list[dict[str, Any]] = []
@@ -188,21 +187,6 @@ def min_n(alpha: float, delta: float | None) -> int | None:
         return None
     n = max(1, round(1 / alpha) - 1)
     return n if 1 / (n + 1) <= alpha else n + 1  # one division, as in `allowed_misses`
-
-
-def some_rows(calibration: Calibration, rows: Sequence[int]) -> Calibration:
-    """A calibration on some of its rows, without their groups."""
-    chosen = list(rows)
-    near = calibration.neighbours
-    return replace(
-        calibration,
-        fingerprints=tuple(calibration.fingerprints[i] for i in chosen),
-        scores=calibration.scores[chosen],
-        labels=calibration.labels[chosen],
-        neighbours=None if near is None else near[chosen],
-        projections=None,
-        groups=None,
-    )
 
 
 def _change(before: float | None, after: float | None) -> float | None:

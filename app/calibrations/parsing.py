@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
@@ -40,6 +40,7 @@ class ReadInstructions:
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
         text: What the router reads of a conversation.
+        conditions: Digests that rows without any count as labelled under, by candidate.
     """
 
     name: str
@@ -50,6 +51,7 @@ class ReadInstructions:
     equality: Equality | None
     salt: str
     text: RoutedText
+    conditions: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def parse(
         line_bytes=MAX_LINE_BYTES,
         rows=MAX_ROWS,
         text=instructions.text,
+        conditions=instructions.conditions,
     )
     try:
         if instructions.document:

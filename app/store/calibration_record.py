@@ -185,8 +185,15 @@ def _population_settings(population: Population) -> dict[str, Any]:
 
 
 def _joined(first: Calibration, others: Sequence[Calibration]) -> Calibration:
-    """The rows of several calibrations with the same pool and options."""
-    parts = [first, *others]
+    """The rows of several calibrations with the same pool and options.
+
+    Rows of queries that an earlier calibration has are left out: a query counts once.
+    """
+    parts, seen = [first], set(first.queries)
+    for other in others:
+        prints = enumerate(other.fingerprints)
+        parts.append(other.take([place for place, each in prints if each not in seen]))
+        seen |= other.queries
     near = [part.neighbours for part in parts if part.neighbours is not None]
     has_groups = any(part.groups is not None for part in parts)
     return replace(

@@ -359,9 +359,9 @@ class Calibration:
         the caller.
         """
         groups = self.groups or (None,) * len(self.fingerprints)
-        return self._take([i for i, group in enumerate(groups) if group == name])
+        return self.take([i for i, group in enumerate(groups) if group == name])
 
-    def _take(self, rows: list[int]) -> Calibration:
+    def take(self, rows: list[int]) -> Calibration:
         """The calibration on a subset of the rows."""
         return replace(
             self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -26,6 +26,9 @@ class RowLimits:
     line_bytes: int | None = None  # of one encoded row
     rows: int | None = None
     text: RoutedText | None = None  # text to route on of several turns; None refuses them
+    # Digests that rows without any count as labelled under; None: rows of one query are copies,
+    # whatever their digests.
+    conditions: Mapping[str, str] | None = None
 
 
 class CheckedRows:
@@ -111,6 +114,7 @@ class CheckedRows:
         problems: list[str] = []
         # Digests instead of queries, which would take the file's size in memory again.
         seen: dict[bytes, tuple[Place, int]] = {}
+        configured = self._limits.conditions
         bits = {name: 1 << i for i, name in enumerate(self.pool)}
         for count, (number, value) in enumerate(self._lines, 1):
             if self._limits.rows is not None and count > self._limits.rows:
@@ -119,7 +123,8 @@ class CheckedRows:
                 row = self._row(value)
                 labels = sum(bits[name] for name in row.correct)
                 place = (number, labels)
-                name = identity(row.query, row.earlier, row.conditions)
+                conditions = configured and (row.conditions or configured)
+                name = identity(row.query, row.earlier, conditions)
                 first = seen.setdefault(_digest(name), place) if name else place
                 if first[1] != labels:
                     raise InputError(

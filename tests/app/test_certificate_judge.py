@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
+from itertools import count as count_up
 from typing import Any, Final
 
 import pytest
@@ -18,6 +18,7 @@ from tests.support.certificate_judge import (
 
 POOL: Final = ("a", "b", "c")
 RIGHT: Final = frozenset({"a"})
+NUMBERS: Final = count_up()
 PATH: Final = "/v1/chat/completions"
 
 
@@ -31,8 +32,8 @@ def sent(**fields: Any) -> dict[str, str]:
 
 def rows(count: int, *, group: str | None = None, is_later: bool = False, **fields: Any) -> Any:
     """Rows that were labelled with these fields."""
-    counted = Counter({(group, RIGHT): count})
-    return LabelledPart(sent=sent(**fields), is_later=is_later, rows=counted)
+    queries = {f"query {next(NUMBERS)}": (group, RIGHT) for _ in range(count)}
+    return LabelledPart(sent=sent(**fields), is_later=is_later, rows=queries)
 
 
 def known(*parts: LabelledPart) -> dict[str, KnownCalibration]:
@@ -90,6 +91,7 @@ PLAIN: Final = rows(40)
     ("changes", "calibrations"),
     [
         ({}, known(PLAIN)),
+        ({}, known(PLAIN, PLAIN)),
         ({}, known(PLAIN, rows(40, seed=1), rows(40, is_later=True))),
         ({"racer": racer(n=30, group="x"), "group": "x"}, known(rows(30, group="x"), rows(9))),
         ({"racer": racer(n=14), "group": "y"}, known(rows(5, group="y"), rows(9))),
@@ -119,6 +121,7 @@ def test_a_true_certificate_may_hold(changes: dict[str, Any], calibrations: Any)
         ({"is_later": True, "text": "conversation"}, known(rows(40, is_later=True)),
          "the router read last_user"),
         ({"racer": racer(n=80)}, known(PLAIN, rows(40, seed=1)), "80 rows of None decided"),
+        ({"racer": racer(n=80)}, known(PLAIN, PLAIN), "80 rows of None decided, not 40"),
         ({}, known(rows(40, group="x")), "no row belongs to the group None"),
         ({"group": "y"}, known(PLAIN, rows(40, group="x")), "no row belongs to the group y"),
         ({"group": "x"}, known(rows(40, group="x")), "40 rows of None decided"),

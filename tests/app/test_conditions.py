@@ -408,6 +408,45 @@ def test_a_smaller_pool_joins_rows_that_differ_only_outside_it(
     assert certificate["n"] > whole["n"]
 
 
+@pytest.mark.parametrize("is_later", [False, True])
+def test_a_row_with_the_configured_digests_is_a_copy_of_one_without(
+    serve: Serve, *, is_later: bool
+) -> None:
+    """Five queries allow no threshold at 0.1, even if each is sent twice."""
+    gateway = serve(calibrated=False)
+    plain = as_json(labelled(20_000, 5))
+    if is_later:
+        earlier = [*user("Hello"), {"role": "assistant", "content": "Hi."}]
+        plain = [
+            {"messages": [*earlier, *user(row["query"])], "correct": row["correct"]}
+            for row in plain
+        ]
+    others = as_json(labelled(10_000, 40))
+    evidence = upload(gateway, [*others, *plain, *with_conditions(gateway, plain)])
+    assert evidence["duplicates"] == 5
+    found = evidence["later_turns"] if is_later else evidence
+    assert found["rows"] == (5 if is_later else 45)
+    wrong = {name: not right for name, right in plain[0]["correct"].items()}
+    rows = [*others, *plain, *with_conditions(gateway, [plain[0] | {"correct": wrong}])]
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows})
+    assert response.status_code == 422
+    assert "row 46: same query as row 41" in response.json()["error"]["message"]
+
+
+def test_a_query_counts_once_where_the_conditions_of_its_rows_agree(
+    serve: Serve, pool: FakePool
+) -> None:
+    """The same 15 queries, labelled with a seed and without, are 15 rows of a smaller pool."""
+    greedy = {"parameters": {"temperature": 0}}
+    gateway = serve(calibrated=False, candidates=candidates(pool.url, adder=greedy, speller=greedy))
+    rows = [row for row in as_json(labelled(10_000, 60)) if row["correct"]["adder"]][:15]
+    evidence = upload(gateway, [*rows, *with_conditions(gateway, rows, seed=5)])
+    assert (evidence["n"], evidence["duplicates"]) == (15, 0)
+    options = {"candidates": ["adder", "speller"]}
+    certificate = gateway.chat(ONE, options, seed=9)["racer"]["certificate"]
+    assert (certificate["n"], certificate["holds"]) == (15, True)
+
+
 def test_another_endpoint_is_one_difference(serve: Serve, pool: FakePool) -> None:
     """The labelled limit on tokens has another name there, which is no field of the request."""
     gateway = serve(candidates=candidates(pool.url, parameters={"max_tokens": 160}))

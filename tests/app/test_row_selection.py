@@ -31,10 +31,10 @@ def candidate(name: str) -> Candidate:
 READER = ConditionReader([candidate(name) for name in POOL])
 
 
-def rows(count: int, missed: float) -> Calibration:
+def rows(count: int, missed: float, start: int = 0) -> Calibration:
     """Rows of which a share is answered by the candidate with the lower score alone.
 
-    So its critical ``gap`` is 0.5, and that of the others 0.
+    So its critical ``gap`` is 0.5, and that of the others 0. Queries are numbered from ``start``.
     """
     scores = np.tile([0.9, 0.4, 0.1], (count, 1))
     labels = np.zeros((count, len(POOL)), dtype=bool)
@@ -42,7 +42,7 @@ def rows(count: int, missed: float) -> Calibration:
     labels[:, 1] = ~labels[:, 0]
     return Calibration(
         pool=POOL,
-        fingerprints=tuple(bytes([n // 256, n % 256]) * 8 for n in range(count)),
+        fingerprints=tuple(bytes([n // 256, n % 256]) * 8 for n in range(start, start + count)),
         scores=scores,
         labels=labels,
         options=CalibrationOptions(alpha=ALPHA, score=Score.GAP),
@@ -65,7 +65,7 @@ def select(found: CalibrationRecord, names: tuple[str, ...], **fields: Any) -> R
     return RowSelector("last_user").select(found, names, query)
 
 
-EASY, HARD = rows(200, 0.0), rows(40, 0.5)
+EASY, HARD = rows(200, 0.0), rows(40, 0.5, start=1000)
 MIXED = record(population(EASY), population(HARD, seed=5))
 
 
@@ -97,6 +97,17 @@ def test_other_conditions_beside_the_pool_join_all_rows_that_agree() -> None:
     found = select(MIXED, PART, seed=9)
     assert (found.populations, found.differing) == ((0, 1), ())
     assert select(MIXED, POOL, seed=9).differing == ("seed",)
+
+
+def test_a_query_counts_once_among_joined_rows() -> None:
+    """Repeated queries are no further evidence: the 65 rows have 45 queries."""
+    parts = rows(40, 0.25), rows(15, 0.5, start=30), rows(10, 0.0, start=30)
+    grouped = replace(parts[2], groups=("a",) * 10)
+    found = record(*map(population, (*parts[:2], grouped))).rows((0, 1, 2))
+    assert len(found.fingerprints) == len(found.queries) == found.n == 45
+    assert found.labels[:40].tolist() == parts[0].labels.tolist()
+    assert found.labels[40:].tolist() == parts[1].labels[10:].tolist()
+    assert found.groups == (None,) * 45
 
 
 def test_own_rows_that_are_too_few_are_joined() -> None:

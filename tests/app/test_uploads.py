@@ -52,6 +52,7 @@ def order(name: str, **changes: Any) -> ReadInstructions:
     instructions: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
         "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
+        "conditions": {},
     }  # fmt: skip
     return ReadInstructions(**instructions | changes)
 

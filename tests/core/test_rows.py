@@ -110,6 +110,18 @@ def test_a_conversation_longer_than_the_router_reads_is_refused():
         row_of(*turns, text="conversation")
 
 
+def test_other_digests_make_no_other_query_where_nothing_reads_them():
+    """A library's calibration takes all rows as one population, so a query counts once."""
+    rows = [
+        (i, {"query": "Why?", "correct": {"a": True}, "conditions": {"a": f"{i}" * 32}})
+        for i in range(3)
+    ]
+    assert check_rows(rows, "rows").duplicates == 2
+    rows[2][1]["correct"] = {"a": False}
+    with pytest.raises(RowsError, match="line 2: same query as line 0"):
+        check_rows(rows, "rows")
+
+
 def test_conversations_that_end_alike_are_no_copies():
     """A copy says the same from the beginning; only then two labels contradict each other."""
     ends = [

@@ -91,12 +91,12 @@ class LabelledPart:
     Attributes:
         sent: What each candidate was sent, as `read_body` gives it.
         is_later: They are turns after the first of a conversation.
-        rows: How many rows there are of each group with each set of right candidates.
+        rows: The group and the right candidates of each query.
     """
 
     sent: Mapping[str, str]
     is_later: bool
-    rows: Counter[tuple[str | None, frozenset[str]]]
+    rows: Mapping[str, tuple[str | None, frozenset[str]]]
 
     def is_like(self, other: LabelledPart) -> bool:
         """Whether rows of both are of one kind."""
@@ -117,7 +117,7 @@ class KnownCalibration:
         """The parts of kinds with rows enough for a threshold, and of the most first turns."""
 
         def rows(part: LabelledPart) -> int:
-            return sum(each.rows.total() for each in self.parts if each.is_like(part))
+            return len({query for each in self.parts if each.is_like(part) for query in each.rows})
 
         most = max((rows(part) for part in self.parts if not part.is_later), default=0)
         return [
@@ -243,11 +243,11 @@ def _is_alike(seen: Observation, part: LabelledPart, names: Iterable[str]) -> bo
 
 
 def _count(parts: Iterable[LabelledPart], pool: Collection[str]) -> Counter[str | None]:
-    """The rows of each group that some candidate of the pool answers right."""
+    """The distinct queries of each group that some candidate of the pool answers right."""
+    rows = {query: row for part in parts for query, row in part.rows.items()}
     counts = Counter[str | None]()
-    for part in parts:
-        for (group, right), count in part.rows.items():
-            counts[group] += 0 if right.isdisjoint(pool) else count
+    for group, right in rows.values():
+        counts[group] += not right.isdisjoint(pool)
     return counts
 
 

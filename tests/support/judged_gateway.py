@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -135,7 +134,7 @@ class JudgedGateway(RecordedGateway):
             if label is None:
                 continue
             is_later = label.request["turns"] in LATER
-            groups = Counter[tuple[str | None, frozenset[str]]]()
+            queries: dict[str, tuple[str | None, frozenset[str]]] = {}
             for _ in range(count):
                 text = self.text(TEMPLATES[len(rows) % len(TEMPLATES)])
                 wrong = wrong_every > 0 and len(rows) % wrong_every == 0
@@ -148,8 +147,8 @@ class JudgedGateway(RecordedGateway):
                 rows[-1] |= {"conditions": dict(label.digests)} if label.digests else {}
                 rows[-1] |= {"group": group} if group else {}
                 is_by_language = self.settings["group_by"] == "language"
-                groups[language_of(text) if is_by_language else group, right] += 1
-            known.append(LabelledPart(sent=label.sent, is_later=is_later, rows=groups))
+                queries[text] = (language_of(text) if is_by_language else group, right)
+            known.append(LabelledPart(sent=label.sent, is_later=is_later, rows=queries))
             labels.append((label, group))
         if not rows:
             return
