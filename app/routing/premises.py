@@ -76,7 +76,7 @@ class Premises:
         rows = self.rows
         facts = (
             (self.is_too_long, Reason.QUERY_TOO_LONG),
-            (rows.is_of_a_part, Reason.LABELLED_CONDITIONS),
+            (rows.is_chosen_by_conditions, Reason.LABELLED_CONDITIONS),
             (rows.turn is TurnKind.LATER, Reason.LATER_TURN),
             (rows.turn is TurnKind.UNCALIBRATED, Reason.MULTI_TURN),
             (self.is_pending, Reason.SUB_POOL_PENDING),

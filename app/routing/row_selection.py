@@ -56,8 +56,8 @@ class RowSelection:
     differing: tuple[str, ...] = ()
 
     @property
-    def is_of_a_part(self) -> bool:
-        """Whether they are not the record's first population."""
+    def is_chosen_by_conditions(self) -> bool:
+        """Whether the conditions of a first turn chose other rows than the first population."""
         return self.populations != (0,) and self.turn is TurnKind.FIRST
 
 
