@@ -13,7 +13,7 @@ for its reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, cast
@@ -30,18 +30,18 @@ ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the
 
 _TURNS: Final = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
 _TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
-_COUPLED_CHOICES: Final = frozenset({"use_beam_search", "best_of"})  # `n` changes each choice
-# Fields, as the server names them, that make a request of another kind than a query of text.
-_OTHER_KIND: Final = frozenset(
-    ["tools", "functions", "audio", "modalities", "messages.user", "input.user"]
-)
+# Fields, as the server names them, and turns that make a request of another kind than a query of
+# text.
+_OTHER_KIND: Final = frozenset(["tools", "functions", "audio", "modalities"])
+_OTHER_KIND_TURNS: Final = frozenset(["messages.user", "input.user"])
 _SHORT: Final = 64  # characters; a longer value is digested
 _MAX_KEPT: Final = 1024  # of vectors of digests
 _MAX_FIELDS: Final = 16  # of a request whose vector is kept
 _MAX_NAMED: Final = 8  # of fields in a reason
 _OTHER_CHARACTERS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
-CanonicalFields = Mapping[str, str]  # fields of a body, their values as canonical texts
+CanonicalFields = Mapping[str, str]  # fields of a body or turns, their values as canonical texts
+_Key = tuple[str, tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]
 
 
 def canonical(value: object) -> str:
@@ -55,18 +55,6 @@ def canonical(value: object) -> str:
     return text.decode() if len(text) <= _SHORT else f"#{_digest(text)}"
 
 
-def _has_free_choices(body: CanonicalFields) -> bool:
-    return _COUPLED_CHOICES.isdisjoint(body)
-
-
-def _has_no_tools(body: CanonicalFields) -> bool:
-    return "tools" not in body
-
-
-def _is_greedy(body: CanonicalFields) -> bool:
-    return body.get("temperature") == "0"
-
-
 @dataclass(frozen=True, slots=True)
 class Exclusion:
     """A field that is no condition.
@@ -74,16 +62,19 @@ class Exclusion:
     Attributes:
         reason: Why it changes no answer.
         paths: The endpoints whose API has the field. At others it means what the server says.
-        applies: Whether that is so in a body; None: in every body.
+        others: The values that other fields of the body must have, as canonical texts; None: the
+            field must be absent.
     """
 
     reason: str
     paths: Sequence[str] = tuple(_TURNS)
-    applies: Callable[[CanonicalFields], bool] | None = None
+    others: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
 
 
 _CHAT_AND_COMPLETIONS: Final = ("chat/completions", "completions")
 _CHAT_AND_RESPONSES: Final = ("chat/completions", "responses")
+# With one of these fields `n` changes each choice.
+_FREE_CHOICES: Final = {"use_beam_search": None, "best_of": None}
 # A value that is the API's default is no reason: servers have defaults of their own.
 EXCLUSIONS: Final[Mapping[str, Exclusion]] = {
     "stream": Exclusion("The transport of the answer."),
@@ -101,9 +92,11 @@ EXCLUSIONS: Final[Mapping[str, Exclusion]] = {
     "logprobs": Exclusion("Reported beside the tokens.", _CHAT_AND_COMPLETIONS),
     "top_logprobs": Exclusion("Reported beside the tokens.", _CHAT_AND_RESPONSES),
     "include": Exclusion("Reported beside the answer.", ("responses",)),
-    "n": Exclusion("Choices are drawn one by one.", _CHAT_AND_COMPLETIONS, _has_free_choices),
-    "seed": Exclusion("At temperature 0 no token is drawn.", _CHAT_AND_COMPLETIONS, _is_greedy),
-    "parallel_tool_calls": Exclusion("Without tools.", _CHAT_AND_RESPONSES, _has_no_tools),
+    "n": Exclusion("Choices are drawn one by one.", _CHAT_AND_COMPLETIONS, _FREE_CHOICES),
+    "seed": Exclusion(
+        "At temperature 0 no token is drawn.", _CHAT_AND_COMPLETIONS, {"temperature": "0"}
+    ),
+    "parallel_tool_calls": Exclusion("Without tools.", _CHAT_AND_RESPONSES, {"tools": None}),
 }
 
 
@@ -154,13 +147,12 @@ class ConditionReader:
             path: {
                 name
                 for name, exclusion in EXCLUSIONS.items()
-                if path in exclusion.paths and exclusion.applies is None and name not in renamed
+                if path in exclusion.paths and not exclusion.others and name not in renamed
             }
             for path in _TURNS
         }
-        self._kept: LRUCache[tuple[str, tuple[tuple[str, str], ...]], Conditions]
-        self._kept = LRUCache(_MAX_KEPT)
-        self.configured = self._read(ROW_PATH, {})
+        self._kept: LRUCache[_Key, Conditions] = LRUCache(_MAX_KEPT)
+        self.configured = self._read(ROW_PATH, {}, {})
 
     def read(self, fields: Mapping[str, Any], path: str = ROW_PATH) -> Conditions:
         """The conditions of a request.
@@ -169,32 +161,38 @@ class ConditionReader:
             fields: The fields of its body that candidates are sent.
             path: The endpoint of candidates to which it goes.
         """
-        beside = _beside_the_turns(fields, path, self._ignored[path])
-        if not beside and path == ROW_PATH:
+        turns, beside = _without_the_text(fields, path, self._ignored[path])
+        if not turns and not beside and path == ROW_PATH:
             return self.configured
-        key = (path, tuple(beside.items()))  # of two names for one field the last is sent
+        # Of two names for one field the last is sent.
+        key = (path, tuple(turns.items()), tuple(beside.items()))
         conditions = self._kept.get(key)
         if conditions is None:
-            conditions = self._read(path, beside)
-            if len(beside) <= _MAX_FIELDS and all(len(name) <= _SHORT for name in beside):
+            conditions = self._read(path, turns, beside)
+            names = [*turns, *beside]
+            if len(names) <= _MAX_FIELDS and all(len(name) <= _SHORT for name in names):
                 self._kept[key] = conditions
         return conditions
 
-    def _read(self, path: str, beside: CanonicalFields) -> Conditions:
+    def _read(self, path: str, turns: CanonicalFields, beside: CanonicalFields) -> Conditions:
         digests = dict.fromkeys(self._models, "")
-        differing = {ENDPOINT: ENDPOINT} if path != ROW_PATH else {}
+        differing = [*([ENDPOINT] if path != ROW_PATH else []), *turns]
+        is_other_kind = not _OTHER_KIND_TURNS.isdisjoint(turns)
         for body, names in self._bodies:
             sent = body.conditions(path, beside)
-            shared = _digest(dump_json([path, sorted(sent.items())]))
+            # Clients choose the names of fields, so turns are digested apart from them.
+            shared = _digest(dump_json([path, sorted(turns.items()), sorted(sent.items())]))
             for name in names:
                 digests[name] = _digest(f"{shared} {self._models[name]}".encode())
-            differing |= body.differing(path, sent, beside)
-        shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in differing]
+            others = body.differing(path, sent, beside)
+            differing += others
+            is_other_kind |= not _OTHER_KIND.isdisjoint(others.values())
+        shown = [_OTHER_CHARACTERS.sub("?", name)[:_SHORT] for name in dict.fromkeys(differing)]
         return Conditions(
             digests,
             identity="".join(digests.values()),
             differing=tuple(shown[:_MAX_NAMED]),
-            is_other_kind=not _OTHER_KIND.isdisjoint(differing.values()),
+            is_other_kind=is_other_kind,
         )
 
 
@@ -226,7 +224,7 @@ class _Body:
     ) -> dict[str, str]:
         """The fields that the configuration would not send there.
 
-        Their names at the server, under the client's.
+        Maps the client's name of each to its name at the server.
         """
         usual = self._configured if path == ROW_PATH else self.conditions(path, {})
         others = {name for name in {*sent, *usual} if sent.get(name) != usual.get(name)}
@@ -236,25 +234,30 @@ class _Body:
 
     def _is_excluded(self, name: str, body: CanonicalFields, path: str) -> bool:
         exclusion = EXCLUSIONS.get(name)
-        if exclusion is None or name in self.renamed or path not in exclusion.paths:
+        if exclusion is None or path not in exclusion.paths:
             return False
-        return exclusion.applies is None or exclusion.applies(body)
+        if not self.renamed.isdisjoint((name, *exclusion.others)):
+            return False
+        return all(body.get(other) == value for other, value in exclusion.others.items())
 
 
 def _digest(document: bytes) -> str:
     return blake2b(document, digest_size=16).hexdigest()
 
 
-def _beside_the_turns(fields: Mapping[str, Any], path: str, ignored: Set[str]) -> dict[str, str]:
-    """The fields of a request without its turns of plain text, as canonical texts."""
-    turns = _TURNS.get(path)
+def _without_the_text(
+    fields: Mapping[str, Any], path: str, ignored: Set[str]
+) -> tuple[CanonicalFields, CanonicalFields]:
+    """The turns of a request that are not of plain text, and the fields beside its turns."""
+    field_of_turns = _TURNS.get(path)
+    turns: CanonicalFields = {}
     beside: dict[str, str] = {}
     for name, value in fields.items():
-        if name == turns:
-            beside |= _other_turns(name, value)
+        if name == field_of_turns:
+            turns = _other_turns(name, value)
         elif value is not None and name not in ignored:
             beside[name] = canonical(value)
-    return beside
+    return turns, beside
 
 
 def _other_turns(field: str, value: object) -> dict[str, str]:
