@@ -3,7 +3,9 @@
 Names and values are those of the printed table: means over splits, and ``risk`` is what alpha
 bounds under the line's risk target. The realised risk of valid sets has a mean of at most alpha and
 scatters around it, so ``risk<=alpha`` fails only where the risk exceeds alpha by more than the
-exact law of the splits allows. All other assertions compare the means as they are.
+exact law of the splits allows. All other assertions compare the means as they are. Settings with a
+split whose calibration rows are too few for alpha are left out: the whole pool, called there, would
+meet any bound.
 """
 
 from __future__ import annotations
@@ -71,7 +73,12 @@ class Assertion:
         Raises:
             AssertionRefuted: A setting contradicts it; a value that was not measured does, too.
         """
-        settings = list(evaluation.cells)
+        settings = [each for each in evaluation.cells if not evaluation.infeasible(each)]
+        if not settings:
+            raise AssertionRefuted(
+                f"not so: {self.text} was not asserted of any setting, as calibration rows are too "
+                "few for every alpha; label more rows, or choose a larger alpha"
+            )
         failed = [each for each in settings if not self._holds(evaluation, each, len(settings))]
         if failed:
             raise AssertionRefuted(
@@ -83,6 +90,7 @@ class Assertion:
         return (
             f"asserted: {self.text} in {len(settings)} settings, the closest with "
             f"{self._described(evaluation, closest)}{self._rule}"
+            + _left_out(len(evaluation.cells) - len(settings))
         )
 
     def _holds(self, evaluation: Evaluation, setting: Setting, settings: int) -> bool:
@@ -129,6 +137,11 @@ def check_all(assertions: Iterable[Assertion], evaluation: Evaluation) -> Iterat
     """
     for each in assertions:
         yield each.check(evaluation)
+
+
+def _left_out(settings: int) -> str:
+    """How many settings have a split whose rows are too few for alpha."""
+    return f"; {settings} settings with infeasible splits were left out" if settings else ""
 
 
 def _value(evaluation: Evaluation, setting: Setting, side: str) -> float:

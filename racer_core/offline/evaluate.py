@@ -7,7 +7,7 @@ With several divisions it includes the choice of the training rows and the train
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from racer_core.calibration.threshold import (
 )
 from racer_core.offline.evaluation_result import (
     AVERAGE,
+    INFEASIBLE,
     MERGED,
     BestSetting,
     Evaluation,
@@ -36,10 +37,15 @@ from racer_core.offline.protocol import (
     Order,
     Rows,
     Split,
-    halves,
     split,
 )
-from racer_core.offline.selection import ALPHAS, MIN_ROWS, choose_tau, cost_that_keeps
+from racer_core.offline.selection import (
+    ALPHAS,
+    MIN_ROWS,
+    choose_tau,
+    cost_that_keeps,
+    cross_fitted,
+)
 from racer_core.offline.table import EvaluationTable
 from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
@@ -53,7 +59,7 @@ def evaluate(
     """Split, calibrate and measure; repeated as the protocol demands.
 
     Args:
-        tables: The table of each division of the protocol, in order.
+        tables: The table of each division of the protocol, in order; it has the division's splits.
         encoder: Its name, for the report.
         router: Its kind, for the report.
         progress: Called after each split.
@@ -66,16 +72,16 @@ def evaluate(
     controls: dict[str, Runs] = {}
     choices: list[BestSetting] = []
     rows: dict[str, tuple[int, int, int]] = {}
-    for number in range(protocol.splits):
-        for scope, part in _scopes(table, rng):
+    for number, own in enumerate(_by_split(tables), 1):
+        for scope, part in _scopes(own, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
-            run = _SplitEvaluation(table=table, scope=scope, part=part, rng=rng)
+            run = _SplitEvaluation(table=own, scope=scope, part=part, rng=rng)
             for setting, measured, law in run.cells():
                 laws.setdefault(setting, []).append(law)
                 _append(cells.setdefault(setting, {}), measured)
             _append(controls.setdefault(scope, {}), run.controls())
             choices += run.choices()
-        progress("splits", number + 1, protocol.splits)
+        progress("splits", number, protocol.splits)
     if len(controls) > 1:
         cells |= _averaged_cells(cells)
         controls[AVERAGE] = _averaged(list(controls.values()))
@@ -93,6 +99,13 @@ def evaluate(
         controls=controls,
         choices=tuple(choices),
     )
+
+
+def _by_split(tables: Sequence[EvaluationTable]) -> Iterator[EvaluationTable]:
+    """The table of each split: those of the first division, then those of the next."""
+    for division, table in enumerate(tables):
+        for _ in range(table.protocol.splits_of(division)):
+            yield table
 
 
 def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
@@ -154,7 +167,7 @@ class _SplitEvaluation:
                 fit = self._table.nonconformity(target, score, self._setting)
                 ascending = self._critical(target, fit, self._part.calibration)
                 tested = self._critical(target, fit, self._part.test)
-                for alpha in sorted(protocol.alphas, key=lambda each: abs(each - COMPARED_AT)):
+                for alpha in self._alphas:
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
                     setting = Setting(
@@ -163,6 +176,7 @@ class _SplitEvaluation:
                     counts = {
                         "calibration_rows": float(len(ascending)),
                         "test_rows": float(len(tested)),
+                        INFEASIBLE: float(misses < 0),
                     }
                     law = split_risk(ascending, tested, misses) if len(tested) else None
                     yield setting, self._measure(setting, fit, lambda_hat) | counts, law
@@ -170,7 +184,8 @@ class _SplitEvaluation:
     def choices(self) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.
 
-        Among equally accurate ones the smallest set.
+        Among equally accurate ones the smallest set; none where the rows are too few for every
+        alpha.
         """
         best: dict[tuple[RiskTarget, Order], _ValidationScore] = {}
         for each in self._validated:
@@ -249,19 +264,28 @@ class _SplitEvaluation:
         null = inside[:, count] if inside.shape[1] > count else np.zeros(len(rows), dtype=bool)
         return inside[:, :count] & ~abstains[:, None], null | abstains
 
-    def _cross_fitted(self, setting: Setting, fit: FloatArray) -> BoolArray:
+    @property
+    def _alphas(self) -> list[float]:
+        """The one nearest to 0.1 first."""
+        return sorted(self._table.protocol.alphas, key=lambda each: abs(each - COMPARED_AT))
+
+    def _cross_fitted(self, target: RiskTarget, alpha: float, fit: FloatArray) -> BoolArray | None:
         """The validation rows' sets, each half at the threshold of the other, shape (n, K).
 
-        Calibration rows take no part, so that choices made on these sets do not depend on them.
+        None if they are too few for alpha. Calibration rows take no part, so that choices made on
+        these sets do not depend on them.
         """
         rows = self._part.validation
-        selected = np.zeros((len(rows), len(self._table.pool)), dtype=bool)
-        for own, other in halves(len(rows)):
-            ascending = self._critical(setting.risk_target, fit, rows[other])
-            misses = allowed_misses(len(ascending), setting.alpha)
+
+        def sets_by(own: Rows, other: Rows) -> BoolArray | None:
+            ascending = self._critical(target, fit, rows[other])
+            misses = allowed_misses(len(ascending), alpha)
+            if misses < 0:
+                return None
             lambda_hat = threshold_from_sorted(ascending, misses)
-            selected[own], _ = self._sets(setting.risk_target, fit, lambda_hat, rows[own])
-        return selected
+            return self._sets(target, fit, lambda_hat, rows[own])[0]
+
+        return cross_fitted(len(rows), sets_by)
 
     def _measure(self, setting: Setting, fit: FloatArray, lambda_hat: float) -> dict[str, float]:
         target, test = setting.risk_target, self._part.test
@@ -276,12 +300,14 @@ class _SplitEvaluation:
         random_metrics = set_metrics(random, null, self._labels[test])
         measured["random_miss"] = random_metrics.miss_given_answerable
         if self._test_votes is not None and self._validation_votes is not None:
-            held_out = self._cross_fitted(setting, fit)
-            temperature = self._temperature(setting, self._validation_votes, held_out)
+            held_out = self._cross_fitted(target, setting.alpha, fit)
+            temperature = self._temperature(setting, self._validation_votes, fit)
             measured["random_majority"] = self._test_votes.accuracy(Method.MAJORITY, random, 1.0)
             for rule in self._test_votes.rules:
                 accuracy = self._test_votes.accuracy(rule, selected, temperature)
                 measured[f"accuracy_{rule}"] = accuracy
+                if held_out is None:
+                    continue
                 self._validated.append(
                     _ValidationScore(
                         self._validation_votes.accuracy(rule, held_out, temperature),
@@ -302,10 +328,16 @@ class _SplitEvaluation:
                 )
         return measured
 
-    def _temperature(self, setting: Setting, votes: Votes, held_out: BoolArray) -> float:
-        """T of the weighted vote, tuned once per score and target: at the alpha nearest to 0.1."""
+    def _temperature(self, setting: Setting, votes: Votes, fit: FloatArray) -> float:
+        """T of the weighted vote, tuned once per score and target.
+
+        At the alpha nearest to 0.1 for which the validation rows are enough, else on whole pools.
+        """
         key = setting.risk_target, setting.score
         if key not in self._temperatures:
+            found = (self._cross_fitted(setting.risk_target, each, fit) for each in self._alphas)
+            whole_pool = np.ones_like(votes.labels)
+            held_out = next((sets for sets in found if sets is not None), whole_pool)
             self._temperatures[key] = votes.best_temperature(held_out)
         return self._temperatures[key]
 

@@ -16,6 +16,7 @@ from racer_core.types import RiskTarget, enum_member
 
 MERGED = "merged"
 AVERAGE = "average"
+INFEASIBLE = "infeasible"  # a measure: whether the calibration rows were too few for alpha
 
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
@@ -75,6 +76,10 @@ class Evaluation:
     def sd(self, setting: Setting, measure: str) -> float:
         """The standard deviation over splits."""
         return float(np.std(self.cells[setting].get(measure, [math.nan])))
+
+    def infeasible(self, setting: Setting) -> int:
+        """In how many splits the rows were too few for alpha, so that the whole pool was called."""
+        return sum(each > 0.0 for each in self.cells[setting][INFEASIBLE])
 
     @property
     def scopes(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +17,7 @@ from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
 from racer_core.offline.paired import risk_adjusted_costs, significantly_below
+from racer_core.offline.protocol import Rows, halves
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -72,6 +73,26 @@ class ScoredRows:
             patterns=patterns,
             prices=prices,
         )
+
+
+def cross_fitted(count: int, sets_by: Callable[[Rows, Rows], BoolArray | None]) -> BoolArray | None:
+    """The sets of each half of the validation rows at the threshold of the other, shape (n, K).
+
+    Args:
+        count: Number of rows, n.
+        sets_by: The sets of its first rows at the threshold of its second; None if these are too
+            few for alpha.
+
+    Returns:
+        None if a half is too small. The whole pool would be called at such an alpha whatever the
+        scores are, so that its figures say nothing of it: it is not among the choices.
+    """
+    found = [(own, sets_by(own, other)) for own, other in halves(count)]
+    feasible = [(own, sets) for own, sets in found if sets is not None]
+    if len(feasible) < len(found):
+        return None
+    rows = np.concatenate([own for own, _ in feasible])
+    return np.concatenate([sets for _, sets in feasible])[np.argsort(rows)]
 
 
 def choose_tau(scores: FloatArray, labels: BoolArray, budget: float | None) -> float | None:

@@ -19,13 +19,14 @@ from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
-from racer_core.offline.protocol import PAPER_ALPHAS, halves
+from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import (
     ERROR_RATE,
     NEIGHBOURS,
     ScoredRows,
     choose_scores,
+    cross_fitted,
 )
 from racer_core.offline.selection import (
     TEMPERATURES as PATTERN_TEMPERATURES,
@@ -231,20 +232,21 @@ def cross_fitted_sets(
 
     None if a half has too few rows for alpha.
     """
-    selected = np.zeros_like(scored.labels)
-    for own, other in halves(len(scored.labels)):
+
+    def sets_by(own: Rows, other: Rows) -> BoolArray | None:
         calibration = scored.at(other).calibration(options, patterns, prices)
         if calibration.misses(options.alpha) < 0:
             return None
         rows = scored.at(own)
-        selected[own] = calibration.sets(
+        return calibration.sets(
             rows.scores,
             rows.fingerprints,
             calibration.lambda_hat(options.alpha, options.score),
             options.score,
             rows.neighbours,
         ).selected
-    return selected
+
+    return cross_fitted(len(scored.labels), sets_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The random-split protocol: the gateway's own sets, and controls of the same sizes."""
 
+import re
 from dataclasses import fields, replace
 
 import numpy as np
@@ -10,7 +11,8 @@ from racer_core.calibration.null_threshold import choose_null_threshold
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.char_ngrams import CharNgramEncoder
-from racer_core.errors import InputError, RowsError
+from racer_core.errors import AssertionRefuted, InputError, RowsError
+from racer_core.offline.assertions import Assertion
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol, Shares, split
@@ -339,6 +341,41 @@ def test_best_single_here_is_the_best_of_its_benchmark():
     assert controls[AVERAGE]["best single here"] == [1.0] * 2
 
 
+@pytest.mark.parametrize(("alphas", "chosen"), [((0.05, 0.2), [0.2]), ((0.05,), [])])
+def test_an_alpha_for_which_validation_rows_are_too_few_is_not_chosen(alphas, chosen):
+    """Halves of ten rows: 0.05 takes 19. Its whole pools are as good as the sets at 0.2."""
+    protocol = Protocol(
+        splits=1,
+        alphas=alphas,
+        scores=(Score.PROB,),
+        risk_targets=(RiskTarget.ANSWERABLE,),
+        false_abstain_budget=None,
+        seed=3,
+    )
+    evaluation = measured(hand_made(protocol, 0.9, 0.5))
+    assert [choice.alpha for choice in evaluation.choices] == chosen
+    assert all("accuracy_weighted" in runs for runs in evaluation.cells.values())
+
+
+def test_infeasible_splits_are_counted_and_not_asserted():
+    """The splits in which alpha is below 1/(n + 1), where n is the answerable calibration rows."""
+    rows = {ONE: single_candidate(60, 0.5)}
+    evaluation = measured(scored(rows, splits=30, alphas=(0.1, 0.3), scores=(Score.PROB,)))
+    for setting, runs in evaluation.cells.items():
+        too_few = [n + 1 < 1 / setting.alpha for n in runs["calibration_rows"]]
+        assert evaluation.infeasible(setting) == sum(too_few)
+    setting = Setting(scope=ONE, risk_target=RiskTarget.ANSWERABLE, score=Score.PROB, alpha=0.1)
+    assert 0 < evaluation.infeasible(setting) < 30
+    assert evaluation.infeasible(replace(setting, alpha=0.3)) == 0
+    bound = Assertion.parse("risk<=alpha")
+    settings = "in 3 settings, the closest.*; 1 settings with infeasible splits were left out"
+    with_alpha = re.compile(f"asserted: risk<=alpha {settings}")
+    assert with_alpha.match(bound.check(evaluation))
+    alone = replace(evaluation, cells={setting: evaluation.cells[setting]})
+    with pytest.raises(AssertionRefuted, match="not asserted of any setting"):
+        bound.check(alone)
+
+
 @pytest.mark.parametrize("asked_again", [True, False])
 def test_benchmarks_that_disagree_about_a_query_are_refused(files, asked_again):
     """A test row with another label than its copy among the training rows: which one holds?
@@ -491,8 +528,8 @@ def test_every_division_trains_on_rows_of_its_own(files):
         )
         for division in range(2)
     ]
-    first, second = (set(each.rows.fingerprints) for each in tables)
-    assert first != second
+    first, second = tables
+    assert set(first.rows.fingerprints) != set(second.rows.fingerprints)
     both = evaluate(*tables, encoder="char-ngrams", router="knn")
     for runs in both.cells.values():
         assert len(runs["size"]) == 5
@@ -503,6 +540,10 @@ def test_every_division_trains_on_rows_of_its_own(files):
     )
     for setting, runs in alone.cells.items():
         assert both.cells[setting]["size"][:3] == runs["size"]
+    wrong = np.zeros_like(second.rows.labels)
+    unlike = replace(second, rows=replace(second.rows, labels=wrong))
+    controls = evaluate(first, unlike, encoder="char-ngrams", router="knn").controls[ONE]
+    assert [share > 0.0 for share in controls["answerable"]] == [True] * 3 + [False] * 2
 
 
 @pytest.mark.parametrize("divisions", [0, 6])

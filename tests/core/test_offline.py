@@ -134,6 +134,7 @@ def test_numbers_of_a_cell_fit_together(evaluation):
     names |= {
         "null",
         "calibration_rows",
+        "infeasible",
         "test_rows",
         "calls_saved",
         "cost",

@@ -434,7 +434,7 @@ def test_a_missing_measure_is_reported_with_its_reason(tmp_path):
         "Not measured: accuracy, votes and the choice of alpha and vote, as the rows have no",
         "Not measured: money, as no prices were given",
         "Not measured: the fixed order that never sees a query (`static`)",
-        "Not measured: alpha 0.01 on one, as 18 calibration rows are too few",
+        "Not measured: answerable on one at alpha 0.01 (2 of 2 splits), as calibration rows are",
     ):
         assert sentence in text
     assert "average" not in text

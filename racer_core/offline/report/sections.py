@@ -148,11 +148,19 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
         yield "the fixed order that never sees a query (`static`), as it was left out"
     if Control.STATIC_BY_GROUP not in protocol.scores:
         yield "a fixed order for each group, as the rows have one group or it was left out"
-    for scope in evaluation.scopes:
-        n = 0 if scope == AVERAGE else evaluation.rows[scope][0]
-        if n and (small := [f"{a:g}" for a in sorted(protocol.alphas) if a < 1 / (n + 1)]):
-            yield (
-                f"alpha {', '.join(small)} on {scope}, as {n} calibration rows are too few: "
-                "the whole pool is called there"
-            )
+    for target in protocol.risk_targets:
+        for view in views(evaluation, target):
+            if view.scope != AVERAGE and (levels := ", ".join(_infeasible(view))):
+                yield (
+                    f"{target} on {view.scope} at alpha {levels}, as calibration rows are too few: "
+                    "the whole pool is called there, and this alpha is not asserted"
+                )
     yield "latency and tokens, as the rows hold labels and not calls"
+
+
+def _infeasible(view: View) -> Iterator[str]:
+    """Each infeasible alpha, and in how many splits it is."""
+    splits = view.evaluation.protocol.splits
+    for alpha in view.alphas:
+        if count := view.infeasible(alpha):
+            yield f"{alpha:g} ({count} of {splits} splits)"

@@ -158,7 +158,8 @@ def choices(view: View) -> Grid:
             for each in view.evaluation.choices
             if (each.risk_target, each.score) == (view.target, score) and each.scope in scopes
         ]
-        rows.append((score.value, *(spread(column) for column in np.array(own).T)))
+        columns = np.array(own).reshape(-1, 3).T  # no row where no alpha is feasible
+        rows.append((score.value, *(spread(each) if own else "-" for each in columns)))
     for name in view.fixed:
         values = (view.accuracy(name), view.fixed_size(name), view.fixed_risk(name))
         rows.append((name, *map(spread, values)))

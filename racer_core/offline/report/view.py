@@ -75,6 +75,13 @@ class View:
         setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
         return np.array(self.evaluation.cells[setting][measure])
 
+    def infeasible(self, alpha: float) -> int:
+        """In how many splits the calibration rows are too few for alpha, under any score."""
+        setting = Setting(
+            scope=self.scope, risk_target=self.target, score=self.scores[0], alpha=alpha
+        )
+        return self.evaluation.infeasible(setting)
+
     def laws(self, score: Order, alpha: float) -> list[SplitRisk | None]:
         """The exact law of the risk in each split; None in one without test rows that count."""
         setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
