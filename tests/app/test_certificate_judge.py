@@ -94,7 +94,6 @@ PLAIN: Final = rows(40)
         ({}, known(PLAIN, PLAIN)),
         ({}, known(PLAIN, rows(40, seed=1), rows(40, is_later=True))),
         ({"racer": racer(n=30, group="x"), "group": "x"}, known(rows(30, group="x"), rows(9))),
-        ({"racer": racer(n=14), "group": "y"}, known(rows(5, group="y"), rows(9))),
         # Four rows allow the alpha of the request, and as the most first turns they are stored.
         ({"racer": racer(n=4, alpha=0.3), "alpha": 0.3}, known(rows(4), rows(40, is_later=True))),
         ({"answers": {"a": "42", "b": "42"}, "racer": racer(selected="ab"), "called": {"a", "b"}},
@@ -123,6 +122,8 @@ def test_a_true_certificate_may_hold(changes: dict[str, Any], calibrations: Any)
         ({"racer": racer(n=80)}, known(PLAIN, rows(40, seed=1)), "80 rows of None decided"),
         ({"racer": racer(n=80)}, known(PLAIN, PLAIN), "80 rows of None decided, not 40"),
         ({}, known(rows(40, group="x")), "no row belongs to the group None"),
+        ({"racer": racer(n=14), "group": "y"}, known(rows(5, group="y"), rows(9)),
+         "14 rows of None decided, not 5 of y"),
         ({"group": "y"}, known(PLAIN, rows(40, group="x")), "no row belongs to the group y"),
         ({"group": "x"}, known(rows(40, group="x")), "40 rows of None decided"),
         ({"group_by": "key", "group": "x"}, known(rows(40, group="x")), "grouped by request"),
