@@ -45,7 +45,7 @@ from tests.upstreams.scripted import Script
 
 LONG: Final = 300  # characters of a long query, more than `query_chars` in some settings
 PLAIN: Final[dict[str, Any]] = {"surface": "chat", "turns": "plain", "fields": {}}
-EVERYBODY: Final = Key(secret=DATA_KEY)
+DATA: Final = Key(secret=DATA_KEY)
 
 Part = tuple[Any, str | None, int]  # how rows were labelled, their group, their number
 
@@ -271,7 +271,7 @@ class JudgedGateway(RecordedGateway):
         if racer:
             body["racer"] = racer
         headers = {"x-session-id": request["session"]} if request["session"] else {}
-        key = KEYS.get(request["key"], EVERYBODY).secret
+        key = KEYS.get(request["key"], DATA).secret
         while self.pool.running:
             time.sleep(0.001)
         before, alarmed = len(self.pool.requests), frozenset(self.alarmed)
@@ -324,7 +324,7 @@ class JudgedGateway(RecordedGateway):
             return
         self.counts["held"] += 1
         self.counts[f"held: {request['surface']}"] += 1
-        now, key = self.settings, KEYS.get(request["key"], EVERYBODY)
+        now, key = self.settings, KEYS.get(request["key"], DATA)
         executes = request["surface"] not in ("route", "levels")
         copies = self.sent_alone(request)
         alpha = request["racer"].get("alpha", POOLS.get(request["pool"], {}).get("alpha"))
