@@ -180,6 +180,7 @@ async def _open_routing(
                 active=active,
                 metrics=metrics,
                 key=trained.artifact.salt.encode(),
+                group_by=settings.routing.group_by,
             )
         )
         calibration_sync.subscribe(monitor.on_shared_state)

@@ -10,6 +10,7 @@ from app.monitoring.decision_record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
 from app.routing.certificate import Certificate
 from app.routing.decision import CertifiedDecision
+from app.routing.groups import GroupBy
 from app.routing.service import RoutingRequest
 from app.store import now
 from app.telemetry.metrics import Metrics
@@ -26,11 +27,13 @@ class DecisionLog:
         metrics: Metrics,
         tracer: Tracer | None,
         store_queries: bool,
+        group_by: GroupBy,
     ) -> None:
         self._monitor = monitor
         self._metrics = metrics
         self._tracer = tracer
         self._store_queries = store_queries
+        self._group_by: GroupBy = group_by
 
     def record(self, state: RequestState, results: FanOutResult, outcome: Outcome) -> Outcome:
         """Charge the tokens of an answered request and record its decision."""
@@ -82,7 +85,9 @@ class DecisionLog:
 
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
         query = request.query.text if self._store_queries else None
-        self._monitor.record(_decision_record(outcome, request.caller.name, query))
+        self._monitor.record(
+            _decision_record(outcome, request.caller.name, query, group_by=self._group_by)
+        )
 
 
 def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> None:
@@ -92,13 +97,16 @@ def _charge(state: RequestState, results: FanOutResult, outcome: Outcome) -> Non
     state.request.spend(sum(answers) + outcome.ratings.usage.get("total_tokens", 0))
 
 
-def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionRecord:
+def _decision_record(
+    outcome: Outcome, key: str, query: str | None, *, group_by: GroupBy
+) -> DecisionRecord:
     """The stored form of an outcome.
 
     Args:
         outcome: The outcome.
         key: Name of the caller's key.
         query: The query, where the configuration stores queries.
+        group_by: The configured origin of a request's group.
     """
     routed, decision, certificate = outcome.routed, outcome.routed.decision, outcome.certificate
     scored = routed.scored
@@ -130,4 +138,5 @@ def _decision_record(outcome: Outcome, key: str, query: str | None) -> DecisionR
         query=query,
         populations=routed.populations,
         remarks=tuple(routed.remarks),
+        group_by=group_by,
     )

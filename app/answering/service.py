@@ -53,6 +53,7 @@ class ChatService:
             metrics=metrics,
             tracer=tracer,
             store_queries=settings.watching.store_queries,
+            group_by=settings.routing.group_by,
         )
         self._router = RequestRouter(
             settings=settings,

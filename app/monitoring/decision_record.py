@@ -80,6 +80,8 @@ class DecisionRecord:
         query: The text that the router read, if the operator stores queries.
         populations: The places of the rows that set the threshold; None in records of version 0.1.
         remarks: The remarks in the certificate; None in records of version 0.1.
+        group_by: ``routing.group_by``, which says what the group means; None in records of version
+            0.1.
     """
 
     decision_id: str
@@ -108,6 +110,7 @@ class DecisionRecord:
     query: str | None = None
     populations: tuple[int, ...] | None = None
     remarks: tuple[str, ...] | None = None
+    group_by: str | None = None
 
     @property
     def like_rows(self) -> bool:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
 
-from app.errors import StoreError
+from app.errors import StoreDamaged, StoreError
 from app.monitoring import drift_statistics, eligibility, risk_report, shadow_sample
 from app.monitoring.decision_record import DecisionRecord, are_like_rows
 from app.monitoring.decision_statistics import DecisionStatistics
@@ -29,6 +30,7 @@ from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample
 from app.monitoring.verification import Verification, verify
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.groups import GroupBy
 from app.settings.monitoring import MonitoringSettings
 from app.store import SharedState, Store
 from app.store.calibration_record import CalibrationRecord
@@ -46,6 +48,7 @@ class Monitor:
         active: The active calibration.
         metrics: Where the metrics of monitoring are registered.
         key: Secret of the shadow sample, the same for all gateways.
+        group_by: The configured origin of a request's group.
         rng: Draws for the alarms; None takes fresh ones from the operating system.
     """
 
@@ -57,11 +60,13 @@ class Monitor:
         active: ActiveCalibration,
         metrics: Metrics,
         key: bytes,
+        group_by: GroupBy,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._active = active
+        self._group_by: GroupBy = group_by
         self._metrics = MonitoringMetrics(metrics.registry)
         self._decision_store = DecisionStore(store)
         self._statistics = DecisionStatistics(store)
@@ -224,7 +229,24 @@ class Monitor:
 
     def _shadow_rows(self, record: CalibrationRecord) -> bytes:
         judged = self._statistics.judged_shadow_sample(self._store.ids(record.artifact))
-        return shadow_sample.labelled_rows(judged, record.calibration.pool)
+
+        @cache
+        def conditions_of(calibration_id: str) -> tuple[str, ...] | None:
+            try:
+                decided = (
+                    record if calibration_id == record.id else self._store.record(calibration_id)
+                )
+            except StoreDamaged as exc:
+                log.warning("%s: its decisions are no shadow rows", exc)
+                return None
+            return decided.populations[0].conditions
+
+        return shadow_sample.labelled_rows(
+            judged,
+            record.calibration.pool,
+            group_by=self._group_by,
+            conditions_of=conditions_of,
+        )
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         rows = record.calibration.fingerprints

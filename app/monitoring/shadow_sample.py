@@ -7,11 +7,12 @@ look at the query, so the mean loss of the sample estimates the realised risk.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from app.monitoring.decision_record import DecisionRecord, are_answered_like_rows
 from app.monitoring.seen_queries import SeenQueries
+from app.routing.groups import GroupBy
 from racer_core.calibration.shadow import is_sampled
 
 
@@ -46,23 +47,38 @@ class ShadowSample:
 
 
 def labelled_rows(
-    judged: Iterable[tuple[DecisionRecord, Mapping[str, bool]]], pool: Sequence[str]
+    judged: Iterable[tuple[DecisionRecord, Mapping[str, bool]]],
+    pool: Sequence[str],
+    *,
+    group_by: GroupBy,
+    conditions_of: Callable[[str], Sequence[str] | None],
 ) -> bytes:
     """Judged decisions as labelled rows, JSON lines; as in an upload, a query has one row.
+
+    A decision of version 0.1 is no row: it does not say what was sent, nor what its group means.
 
     Args:
         judged: Shadow decisions with their verdicts. Of several on one query the first counts.
         pool: The pool that the decisions must have, in order.
+        group_by: The configured origin of groups; a group of another origin is another one.
+        conditions_of: The digests of the first population of a calibration, by its id: what is
+            answered like its rows was sent under these. None: unknown.
     """
     rows: dict[str, dict[str, Any]] = {}
     for decision, correct in judged:
         rate = decision.shadow_rate
-        if decision.answered_like_rows and decision.pool == pool and decision.scores and rate:
+        if decision.pool != pool or decision.group_by != group_by:
+            continue
+        if decision.answered_like_rows and decision.scores and rate:
+            conditions = conditions_of(decision.calibration_id)
+            if conditions is None:
+                continue
             row: dict[str, Any] = {} if decision.query is None else {"query": decision.query}
             row |= {
                 "scores": dict(zip(pool, decision.scores, strict=True)),
                 "correct": {name: correct[name] for name in pool},
                 "group": decision.group,
+                "conditions": dict(zip(pool, conditions, strict=True)),
                 "weight": 1.0 / rate,
                 "decision_id": decision.decision_id,
             }

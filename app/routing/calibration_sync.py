@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final, Self
 
 from prometheus_client import Gauge
@@ -44,8 +45,8 @@ class CalibrationSync:
             are ignored.
         text: The configured text that the router reads of later turns.
         group_by: The configured origin of a request's group.
-        configured: The conditions of a request of nothing but plain text: those of rows that were
-            stored without digests, from the time when they are first loaded.
+        configured: The conditions of a request of nothing but plain text: at the first start, those
+            of the rows of version 0.1.
         metrics: Registers the gauge ``racer_store_up``.
     """
 
@@ -67,7 +68,7 @@ class CalibrationSync:
         self._group_by: GroupBy = group_by
         self._configured = configured
         self._one_at_a_time = asyncio.Lock()
-        self._are_conditions_stated = False
+        self._has_stored_digests = False
         self._damaged: str | None = None  # id of a record that is not tried again
         self._listeners: list[Callable[[SharedState], None]] = []
         self._listener = NotificationListener(store.url)
@@ -117,10 +118,14 @@ class CalibrationSync:
         async with self._one_at_a_time:
             state = await self._store.run_short(self._store.shared_state, self.setup)
             self._lost(False)
-            if not self._are_conditions_stated:
-                digests = self._configured.digests
-                await self._store.run_short(self._store.state_conditions, self.setup, digests)
-                self._are_conditions_stated = True
+            if not self._has_stored_digests:
+                await self._store.run_short(
+                    self._store.store_missing_digests,
+                    self.setup,
+                    self._configured.digests,
+                    on_record=partial(self._lost, False),  # each record has the time of an answer
+                )
+                self._has_stored_digests = True
             await self._activate(state, made)
             for listener in self._listeners:
                 listener(state)
@@ -132,10 +137,6 @@ class CalibrationSync:
         elif wanted != self._damaged and wanted != self._current():
             if made is None or made.id != wanted:
                 made = await self._read(wanted)
-            if made.lacks_conditions:
-                made = await self._store.run_short(
-                    self._store.with_conditions, made.id, self._configured.digests
-                )
             if not made.is_grouped_by(self._group_by):
                 reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
                 made = replace(made, void_reasons=reasons)
@@ -167,6 +168,12 @@ class CalibrationSync:
 
     def _warn(self, record: CalibrationRecord) -> None:
         """Log which part of a record cannot decide, or promises nothing."""
+        if record.lacks_conditions:
+            log.warning(
+                "calibration %s is of version 0.1 and does not say what its rows were sent: its "
+                "certificates are void until its rows are uploaded again",
+                record.id,
+            )
         if Reason.GROUPING_CHANGED in record.void_reasons:
             log.warning(
                 "calibration %s was grouped by %s, and routing.group_by is %s now: its "

@@ -18,8 +18,9 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
-# In the document: the digests of populations that were stored without.
-STATED: Final = "conditions"
+# In the document of a record of version 0.1: the digests of its rows, stored later. Null: the
+# digests are unknown for good.
+DIGESTS: Final = "conditions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +145,9 @@ class CalibrationRecord:
         )
 
 
-def has_conditions(document: str) -> bool:
-    """Whether an encoded document has the digests of its rows, which version 0.1 did not write."""
-    fields = json.loads(document)
-    return "populations" in fields or STATED in fields
+def is_of_version_01(document: Mapping[str, Any]) -> bool:
+    """Whether a document is as version 0.1 wrote it, so that its rows may get digests."""
+    return "populations" not in document and DIGESTS not in document
 
 
 def _populations(
@@ -155,7 +155,7 @@ def _populations(
 ) -> Iterator[Population]:
     """The stored populations; ``first`` is the calibration of the first one."""
     for place, settings in enumerate(fields.get("populations") or _before_conditions(fields)):
-        conditions = settings["conditions"] or fields.get(STATED)
+        conditions = settings["conditions"] or fields.get(DIGESTS)
         groups = settings["groups"]
         prefix = settings.get("prefix", f"{place}_")
         yield Population(

@@ -10,7 +10,7 @@ import contextvars
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import Conflict, NotFound, SettingsError, StoreDamaged
 from app.store import engine, schema
-from app.store.calibration_record import STATED, CalibrationRecord, has_conditions
+from app.store.calibration_record import DIGESTS, CalibrationRecord, is_of_version_01
 from app.store.engine import ServerConnections, Transaction
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 from racer_core.errors import RacerError
@@ -162,46 +162,44 @@ class Store:
         with self.transaction() as session:
             return _to_record(_find(session, calibration_id))
 
-    def with_conditions(self, calibration_id: str, digests: Mapping[str, str]) -> CalibrationRecord:
-        """A record whose rows have digests: where they have none, these are stored once for all.
+    def store_missing_digests(
+        self, artifact: str, digests: Mapping[str, str], on_record: Callable[[], object]
+    ) -> None:
+        """Store digests for the rows of all records of version 0.1 of an artifact and fleet.
 
-        Args:
-            calibration_id: The record.
-            digests: What each candidate is sent now, by name. Once stored, a later change of the
-                configuration no longer changes what the rows say.
-
-        Raises:
-            NotFound: No such record.
-        """
-        with self.transaction() as session:
-            engine.begin_writing(session)
-            row = _find(session, calibration_id, locks=True)
-            record = _to_record(row)
-            if record.lacks_conditions:
-                stated = {STATED: [digests[name] for name in record.calibration.pool]}
-                row.document = json.dumps(json.loads(row.document) | stated)
-                row.digest = _digest_of(row)
-                record = _to_record(row)
-        return record
-
-    def state_conditions(self, artifact: str, digests: Mapping[str, str]) -> None:
-        """Store digests for all records of an artifact and fleet whose rows have none.
-
-        Those that do not decide now may be activated after a change of the configuration.
+        Only at the first start of this version are the rows known to be labelled with what is sent.
+        So once the store has a record of another version, or digests, nothing is changed: records
+        of version 0.1 that arrive later certify nothing.
 
         Args:
             artifact: Digest of the artifact and of how its candidates are served.
             digests: What each candidate is sent now, by name.
+            on_record: Called after each record, for the transaction may take long.
         """
+        columns = select(CalibrationRow.id, CalibrationRow.artifact, CalibrationRow.document)
         with self.transaction() as session:
-            made = CalibrationRow.artifact == artifact
-            columns = select(CalibrationRow.id, CalibrationRow.document).where(made)
-            names = [row.id for row in session.execute(columns) if not has_conditions(row.document)]
-        for name in names:
-            try:
-                self.with_conditions(name, digests)
-            except (NotFound, StoreDamaged) as exc:  # such a record certifies nothing
-                log.warning("%s", exc)
+            engine.begin_writing(session)
+            # Another gateway that starts now waits here, and then finds the digests.
+            locked = columns.order_by(CalibrationRow.id).with_for_update(key_share=True)
+            documents: dict[str, dict[str, Any]] = {}
+            for row in session.execute(locked):
+                try:
+                    fields = _fields(row)
+                except StoreDamaged as exc:
+                    log.warning("%s", exc)
+                    continue
+                if not is_of_version_01(fields):
+                    return
+                if row.artifact == artifact:
+                    documents[row.id] = fields
+            for name, fields in documents.items():
+                stored = session.get_one(CalibrationRow, name)
+                if is_whole(stored):
+                    set_digests(stored, [digests[each] for each in fields["pool"]])
+                else:
+                    log.warning("calibration %s is damaged: it gets no digests", name)
+                session.flush()  # so that its arrays leave the memory
+                on_record()
 
     def ids(self, artifact: str) -> list[str]:
         """The records that were made for an artifact and fleet with this digest."""
@@ -222,7 +220,7 @@ class Store:
             return session.scalar(newest)
 
     def summaries(self) -> list[Summary]:
-        """All records, newest first."""
+        """All records, newest first, without those whose document is damaged."""
         with self.transaction() as session:
             active = set(session.scalars(select(ActiveRow.calibration_id)))
             newest_first = CalibrationRow.created_at.desc(), CalibrationRow.id
@@ -232,10 +230,16 @@ class Store:
                 CalibrationRow.artifact,
                 CalibrationRow.document,
             ).order_by(*newest_first)
-            return [summarised(row, active=row.id in active) for row in session.execute(columns)]
+            found: list[Summary] = []
+            for row in session.execute(columns):
+                try:
+                    found.append(summarised(row, active=row.id in active))
+                except StoreDamaged as exc:
+                    log.warning("%s", exc)
+            return found
 
     def summary(self, calibration_id: str) -> Summary:
-        """One record without its rows. Raises :class:`NotFound`."""
+        """One record without its rows. Raises :class:`NotFound`, :class:`StoreDamaged`."""
         with self.transaction() as session:
             row = _find(session, calibration_id)
             active = session.get(ActiveRow, row.artifact)
@@ -275,16 +279,27 @@ def _find(session: Session, calibration_id: str, *, locks: bool = False) -> Cali
 
 
 def summarised(row: Any, *, active: bool) -> Summary:
-    """A row without its arrays."""
-    document = json.loads(row.document)
+    """A row without its arrays. Raises :class:`StoreDamaged`."""
+    fields = _fields(row)
     return Summary(
         id=row.id,
         created_at=row.created_at,
         active=active,
         artifact=row.artifact,
-        options=document["options"],
-        evidence=document["evidence"],
+        options=fields["options"],
+        evidence=fields["evidence"],
     )
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """The document of a row, with the fields of every version. Raises :class:`StoreDamaged`."""
+    try:
+        fields = json.loads(row.document)
+        if {"pool", "options", "evidence"} <= fields.keys():
+            return fields
+    except (AttributeError, ValueError):
+        pass
+    raise StoreDamaged(f"calibration {row.id} is damaged: its document cannot be read")
 
 
 def _to_row(record: CalibrationRecord) -> CalibrationRow:
@@ -305,13 +320,34 @@ def is_whole(row: CalibrationRow) -> bool:
 
 
 def is_same(one: CalibrationRow, other: CalibrationRow) -> bool:
-    """Whether two rows are one calibration; one of them may lack the digests of its conditions."""
-    return _without_conditions(one) == _without_conditions(other)
+    """Whether two rows are one calibration; one of them may lack digests of version 0.1."""
+    (mine, my_digests), (theirs, their_digests) = map(_without_digests, (one, other))
+    return mine == theirs and (my_digests == their_digests or None in (my_digests, their_digests))
 
 
-def _without_conditions(row: CalibrationRow) -> tuple[Any, ...]:
-    document = {name: each for name, each in json.loads(row.document).items() if name != STATED}
-    return row.id, row.created_at, row.artifact, document, row.arrays
+def _without_digests(row: CalibrationRow) -> tuple[tuple[Any, ...], list[str] | None]:
+    document = _fields(row)
+    digests = document.pop(DIGESTS, None)
+    return (row.id, row.created_at, row.artifact, document, row.arrays), digests
+
+
+def set_digests(row: CalibrationRow, digests: Sequence[str] | None) -> None:
+    """Set the digests of a record of version 0.1, in the order of its pool; None: unknown."""
+    row.document = json.dumps(_fields(row) | {DIGESTS: digests})
+    row.digest = _digest_of(row)
+
+
+def unify_digests(stored: CalibrationRow, other: CalibrationRow) -> None:
+    """Give a stored record of version 0.1 the digests of another row of the same record."""
+    digests = _fields(other).get(DIGESTS)
+    if digests is not None:
+        set_digests(stored, digests)
+
+
+def forgo_digests(row: CalibrationRow) -> None:
+    """Mark a record of version 0.1 so that it never gets the digests of a start."""
+    if is_of_version_01(_fields(row)):
+        set_digests(row, None)
 
 
 def _digest_of(row: CalibrationRow) -> str:

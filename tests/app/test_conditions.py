@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.errors import Conflict, StoreUnavailable
+from app.routing import calibration_sync
+from app.routing.active_calibration import ActiveCalibration
+from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import EXCLUSIONS, ConditionReader
-from app.settings import Candidate
-from app.store import Store
+from app.settings import Candidate, key_format
+from app.store import SharedState, Store
+from app.store import calibrations as stored_calibrations
 from app.store.backup.calibrations import restore, save
 from app.store.backup.file import Backup
-from app.store.calibrations import record_digest
+from app.store.calibrations import record_digest, set_digests
 from app.store.tables import CalibrationRow
+from app.telemetry.metrics import Metrics
 from app.wire.candidate_payload import candidate_payload
 from tests.support.gateway import (
     ADMIN_KEY,
@@ -350,7 +359,7 @@ def as_version_01_stored_it(store_url: str, name: str) -> None:
         row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
 
 
-def test_rows_without_digests_get_those_of_the_time_when_they_are_first_loaded(
+def test_rows_without_digests_get_those_of_the_first_start(
     tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
     """A later change of `renames` sends something else, under the same parameters."""
@@ -382,16 +391,166 @@ def test_inactive_rows_without_digests_get_those_of_the_first_start(
     before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
     with running(before, ENVIRONMENT) as gateway:
         old = gateway.calibrate(50)["id"]
-        gateway.calibrate(50)
+        active = gateway.calibrate(50)["id"]
         url = gateway.settings.store
-    as_version_01_stored_it(url, old)
-    with running(before, ENVIRONMENT):
-        pass
+    for name in (old, active):
+        as_version_01_stored_it(url, name)
+    with running(before, ENVIRONMENT) as gateway:
+        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
     renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
     with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
         path = f"/calibrations/{old}/activate"
         after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
         assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
+
+
+def test_a_record_of_version_01_that_arrives_after_the_first_start_certifies_nothing(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A gateway of version 0.1 stores it, and `renames` change before the next start."""
+    parameters = {"parameters": {"random_seed": 7}}
+    before = configure(tmp_path, artifact, pool.url, candidates=candidates(pool.url, **parameters))
+    with running(before, ENVIRONMENT) as gateway:
+        gateway.calibrate()
+        late = gateway.calibrate(300, activate=False)["id"]
+        as_version_01_stored_it(gateway.settings.store, late)
+    renamed = candidates(pool.url, **parameters, renames={"random_seed": "seed"})
+    with running(configure(tmp_path, artifact, pool.url, candidates=renamed), ENVIRONMENT) as after:
+        path = f"/calibrations/{late}/activate"
+        after.post(path, ADMIN_KEY, json={"confirm": True}).raise_for_status()
+        assert reasons(after, messages=user(ONE)) == ["conditions_differ:rows"]
+        after.calibrate()  # the rows again
+        assert after.ask(ONE).headers["x-racer-guarantee"] == "holds"
+
+
+def test_a_backup_of_version_01_certifies_nothing_after_its_restore(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Nothing says what was sent for its rows, also where it is the first in its store."""
+    before = configure(tmp_path, artifact, pool.url)
+    with running(before, ENVIRONMENT) as gateway:
+        name, url = gateway.calibrate()["id"], gateway.settings.store
+    as_version_01_stored_it(url, name)
+    old, stamped = tmp_path / "old.zip", tmp_path / "stamped.zip"
+    with Store(url) as store:
+        save(store, (), old)
+    with running(before, ENVIRONMENT), Store(url) as store:
+        save(store, (), stamped)
+    after = configure(tmp_path / "other", artifact, pool.url)
+    with running(after, ENVIRONMENT) as gateway:
+        url = gateway.settings.store
+    restore_into(url, old)
+    with running(after, ENVIRONMENT) as gateway:
+        assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
+    restore_into(url, stamped)  # a backup that has the digests brings them
+    with running(after, ENVIRONMENT) as gateway:
+        assert gateway.ask(ONE).headers["x-racer-guarantee"] == "holds"
+    restore_into(url, old)
+    with Store(url) as store, store.transaction() as session:
+        set_digests(session.get_one(CalibrationRow, name), ["x", "y", "z"])
+    with pytest.raises(Conflict, match="other content"):
+        restore_into(url, stamped)
+
+
+def restore_into(url: str, backup: Path) -> None:
+    """Restore a backup into a store that no gateway uses."""
+    with Store(url) as store, Backup(backup) as opened:
+        restore(store, opened, activate=True)
+
+
+@pytest.mark.parametrize("record", ["active", "inactive"])
+def test_a_document_that_is_cut_off_stops_no_start(
+    tmp_path: Path, artifact: Path, pool: FakePool, record: str
+) -> None:
+    """The gateway is not ready if it is the active one; the others are listed."""
+    configuration = configure(tmp_path, artifact, pool.url)
+    with running(configuration, ENVIRONMENT) as gateway:
+        names = [gateway.calibrate()["id"] for _ in range(2)]
+        url = gateway.settings.store
+    damaged = names[record == "active"]
+    with Store(url) as store, store.transaction() as session:
+        row = session.get_one(CalibrationRow, damaged)
+        row.document = row.document[:-20]
+    with running(configuration, ENVIRONMENT) as gateway:
+        ready = gateway.get("/readyz")
+        assert ready.status_code == (503 if record == "active" else 200)
+        assert record == "inactive" or damaged in ready.json()["reason"]
+        listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+        assert {each["id"] for each in listed} == {*names} - {damaged}
+        one = gateway.get(f"/calibrations/{damaged}", ADMIN_KEY)
+        assert (one.status_code, damaged in one.json()["error"]["message"]) == (500, True)
+
+
+WATCHING = {"feedback": "all", "shadow_rate": 1.0, "store_queries": True}
+
+
+def judge_sample(gateway: Gateway, key: str = ADMIN_KEY, **fields: Any) -> None:
+    """Ask forty queries with these fields, and judge every answer."""
+    for row in as_json(labelled(30_000, 40)):
+        body = {"model": "auto", "messages": user(row["query"]), **fields}
+        answer = gateway.post("/v1/chat/completions", key, json=body)
+        verdicts = {
+            "decision_id": answer.headers["x-racer-decision-id"],
+            "correct": row["correct"],
+        }
+        gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+
+
+def shadow_rows(gateway: Gateway) -> list[dict[str, Any]]:
+    """The rows of the shadow sample."""
+    return [json.loads(row) for row in gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()]
+
+
+def test_shadow_rows_carry_the_conditions_of_their_requests(serve: Serve, pool: FakePool) -> None:
+    """Judged at temperature 1.5, they are no rows of a request without a temperature."""
+    gateway = serve(calibrated=False, watching=WATCHING)
+    upload(gateway, with_conditions(gateway, as_json(labelled(10_000, 200)), temperature=1.5))
+    judge_sample(gateway, temperature=1.5)
+    rows = shadow_rows(gateway)
+    assert len(rows) == 40
+    upload(gateway, rows)
+    assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
+    assert gateway.chat(ONE, temperature=1.5)["racer"]["certificate"]["holds"]
+
+
+def test_shadow_rows_of_another_configuration_keep_its_conditions(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """The sample was judged before `renames` changed."""
+    own: dict[str, Any] = {"parameters": {"random_seed": 7}}
+    for renames in ({}, {"random_seed": "seed"}):
+        pools = candidates(pool.url, **own, renames=renames)
+        path = configure(tmp_path, artifact, pool.url, candidates=pools, watching=WATCHING)
+        with running(path, ENVIRONMENT) as gateway:
+            if not renames:
+                gateway.calibrate()
+                judge_sample(gateway)
+            else:
+                upload(gateway, shadow_rows(gateway))
+                assert reasons(gateway, messages=user(ONE)) == ["conditions_differ:rows"]
+
+
+def test_shadow_rows_have_groups_of_the_current_origin(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """A group of a key is no group of a request, whatever its name, and back again."""
+    key = "key-of-a-123456"
+    hashed = key_format.format_hash(key, key_format.new_salt())
+    access = {"keys": [{"name": "of-a", "hash": hashed, "group": "a"}]}
+    for group_by, found in (("key", 40), ("request", 0), ("key", 40)):
+        path = configure(
+            tmp_path,
+            artifact,
+            pool.url,
+            watching=WATCHING,
+            routing={"group_by": group_by},
+            access=access,
+        )
+        with running(path, ENVIRONMENT) as gateway:
+            if not gateway.get("/readyz").is_success:
+                gateway.calibrate()
+                judge_sample(gateway, key)
+            assert [row["group"] for row in shadow_rows(gateway)] == ["a"] * found
 
 
 def test_a_smaller_pool_joins_rows_that_differ_only_outside_it(
@@ -567,3 +726,56 @@ def test_an_image_before_the_last_turn_is_an_unlabelled_kind(gateway: Gateway) -
     turns = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "A cat."}]
     found = reasons(gateway, messages=[*turns, *user(ONE)])
     assert "unlabelled_request_kind" in found
+
+
+def test_many_records_of_version_01_get_their_digests_though_it_takes_long(
+    tmp_path: Path, artifact: Path, pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each record has the time of an answer: the connection is not cut. By a clock of its own."""
+    path = configure(tmp_path, artifact, pool.url)
+    with running(path, ENVIRONMENT) as gateway:
+        names = [gateway.calibrate(50)["id"] for _ in range(5)]
+        url = gateway.settings.store
+    for name in names:
+        as_version_01_stored_it(url, name)
+    clock = [0.0]
+    monkeypatch.setattr(calibration_sync, "STORE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(calibration_sync, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def slowly(row: CalibrationRow, digests: Any) -> None:
+        set_digests(row, digests)
+        time.sleep(0.03)
+        clock[0] += 0.006
+
+    monkeypatch.setattr(stored_calibrations, "set_digests", slowly)
+
+    async def story() -> bool:
+        with Store(url) as store:
+            states, cuts = [StoreUnavailable("the first read fails")], list[float]()
+            read = store.shared_state
+
+            def shared_state(setup: str) -> SharedState:
+                if states:
+                    raise states.pop()
+                return read(setup)
+
+            monkeypatch.setattr(store, "shared_state", shared_state)
+            monkeypatch.setattr(store, "cut", lambda: cuts.append(clock[0]))
+            setup = store.summary(names[0]).artifact
+            active, ready = ActiveCalibration(Metrics()), asyncio.Event()
+            loop = asyncio.get_running_loop()
+            await active.add_follower(lambda _: loop.call_soon_threadsafe(ready.set) and None)
+            async with CalibrationSync(
+                store,
+                active,
+                setup=setup,
+                text="last_user",
+                group_by="request",
+                configured=ConditionReader(gateway.settings.candidates).configured,
+                metrics=Metrics(),
+            ):
+                async with asyncio.timeout(30):
+                    await ready.wait()
+            return not cuts and not any(store.record(name).lacks_conditions for name in names)
+
+    assert asyncio.run(story())

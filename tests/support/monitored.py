@@ -47,7 +47,8 @@ def calibration_record(
                     labels=rng.random(scores.shape) < scores,
                     projections=scores,  # as if the scores were the embedding
                     options=CalibrationOptions(**options),
-                )
+                ),
+                conditions=POOL,
             ),
         ),
         evidence={},
@@ -80,6 +81,7 @@ def decision_record(
         "projection": tuple(scores),
         "chosen_by": ChosenBy.THRESHOLD,
         "holds": True,
+        "group_by": "request",
     }
     return DecisionRecord(**usual | changes)
 
@@ -111,6 +113,7 @@ class MonitoredStore:
             active=self.active,
             metrics=metrics,
             key=b"a key of the tests",
+            group_by="request",
             rng=np.random.default_rng(seed),
         )
 

@@ -1,7 +1,9 @@
 """Backup and restore of calibrations, with their alarms and which of them are active.
 
 Decisions and feedback are not in a backup. A record never changes once it is stored, except that
-one of version 0.1 gets the digests of its conditions when it is first loaded. So gateways may run:
+one of version 0.1 gets the digests of its conditions: at the first start of this version, or from a
+backup. A backup does not say what its rows were sent, so a record of version 0.1 that is restored
+without digests certifies nothing. So gateways may run:
 which calibrations are active is that of one moment, each calibration comes with the alarms of one
 moment, and what is stored after the beginning is not there.
 """
@@ -18,7 +20,7 @@ from app.errors import Conflict
 from app.settings.access import Key
 from app.store import Store
 from app.store.backup.file import Backup, Manifest, StoredCalibration, writing
-from app.store.calibrations import is_same, is_whole
+from app.store.calibrations import forgo_digests, is_same, is_whole, unify_digests
 from app.store.engine import begin_writing, notify
 from app.store.tables import ActiveRow, CalibrationRow, WatchRow
 
@@ -67,7 +69,7 @@ def save(store: Store, keys: tuple[Key, ...], path: Path) -> BackupResult:
 
 
 def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
-    """Add what the store lacks, all or nothing; what is there stays as it is.
+    """Add what the store lacks, all or nothing; what is there stays, but for missing digests.
 
     Args:
         store: Where to.
@@ -85,9 +87,12 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
     with store.transaction() as session:
         begin_writing(session)
         for stored in backup.calibrations():
-            if _is_there(session, stored.row):
+            found = _find(session, stored.row)
+            if found is not None:
+                unify_digests(found, stored.row)
                 restored.there.append(stored.row.id)
             else:
+                forgo_digests(stored.row)
                 session.add(stored.row)
                 session.flush()
                 restored.added.append(stored.row.id)
@@ -99,13 +104,11 @@ def restore(store: Store, backup: Backup, *, activate: bool) -> RestoreResult:
     return restored
 
 
-def _is_there(session: Session, row: CalibrationRow) -> bool:
-    found = session.get(CalibrationRow, row.id)
-    if found is None:
-        return False
-    if not (is_whole(found) and is_same(found, row)):
+def _find(session: Session, row: CalibrationRow) -> CalibrationRow | None:
+    found = session.get(CalibrationRow, row.id, with_for_update={"key_share": True})
+    if found is not None and not (is_whole(found) and is_same(found, row)):
         raise Conflict(f"calibration {row.id} is there with other content; nothing was changed")
-    return True
+    return found
 
 
 def _decide(
