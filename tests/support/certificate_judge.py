@@ -191,7 +191,8 @@ def denial(seen: Observation, calibrations: Mapping[str, KnownCalibration]) -> s
         return "the router did not read the whole query"
     known = calibrations[name]
     alpha = known.alpha if seen.alpha is None else seen.alpha
-    if guarantee["alpha"] != min(alpha, seen.max_alpha or 1):
+    alpha = min(alpha, seen.max_alpha or 1)
+    if guarantee["alpha"] != alpha:
         return f"alpha is {guarantee['alpha']}, not {alpha}"
     if lost := set(seen.allowed) - set(guarantee["pool"]) - set(seen.failing):
         return f"the pool lacks {sorted(lost)}"
