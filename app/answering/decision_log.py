@@ -136,7 +136,7 @@ def _decision_record(
         outcome=outcome.ended,
         repeated=routed.repeated,
         query=query,
-        populations=routed.populations,
+        population=routed.population,
         remarks=tuple(routed.remarks),
         group_by=group_by,
     )

@@ -129,7 +129,7 @@ class RequestRouter:
         if is_of_a_part or (later and not self._reads_conversations):
             return ()
         remarks = ()
-        if routed.record.has_query(fingerprint, routed.populations, later=later):
+        if routed.record.has_query(fingerprint, routed.population, later=later):
             remarks = (Remark.CALIBRATION_QUERY,)
         key = request.caller.name
         if self._monitor.was_sent(key, fingerprint, later=later, records=records):

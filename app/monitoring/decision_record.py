@@ -78,7 +78,7 @@ class DecisionRecord:
         repeated: The query was seen before, by any key, or is one of the rows: it is no new
             evidence.
         query: The text that the router read, if the operator stores queries.
-        populations: The places of the rows that set the threshold; None in records of version 0.1.
+        population: The place of the rows that set the threshold; None in records of version 0.1.
         remarks: The remarks in the certificate; None in records of version 0.1.
         group_by: ``routing.group_by``, which says what the group means; None in records of version
             0.1.
@@ -108,7 +108,7 @@ class DecisionRecord:
     outcome: RequestEnd = RequestEnd.ANSWERED
     repeated: bool = False
     query: str | None = None
-    populations: tuple[int, ...] | None = None
+    population: int | None = None
     remarks: tuple[str, ...] | None = None
     group_by: str | None = None
 
@@ -152,5 +152,5 @@ class DecisionRecord:
         return cls(**stored)
 
 
-_LATER_FIELDS: Final = ("projection", "populations", "remarks")  # absent in records of version 0.1
+_LATER_FIELDS: Final = ("projection", "remarks")  # absent in records of version 0.1
 _FIELDS: Final = tuple(each.name for each in fields(DecisionRecord))

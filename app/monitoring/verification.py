@@ -66,7 +66,7 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
     """
     if decision.calibration_id != record.id:
         raise InputError(f"decision {decision.decision_id} was made by {decision.calibration_id}")
-    calibration = record.rows(_populations(decision))
+    calibration = record.populations[_population(decision)].calibration
     if decision.pool != calibration.pool:
         calibration = calibration.restrict(decision.pool)
     rows = GroupedRows(calibration)
@@ -86,10 +86,10 @@ def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:
     )
 
 
-def _populations(decision: DecisionRecord) -> tuple[int, ...]:
-    if decision.populations is not None:
-        return decision.populations
-    return (1,) if Reason.LATER_TURN in decision.reasons else (0,)  # as version 0.1 stored them
+def _population(decision: DecisionRecord) -> int:
+    if decision.population is not None:
+        return decision.population
+    return int(Reason.LATER_TURN in decision.reasons)  # as version 0.1 stored them
 
 
 def _pool_scores(pool: Sequence[str], decision: DecisionRecord) -> list[float]:

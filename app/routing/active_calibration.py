@@ -19,10 +19,9 @@ from racer_core.calibration.calibration import Calibration
 MAX_PARTS: Final = 64
 MAX_PENDING: Final = 8
 _THREADS: Final = 2
-FIRST: Final = (0,)  # the place of the record's first population
 
 Pool = tuple[str, ...]
-_Place = tuple[str, Pool, tuple[int, ...]]  # the record's id, the candidates, its populations
+_Place = tuple[str, Pool, int]  # the record's id, the candidates, the place of the rows
 KeyT = TypeVar("KeyT")
 PartT = TypeVar("PartT")
 
@@ -107,7 +106,7 @@ class ActiveCalibration:
         names: Pool,
         group: str | None = None,
         *,
-        populations: tuple[int, ...] = FIRST,
+        population: int = 0,
     ) -> GroupThreshold:
         """The rows whose threshold applies, computed on a thread and cached.
 
@@ -117,32 +116,33 @@ class ActiveCalibration:
             record: The record that decides.
             names: The candidates among which the set is chosen, in the order of the pool.
             group: The request's group from ``Grouping``; None where it has none.
-            populations: The places of the rows in the record.
+            population: The place of the rows in the record.
 
         Raises:
             Overloaded: It is not cached, and too many others are being computed.
         """
-        calibration = await self.sub_pool(record, names, populations=populations)
+        calibration = await self.sub_pool(record, names, population=population)
         if not record.has_groups:
             return GroupThreshold(calibration=calibration, group=None)
-        place = (record.id, names, populations)
+        place = (record.id, names, population)
         rows = await self._grouped.get(place, lambda: GroupedRows(calibration))
         plan = rows.plan(group)
         return await self._groups.get((place, plan), lambda: _sorted_group(rows, plan))
 
     async def sub_pool(
-        self, record: CalibrationRecord, names: Pool, *, populations: tuple[int, ...] = FIRST
+        self, record: CalibrationRecord, names: Pool, *, population: int = 0
     ) -> Calibration:
         """The record's rows for a smaller pool, whatever their groups, computed in the same way.
 
         Raises:
             Overloaded: As :meth:`calibration`.
         """
-        if names == record.calibration.pool and len(populations) == 1:
-            return record.rows(populations)
+        rows = record.populations[population].calibration
+        if names == rows.pool:
+            return rows
         return await self._sub_pools.get(
-            (record.id, names, populations),
-            lambda: _sorted(record.rows(populations).restrict(names)),
+            (record.id, names, population),
+            lambda: _sorted(rows.restrict(names)),
         )
 
 

@@ -33,7 +33,7 @@ class CertifiedDecision:
     fingerprint: bytes
     scored: ScoredQuery | None  # None when the router failed
     record: CalibrationRecord
-    populations: tuple[int, ...]  # of the record: the places of the rows that set the threshold
+    population: int  # of the record: the place of the rows that set the threshold
     group: str | None  # of the request, whether or not it has its own threshold
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy

@@ -1,14 +1,11 @@
 """Row selection: the labelled rows whose threshold applies to a request.
 
-Only rows of the same turn that were labelled under the same conditions, over all candidates among
-which the set is chosen, are exchangeable with it. Where they are too few, other rows choose its
-set, and the certificate is void.
+Only rows of the same turn that were labelled under the same conditions, over all candidates of the
+calibration, are exchangeable with it. Where they are too few, other rows choose its set, and the
+certificate is void.
 
-In a smaller pool, rows that differ only in what the other candidates were sent agree. Their queries
-may still be of other parts of the traffic, with other risks. So a request whose conditions over the
-whole pool have rows of their own is decided by them alone; only without such rows, all rows that
-agree are joined. The rule reads digests and the number of rows that count, on which the guarantee
-is conditional; it reads neither labels nor scores of the smaller pool.
+A smaller pool changes nothing: rows that differ only in what the other candidates were sent may be
+of other parts of the traffic, with other risks. Neither labels nor scores select rows.
 """
 
 from __future__ import annotations
@@ -25,11 +22,10 @@ from app.routing.query import Query
 from app.store.calibration_record import CalibrationRecord, Population
 from racer_core.records.conversation import RoutedText
 
-_MAX_POOLS: Final = 64  # of a record, whose populations are indexed
+_MAX_RECORDS: Final = 64  # whose populations are indexed
 
-Pool = tuple[str, ...]
-# Later turns or not, and the digests of the pool's candidates -> places of populations.
-_Index = Mapping[tuple[bool, tuple[str, ...]], tuple[int, ...]]
+# Later turns or not, and the digests of the calibration's candidates -> the place of a population.
+_Index = Mapping[tuple[bool, tuple[str, ...]], int]
 
 
 class TurnKind(Enum):
@@ -45,20 +41,20 @@ class RowSelection:
     """The rows that decide a request.
 
     Attributes:
-        populations: Their places in the record.
+        population: Their place in the record.
         turn: The turn of the conversation.
         differing: The fields in which the request was sent unlike the rows; none: it was sent like
             them.
     """
 
-    populations: tuple[int, ...]
+    population: int
     turn: TurnKind
     differing: tuple[str, ...] = ()
 
     @property
     def is_chosen_by_conditions(self) -> bool:
         """Whether the conditions of a first turn chose other rows than the first population."""
-        return self.populations != (0,) and self.turn is TurnKind.FIRST
+        return self.population != 0 and self.turn is TurnKind.FIRST
 
 
 class RowSelector:
@@ -70,55 +66,35 @@ class RowSelector:
 
     def __init__(self, text: RoutedText) -> None:
         self._text = text
-        self._indexes: LRUCache[tuple[str, Pool], _Index] = LRUCache(_MAX_POOLS)
+        self._indexes: LRUCache[str, _Index] = LRUCache(_MAX_RECORDS)
 
-    def select(self, record: CalibrationRecord, names: Pool, query: Query) -> RowSelection:
-        """The rows for a request.
-
-        Args:
-            record: The record that decides.
-            names: The candidates among which the set is chosen, in the order of the pool.
-            query: The request.
-        """
-        index = self._index(record, names)
-        digests = query.conditions.of(names)
+    def select(self, record: CalibrationRecord, query: Query) -> RowSelection:
+        """The rows of the record that decides, for a request."""
+        index = self._index(record)
+        digests = query.conditions.of(record.calibration.pool)
         turn = TurnKind.LATER if query.later else TurnKind.FIRST
-        if alike := self._own(record, names, query) or index.get((query.later, digests)):
-            return RowSelection(populations=alike, turn=turn)
-        usual = _digests(record.populations[0], record, names)
-        populations = index.get((query.later, usual))
-        if populations is None:
-            populations, turn = (0,), TurnKind.UNCALIBRATED
+        population = index.get((query.later, digests))
+        if population is not None:
+            return RowSelection(population=population, turn=turn)
+        usual = record.populations[0].conditions or ()
+        population = index.get((query.later, usual))
+        if population is None:
+            population, turn = 0, TurnKind.UNCALIBRATED
         differing = () if digests == usual else query.conditions.differing or (ROWS,)
-        return RowSelection(populations=populations, turn=turn, differing=differing)
+        return RowSelection(population=population, turn=turn, differing=differing)
 
-    def _own(self, record: CalibrationRecord, names: Pool, query: Query) -> tuple[int, ...] | None:
-        """In a smaller pool, the rows of the request's conditions over the whole pool."""
-        pool = record.calibration.pool
-        if names == pool:
-            return None
-        return self._index(record, pool).get((query.later, query.conditions.of(pool)))
-
-    def _index(self, record: CalibrationRecord, names: Pool) -> _Index:
-        index = self._indexes.get((record.id, names))
+    def _index(self, record: CalibrationRecord) -> _Index:
+        index = self._indexes.get(record.id)
         if index is None:
-            found: dict[tuple[bool, tuple[str, ...]], tuple[int, ...]] = {}
-            for place, population in enumerate(record.populations):
-                if place == 0 or self._decides(population):
-                    key = (population.later, _digests(population, record, names))
-                    found[key] = (*found.get(key, ()), place)
-            index = self._indexes[record.id, names] = found
+            # Unknown digests, (), equal those of no request.
+            index = self._indexes[record.id] = {
+                (each.later, each.conditions or ()): place
+                for place, each in enumerate(record.populations)
+                if place == 0 or self._decides(each)
+            }
         return index
 
     def _decides(self, population: Population) -> bool:
         """Whether there are enough rows, read by the current ``routing.text``."""
         was_read_so = not population.later or population.text == self._text
         return was_read_so and population.is_enough
-
-
-def _digests(population: Population, record: CalibrationRecord, names: Pool) -> tuple[str, ...]:
-    """The digests of these candidates; none where they are unknown, which equals no request's."""
-    if population.conditions is None:
-        return ()
-    digests = dict(zip(record.calibration.pool, population.conditions, strict=True))
-    return tuple(digests[name] for name in names)

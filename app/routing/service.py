@@ -99,7 +99,7 @@ class RoutingService:
         """
         routed = await self._find_or_decide(request, deadline)
         record, pool, scored = routed.record, routed.certificate.pool, routed.scored
-        threshold = await self._threshold(record, pool, routed.group, routed.populations)
+        threshold = await self._threshold(record, pool, routed.group, routed.population)
         if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
             return RiskLevels(routed=routed)
         found = await asyncio.to_thread(
@@ -173,9 +173,9 @@ class RoutingService:
     ) -> CertifiedDecision:
         """Decide among the chosen candidates, and certify the decision with its premises."""
         query = request.query
-        rows = self._rows.select(record, choice.names, query)
+        rows = self._rows.select(record, query)
         group = self._grouping.of_request(query.text, options.group, request.caller.group)
-        threshold = await self._threshold(record, choice.names, group, rows.populations)
+        threshold = await self._threshold(record, choice.names, group, rows.population)
         fingerprint = self._trained.fingerprint(query.text)
         is_other_kind = query.conditions.is_other_kind and bool(rows.differing)
         usual = record.calibration.options
@@ -223,7 +223,7 @@ class RoutingService:
             fingerprint=fingerprint,
             scored=scored,
             record=record,
-            populations=rows.populations,
+            population=rows.population,
             group=group,
             chosen=decision.selected,
             chosen_by=ChosenBy.EVERYONE if selects_all else ChosenBy.THRESHOLD,
@@ -293,7 +293,7 @@ class RoutingService:
         record: CalibrationRecord,
         names: tuple[str, ...],
         group: str | None,
-        populations: tuple[int, ...],
+        population: int,
     ) -> GroupThreshold | None:
         """The rows of the group for these candidates.
 
@@ -302,7 +302,7 @@ class RoutingService:
         """
         try:
             async with asyncio.timeout(SUB_POOL_WAIT_S):
-                return await self._active.calibration(record, names, group, populations=populations)
+                return await self._active.calibration(record, names, group, population=population)
         except (TimeoutError, Overloaded):
             return None
 

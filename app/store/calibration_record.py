@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import Any, Final, Self
 
 import numpy as np
@@ -87,18 +86,10 @@ class CalibrationRecord:
         """The rows of the first population."""
         return self.populations[0].calibration
 
-    def has_query(self, fingerprint: bytes, populations: Sequence[int], *, later: bool) -> bool:
-        """Whether a query is a row of some populations, by their places, and of its turn."""
-        for place in populations:  # a loop, because a generator costs each request more calls
-            population = self.populations[place]
-            if population.later is later and fingerprint in population.calibration.queries:
-                return True
-        return False
-
-    def rows(self, populations: Sequence[int]) -> Calibration:
-        """The rows of some populations, by their places, as one calibration."""
-        first, *others = (self.populations[place].calibration for place in populations)
-        return _joined(first, others) if others else first
+    def has_query(self, fingerprint: bytes, population: int, *, later: bool) -> bool:
+        """Whether a query is a row of a population, by its place, and of its turn."""
+        rows = self.populations[population]
+        return rows.later is later and fingerprint in rows.calibration.queries
 
     def encoded(self) -> tuple[str, bytes]:
         """The document, and the arrays as npz."""
@@ -182,33 +173,6 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "text": population.text,
         "groups": population.calibration.groups,
     }
-
-
-def _joined(first: Calibration, others: Sequence[Calibration]) -> Calibration:
-    """The rows of several calibrations with the same pool and options.
-
-    Rows of queries that an earlier calibration has are left out: a query counts once.
-    """
-    parts, seen = [first], set(first.queries)
-    for other in others:
-        prints = enumerate(other.fingerprints)
-        parts.append(other.take([place for place, each in prints if each not in seen]))
-        seen |= other.queries
-    near = [part.neighbours for part in parts if part.neighbours is not None]
-    has_groups = any(part.groups is not None for part in parts)
-    return replace(
-        first,
-        fingerprints=tuple(chain.from_iterable(part.fingerprints for part in parts)),
-        scores=np.concatenate([part.scores for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        neighbours=np.concatenate(near) if len(near) == len(parts) else None,
-        projections=None,  # drift is about the first population
-        groups=tuple(
-            chain.from_iterable(part.groups or (None,) * len(part.labels) for part in parts)
-        )
-        if has_groups
-        else None,
-    )
 
 
 def _arrays_of(calibration: Calibration) -> dict[str, NDArray[Any]]:

@@ -179,7 +179,7 @@ def test_every_reason_is_explained(gateway: Gateway) -> None:
 def test_the_reasons_of_a_decision_have_one_order() -> None:
     """The query's, the pool's, the rows', the options', and why no threshold selects."""
     premises = Premises(
-        rows=RowSelection(populations=(0,), turn=TurnKind.UNCALIBRATED, differing=("seed",)),
+        rows=RowSelection(population=0, turn=TurnKind.UNCALIBRATED, differing=("seed",)),
         choice=CandidateChoice(names=("a",), is_requested=True, has_unable=True, down=("b", "c")),
         is_too_long=True,
         is_other_kind=True,

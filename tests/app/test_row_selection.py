@@ -59,13 +59,14 @@ def record(*populations: Population) -> CalibrationRecord:
     return replace(calibration_record(), populations=populations)
 
 
-def select(found: CalibrationRecord, names: tuple[str, ...], **fields: Any) -> RowSelection:
-    """The rows for a request with these fields among these candidates."""
+def select(found: CalibrationRecord, **fields: Any) -> RowSelection:
+    """The rows for a request with these fields."""
     query = Query(text="What is 3 plus 4?", conditions=READER.read(fields))
-    return RowSelector("last_user").select(found, names, query)
+    return RowSelector("last_user").select(found, query)
 
 
 EASY, HARD = rows(200, 0.0), rows(40, 0.5, start=1000)
+FEW = rows(5, 0.0)  # no threshold at 0.1
 MIXED = record(population(EASY), population(HARD, seed=5))
 
 
@@ -75,57 +76,42 @@ def missed(calibration: Calibration, threshold: float) -> float:
     return float((~(sets.selected & calibration.labels).any(axis=1)).mean())
 
 
-@pytest.mark.parametrize("names", [POOL, PART])
-def test_own_rows_decide_in_a_smaller_pool_too(names: tuple[str, ...]) -> None:
-    """An outage of the candidate that differs adds no rows of another part of the traffic."""
-    assert select(MIXED, names).populations == (0,)
-    assert select(MIXED, names, seed=5).populations == (1,)
+def test_rows_of_the_same_conditions_decide() -> None:
+    """No rows of another part of the traffic are added."""
+    assert select(MIXED) == RowSelection(population=0, turn=TurnKind.FIRST)
+    assert select(MIXED, seed=5) == RowSelection(population=1, turn=TurnKind.FIRST)
 
 
 def test_joined_rows_would_miss_more_than_alpha() -> None:
-    """Requests with the seed are harder than the others: only rows with the seed bound them."""
-    found = select(MIXED, PART, seed=5)
+    """In a smaller pool all rows agree; requests with the seed are harder than the others."""
     hard = HARD.restrict(PART)
-    own = MIXED.rows(found.populations).restrict(PART)
-    joined = MIXED.rows((0, 1)).restrict(PART)
+    own = MIXED.populations[select(MIXED, seed=5).population].calibration.restrict(PART)
+    joined = replace(
+        EASY,
+        fingerprints=EASY.fingerprints + HARD.fingerprints,
+        scores=np.concatenate([EASY.scores, HARD.scores]),
+        labels=np.concatenate([EASY.labels, HARD.labels]),
+    ).restrict(PART)
     assert missed(hard, own.lambda_hat(ALPHA, Score.GAP)) <= ALPHA
     assert missed(hard, joined.lambda_hat(ALPHA, Score.GAP)) == 0.5
 
 
-def test_other_conditions_beside_the_pool_join_all_rows_that_agree() -> None:
-    """The conditions of a candidate that is not certified are no premise."""
-    found = select(MIXED, PART, seed=9)
-    assert (found.populations, found.differing) == ((0, 1), ())
-    assert select(MIXED, POOL, seed=9).differing == ("seed",)
+@pytest.mark.parametrize("found", [MIXED, record(population(EASY), population(FEW, seed=9))])
+def test_without_enough_rows_of_its_own_a_request_is_unlike_the_rows(
+    found: CalibrationRecord,
+) -> None:
+    """Which rows decide depends on no pool: the field is named in a smaller one, too."""
+    assert (select(found, seed=9).population, select(found, seed=9).differing) == (0, ("seed",))
 
 
-def test_a_query_counts_once_among_joined_rows() -> None:
-    """Repeated queries are no further evidence: the 65 rows have 45 queries."""
-    parts = rows(40, 0.25), rows(15, 0.5, start=30), rows(10, 0.0, start=30)
-    grouped = replace(parts[2], groups=("a",) * 10)
-    found = record(*map(population, (*parts[:2], grouped))).rows((0, 1, 2))
-    assert len(found.fingerprints) == len(found.queries) == found.n == 45
-    assert found.labels[:40].tolist() == parts[0].labels.tolist()
-    assert found.labels[40:].tolist() == parts[1].labels[10:].tolist()
-    assert found.groups == (None,) * 45
-
-
-def test_own_rows_that_are_too_few_are_joined() -> None:
-    """Five rows allow no threshold at 0.1, and the others agree on the smaller pool."""
-    few = record(population(EASY), population(rows(5, 0.0), seed=5))
-    assert select(few, PART, seed=5).populations == (0,)
-
-
-def test_the_selection_reads_no_answers_of_a_smaller_pool() -> None:
-    """Other labels with the same answerable rows select the same rows."""
-    flipped = replace(HARD, labels=~HARD.labels)
-    other = record(population(EASY), population(flipped, seed=5))
+def test_the_selection_reads_no_labels() -> None:
+    """Other labels of the same rows that count select the same rows."""
+    other = record(population(EASY), population(replace(HARD, labels=~HARD.labels), seed=5))
     for seed in (5, 9):
-        found = [select(each, PART, seed=seed).populations for each in (MIXED, other)]
-        assert found[0] == found[1]
+        assert select(MIXED, seed=seed) == select(other, seed=seed)
 
 
 def test_rows_of_unknown_conditions_certify_nothing() -> None:
     """A record gets its digests when it is first loaded; without them no request is like it."""
-    found = select(record(Population(calibration=EASY)), POOL)
+    found = select(record(Population(calibration=EASY)))
     assert (found.differing, found.turn) == (("rows",), TurnKind.FIRST)
