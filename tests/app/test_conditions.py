@@ -568,7 +568,8 @@ def test_a_smaller_pool_is_decided_by_the_rows_of_the_whole_pools_conditions(
         assert (certificate["holds"], certificate["reasons"][-1]) == (True, "labelled_conditions")
     assert part["n"] <= whole["n"] <= 40
     other = gateway.chat(ONE, options, seed=9)["racer"]["certificate"]
-    assert (other["holds"], other["reasons"][-1]) == (False, "conditions_differ:seed")
+    assert not other["holds"]
+    assert "conditions_differ:seed" in other["reasons"]
 
 
 @pytest.mark.parametrize("is_later", [False, True])
