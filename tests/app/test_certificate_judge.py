@@ -145,3 +145,28 @@ def test_a_false_certificate_is_denied(
     """Each premise that fails is enough."""
     found = denial(replace(SEEN, **changes), calibrations)
     assert found is None if why is None else why in (found or "")
+
+
+@pytest.mark.parametrize(
+    ("field", "others", "renamed", "is_harmless"),
+    [
+        ({"n": 2}, {}, (), True),
+        ({"n": 2}, {"use_beam_search": True}, (), False),
+        ({"n": 2}, {"beam": True}, ("use_beam_search", "beam"), False),
+        ({"n": 2}, {}, ("n", "choices"), False),
+        ({"seed": 7}, {"temperature": 0}, (), True),
+        ({"seed": 7}, {"temperature": 0}, ("heat", "temperature"), False),
+        ({"seed": 7}, {"temperature": 1}, (), False),
+        ({"parallel_tool_calls": False}, {}, (), True),
+        ({"parallel_tool_calls": False}, {"tools": []}, (), False),
+        ({"parallel_tool_calls": False}, {"skills": []}, ("tools", "skills"), False),
+        ({"messages.system": []}, {}, (), False),
+    ],
+)
+def test_a_field_is_harmless_beside_fields_whose_meaning_is_known(
+    field: dict[str, Any], others: dict[str, Any], renamed: tuple[str, ...], is_harmless: bool
+) -> None:
+    """The server says what a renamed field means."""
+    body = {"model": "a", "messages": [], **others}
+    alike = read_body(PATH, body, renamed) == read_body(PATH, body | field, renamed)
+    assert alike is is_harmless

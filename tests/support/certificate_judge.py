@@ -18,7 +18,7 @@ TURNS: Final = {
     "/v1/completions": ("prompt", ""),
     "/v1/responses": ("input", "input_text"),
 }
-# Fields that change no answer, by the API that has them.
+# Fields that change no answer, by the API that has them; `n` only beside free choices.
 _EVERYWHERE: Final = ("model", "user", "stream", "stream_options")
 HARMLESS: Final = {
     "/v1/chat/completions": {*_EVERYWHERE, "metadata", "store", "n", "logprobs", "top_logprobs"},
@@ -33,13 +33,17 @@ def read_body(path: str, body: Mapping[str, Any], renamed: Collection[str] = ())
     Args:
         path: The path at the server.
         body: The body as it arrived there.
-        renamed: Fields that the configuration renames, under both names; none is harmless.
+        renamed: Fields that the configuration renames, under both names; none is harmless, and
+            none says that another one is.
     """
     harmless = set(HARMLESS[path])
-    if body.get("temperature") == 0 and path != "/v1/responses":
+    is_greedy = body.get("temperature") == 0 and "temperature" not in renamed
+    if is_greedy and path != "/v1/responses":
         harmless.add("seed")
-    if "tools" not in body and path != "/v1/completions":
+    if "tools" not in {*body, *renamed} and path != "/v1/completions":
         harmless.add("parallel_tool_calls")
+    if {"use_beam_search", "best_of"} & {*body, *renamed}:
+        harmless.discard("n")
     harmless -= set(renamed) - {"model"}
     rest = {name: value for name, value in body.items() if name not in harmless}
     name, part = TURNS[path]
