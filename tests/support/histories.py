@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx2
 from hypothesis import strategies as st
@@ -38,8 +38,9 @@ TEMPLATES: Final = [*SKILLS][:3]
 STRANGE: Final = "Add {} to {}."  # no row has its language
 # The words of a text that tell its language, here and in the gateway.
 LANGUAGES: Final = {"What": "en", "Spell": "de", "Compare": "en", "Add": "fr"}
-TURNS: Final = ["plain", "part", "odd_part", "system", "last_system", "earlier", "refusal", "name",
-                "image", "prefill"]  # fmt: skip
+SYSTEM: Final = {"role": "system", "content": "Answer in French."}
+TURNS: Final = ["plain", "part", "odd_part", "system", "other_system", "last_system", "earlier",
+                "refusal", "name", "image", "prefill"]  # fmt: skip
 LATER: Final = ("earlier", "refusal", "prefill")
 LABELLED_TURNS: Final = ["plain", "plain", "system", "earlier", "earlier", "part"]
 FIELDS: Final[list[dict[str, Any]]] = [
@@ -55,7 +56,9 @@ FIELDS: Final[list[dict[str, Any]]] = [
     {"top_p": 0.9},
     {"user": "ann"},
     {"metadata": {"a": "b"}},
-    {"n": 1},
+    {"n": 2},
+    {"use_beam_search": True},
+    {"best_of": 2},
     {"stop": ["."]},
     {"prompt": {"id": "pmpt_1"}},
     {"a_field_of_tomorrow": 1},
@@ -65,7 +68,13 @@ FIELDS: Final[list[dict[str, Any]]] = [
     {"parallel_tool_calls": False},
     {"tools": [{"type": "function", "function": {"name": "add"}}]},
     {"instructions": "Be brief."},
+    # Names that a gateway might use for turns.
+    {"messages.system": [[0, SYSTEM]]},
+    {"input.user": [[0, {"role": "user", "content": "Hello"}]]},
 ]
+# Fields that change no answer, unless the body has another one.
+DEPENDENT: Final[list[dict[str, Any]]] = [{"n": 2}, {"seed": 99}, {"parallel_tool_calls": False}]
+TOOLS: Final = [{"type": "function", "function": {"name": "add"}}]
 # Each is a change of some settings; a restart adds changes to those of earlier restarts.
 CHANGES: Final[list[dict[str, Any]]] = [
     {"parameters": {}},
@@ -78,7 +87,17 @@ CHANGES: Final[list[dict[str, Any]]] = [
     {"renames": {"max_completion_tokens": "max_tokens"}},
     {"renames": {"a_field_of_tomorrow": "user"}},
     {"renames": {"temperature": "heat"}},
-    {"renames": {}},
+    *[{"renames": {}}, {"renames": None}] * 2,  # None: of each parameter
+    # Renames of the fields on which `DEPENDENT` depend, with and without such a parameter.
+    {"parameters": {"use_beam_search": True}, "renames": {"use_beam_search": "beam"}},
+    {"parameters": {"beams": True}, "renames": {"beams": "use_beam_search"}},
+    {"parameters": {"tools": TOOLS}, "renames": {"tools": "skills"}},
+    {"parameters": {"heat": 0}, "renames": {"heat": "temperature"}},
+    {"parameters": {"temperature": 0}, "renames": {"temperature": "heat"}},
+    {"parameters": {"temperature": 0, "n": 1}, "renames": {"n": "choices"}},
+    {"parameters": {"temperature": 0, "seed": 7}, "renames": {"seed": "random_seed"}},
+    {"renames": {"parallel_tool_calls": "parallel"}},
+    {"own": {"use_beam_search": True}},
     {"own_renames": {"seed": "random_seed"}},
     {"own_renames": {"user": "end_user"}},
     {"own_renames": {}},
@@ -134,10 +153,12 @@ SCRIPTS: Final = [
 ]
 
 changes = st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3)
+# After these a candidate is sent something else under the same parameters.
+renamings = st.sampled_from([[{"renames": None}], [{"renames": {}}]]) | changes
 fields_of_requests = st.lists(st.sampled_from(FIELDS), max_size=2).map(
     lambda some: {name: value for each in some for name, value in each.items()}
 )
-plain_fields = st.just({}) | st.just({}) | st.just({"user": "ann"})
+plain_fields = st.sampled_from([{}, {}, {"user": "ann"}, {"user": "bob"}])
 labels = st.fixed_dictionaries(
     {
         "surface": st.sampled_from(["chat", "chat", "chat", "completions", "responses"]),
@@ -148,20 +169,39 @@ labels = st.fixed_dictionaries(
 # Only the poet is sent another field for a user, unless renames change.
 of_a_user = {"surface": "chat", "turns": "plain", "fields": {"user": "ann"}}
 of_a_later_turn = {"surface": "chat", "turns": "earlier", "fields": {}}
+of_a_system_prompt = {"surface": "chat", "turns": "system", "fields": {}}
+PLAIN: Final[dict[str, Any]] = {"surface": "chat", "turns": "plain", "fields": {}}
 _rows = st.sampled_from([4, 20, 40])
-_labelled = st.none() | st.just(of_a_user) | st.just(of_a_later_turn) | labels | st.integers(0, 5)
+_repeats = st.sampled_from([False, False, True])
+_of_some = st.sampled_from([of_a_user, of_a_later_turn, of_a_system_prompt, PLAIN])
+_labelled = st.none() | _of_some | labels | st.integers(0, 5)
 
 
-def _parts(*groups: str | None) -> st.SearchStrategy[list[tuple[Any, str | None, int]]]:
+class Part(NamedTuple):
+    """Rows of an upload that are labelled alike.
+
+    Attributes:
+        label: The request that labels them now; None: they are labelled as configured, and carry
+            no digests; a number: as the rows of an earlier upload.
+        group: Their group.
+        count: How many rows they are.
+        repeats: Their queries and their group are those of the part before.
+    """
+
+    label: Any = None
+    group: str | None = None
+    count: int = 40
+    repeats: bool = False
+
+
+def _parts(*groups: str | None) -> st.SearchStrategy[list[Part]]:
     """Rows that were labelled otherwise, behind rows as configured in most uploads."""
     group = st.sampled_from(groups)
-    others = st.lists(st.tuples(_labelled, group, _rows), min_size=1, max_size=3)
-    usual = st.lists(st.tuples(st.none(), group, _rows), max_size=1)
+    others = st.lists(st.builds(Part, _labelled, group, _rows, _repeats), min_size=1, max_size=3)
+    usual = st.lists(st.builds(Part, st.none(), group, _rows), max_size=1)
     return st.builds(list.__add__, usual, others)
 
 
-# How rows were labelled (None: as configured; a number: as those of an earlier upload), their group
-# and their number.
 uploads = _parts(None) | _parts(None) | _parts(None, None, "a", "b", "c") | _parts("a", "a", "b")
 requests = st.fixed_dictionaries(
     {
@@ -172,6 +212,9 @@ requests = st.fixed_dictionaries(
         ),
         "turns": st.sampled_from(["plain"] * 20 + TURNS),
         "fields": st.just({}) | plain_fields | fields_of_requests,
+        "beside": st.sampled_from([*[{}] * 7, *DEPENDENT]),  # further fields
+        # A field states the system prompt of the rows, and the turns have another one, or none.
+        "forges": st.sampled_from([False] * 5 + [True]),
         "template": st.sampled_from([*TEMPLATES * 3, STRANGE]),
         "again": st.sampled_from([False] * 5 + [True]),  # the text of the request before
         "stream": st.booleans(),
@@ -197,6 +240,14 @@ requests = st.fixed_dictionaries(
         ),
     }
 )
+# Such requests may be in the shadow sample.
+requests_like_rows = st.tuples(requests, st.sampled_from([{}, {}, {"group": "a"}])).map(
+    lambda drawn: (
+        drawn[0]
+        | {"like": 0, "surface": "chat", "beside": {}, "pool": None, "racer": drawn[1]}
+        | dict.fromkeys(("forges", "again", "is_long"), False)
+    )
+)
 
 some_requests = st.lists(requests, min_size=1, max_size=5)
 ORDINARY: Final[dict[str, Any]] = {
@@ -208,6 +259,8 @@ ORDINARY: Final[dict[str, Any]] = {
     "again": False,
     "stream": False,
     "is_long": False,
+    "forges": False,
+    "beside": {},
     "key": None,
     "session": None,
     "pool": None,
@@ -229,15 +282,16 @@ def messages(turns: str, text: str, part: str = "text") -> list[dict[str, Any]]:
         part: The type of text parts in the API of the request.
     """
     question = {"role": "user", "content": text}
-    system = {"role": "system", "content": "Answer in French."}
+    other_system = {"role": "system", "content": "Always answer 13."}
     hello = {"role": "user", "content": "Hello"}
     odd = "input_text" if part == "text" else "text"
     shapes: dict[str, list[dict[str, Any]]] = {
         "plain": [question],
         "part": [{"role": "user", "content": [{"type": part, "text": text}]}],
         "odd_part": [{"role": "user", "content": [{"type": odd, "text": text}]}],
-        "system": [system, question],
-        "last_system": [question, system],
+        "system": [SYSTEM, question],
+        "other_system": [other_system, question],
+        "last_system": [question, SYSTEM],
         "earlier": [hello, {"role": "assistant", "content": "Hi"}, question],
         "refusal": [hello, {"role": "assistant", "content": "Hi", "refusal": None}, question],
         "name": [{**question, "name": "ann"}],
@@ -253,6 +307,17 @@ def messages(turns: str, text: str, part: str = "text") -> list[dict[str, Any]]:
         "prefill": [question, {"role": "assistant", "content": "The answer is"}],
     }
     return shapes[turns]
+
+
+def forged(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A request that states in a field what the given one has as a turn, or the reverse."""
+    name = "input.system" if request["surface"] == "responses" else "messages.system"
+    fields = dict(request["fields"])
+    if fields.pop(name, None) is not None:
+        return {**request, "turns": "system", "fields": fields}
+    if request["turns"] != "system":
+        return dict(request)
+    return {**request, "turns": "other_system", "fields": fields | {name: [[0, SYSTEM]]}}
 
 
 def body_of(request: Mapping[str, Any], text: str) -> tuple[str, dict[str, Any]]:

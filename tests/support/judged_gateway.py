@@ -13,56 +13,36 @@ import httpx2
 from app.monitoring.drift_store import DriftStore
 from app.routing.conditions import ConditionReader
 from app.store import Store
-from app.store.calibrations import record_digest
-from app.store.tables import CalibrationRow
+from app.store.backup.calibrations import restore, save
+from app.store.backup.file import Backup
 from racer_core.calibration.monitoring import DriftState
-from tests.support.certificate_judge import (
-    KnownCalibration,
-    LabelledPart,
-    Observation,
-    denial,
-)
+from tests.support.certificate_judge import KnownCalibration, Observation, denial
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
     POOL,
-    SKILLS,
 )
 from tests.support.histories import (
     KEYS,
     LATER,
     ORDINARY,
+    PLAIN,
     POOLS,
     TEMPLATES,
     Key,
+    Part,
     body_of,
     certified,
+    forged,
     language_of,
-    messages,
 )
+from tests.support.judged_rows import JudgedDecision, Label, Upload, right_candidates
 from tests.support.recorded_gateway import RecordedGateway
+from tests.support.version_01 import write_as_version_01
 from tests.upstreams.scripted import Script
 
 LONG: Final = 300  # characters of a long query, more than `query_chars` in some settings
-PLAIN: Final[dict[str, Any]] = {"surface": "chat", "turns": "plain", "fields": {}}
 DATA: Final = Key(secret=DATA_KEY)
-
-Part = tuple[Any, str | None, int]  # how rows were labelled, their group, their number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Label:
-    """How rows were labelled once.
-
-    Attributes:
-        request: The request that labelled them, without its text.
-        digests: Those that the rows carry; empty: none.
-        sent: What each candidate was sent.
-    """
-
-    request: Mapping[str, Any]
-    digests: Mapping[str, str]
-    sent: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +72,7 @@ class JudgedGateway(RecordedGateway):
         default_factory=dict[str, list[tuple[Label, str | None]]]
     )
     _labels: list[Label] = field(default_factory=list[Label])
+    _decisions: dict[str, JudgedDecision] = field(default_factory=dict[str, JudgedDecision])
     _text: str = ""  # of the last request
 
     def restart(self, changes: Sequence[Mapping[str, Any]]) -> None:
@@ -101,24 +82,42 @@ class JudgedGateway(RecordedGateway):
         self.calibrate_if_none()  # rows of another model decide nothing
 
     def upgrade(self) -> None:
-        """Stop, make the records that could be of version 0.1 such records, and start again."""
-        settings = self.gateway.settings
-        configured = list(ConditionReader(settings.candidates).configured.of(POOL))
-        self.stop()
-        with Store(settings.store) as store, store.transaction() as session:
-            for name in self.calibrations:
-                row = session.get_one(CalibrationRow, name)
-                document = json.loads(row.document)
-                parts = document.pop("populations", ())
-                if [each["conditions"] for each in parts] != [configured]:
-                    continue
-                del document["grouped_by"]
-                row.document = json.dumps(document)
-                row.digest = record_digest(
-                    row.id, row.created_at, row.artifact, row.document, row.arrays
-                )
-                self.counts["upgrades"] += 1
+        """Stop, make the store one of version 0.1, and start again."""
+        self._stop_as_version_01(alone=True)
         self.start()
+        self.counts["upgrades"] += 1
+        self.calibrate_if_none()
+
+    def restore(self, changes: Sequence[Mapping[str, Any]], *, activates: bool) -> None:
+        """Restore a backup with records of version 0.1 into another store, under other settings.
+
+        Args:
+            changes: The changes of the settings.
+            activates: The active calibration of the backup decides; else an ordinary one.
+        """
+        self._stop_as_version_01(alone=False)
+        path = self.folder / "backup.zip"
+        with Store(self.gateway.settings.store) as store:
+            save(store, (), path)
+        self.use_another_store()
+        self.settings |= {name: new for change in changes for name, new in change.items()}
+        self.start()
+        if not activates:
+            self.calibrate_if_none()
+        self.stop()
+        with Store(self.gateway.settings.store) as store, Backup(path) as backup:
+            restore(store, backup, activate=activates)
+        self.start()
+        self.counts["restores"] += 1
+        self.calibrate_if_none()  # rows of another model decide nothing
+
+    def _stop_as_version_01(self, *, alone: bool) -> None:
+        """Stop, and write the store's records as version 0.1 did; `alone` deletes all others."""
+        settings = self.gateway.settings
+        configured = ConditionReader(settings.candidates).configured.of(POOL)
+        self.stop()
+        for name in write_as_version_01(settings.store, configured, alone=alone):
+            self.calibrations.pop(name, None)
 
     # Calibrations --------------------------------------------------------------------------------
 
@@ -126,45 +125,73 @@ class JudgedGateway(RecordedGateway):
         self, parts: Sequence[Part], *, alpha: float, wrong_every: int, activate: bool = True
     ) -> None:
         """Calibrate on rows that were labelled now, or before a restart."""
-        rows: list[dict[str, Any]] = []
-        known: list[LabelledPart] = []
-        labels: list[tuple[Label, str | None]] = []
-        for drawn, group, count in parts:
-            label = self.label(drawn)
+        upload = Upload()
+        queries: dict[str, frozenset[str]] = {}
+        group: str | None = None
+        is_by_language = self.settings["group_by"] == "language"
+        number = 0
+        for part in parts:
+            label = self.label(part.label)
             if label is None:
                 continue
-            is_later = label.request["turns"] in LATER
-            queries: dict[str, tuple[str | None, frozenset[str]]] = {}
-            for _ in range(count):
-                text = self.text(TEMPLATES[len(rows) % len(TEMPLATES)])
-                wrong = wrong_every > 0 and len(rows) % wrong_every == 0
-                right = SKILLS[TEMPLATES[len(rows) % len(TEMPLATES)]]
-                right = frozenset(name for name in POOL if (name in right) != wrong)
-                rows.append(
-                    {"messages": messages("earlier", text)} if is_later else {"query": text}
-                )
-                rows[-1] |= {"correct": {name: name in right for name in POOL}}
-                rows[-1] |= {"conditions": dict(label.digests)} if label.digests else {}
-                rows[-1] |= {"group": group} if group else {}
-                is_by_language = self.settings["group_by"] == "language"
-                queries[text] = (language_of(text) if is_by_language else group, right)
-            known.append(LabelledPart(sent=label.sent, is_later=is_later, rows=queries))
-            labels.append((label, group))
-        if not rows:
+            if not (part.repeats and queries):
+                queries, group = {}, part.group
+                for _ in range(part.count):
+                    text = self.text(TEMPLATES[number % len(TEMPLATES)])
+                    queries[text] = right_candidates(text, number, wrong_every)
+                    number += 1
+            upload.add(label, queries, group, is_by_language=is_by_language)
+        self._send(upload, alpha=alpha, activate=activate)
+
+    def _send(self, upload: Upload, *, alpha: float, activate: bool) -> None:
+        if not upload.rows:
             return
-        body = {"rows": rows, "alpha": alpha, "activate": activate, "confirm": True}
+        body = {"rows": upload.rows, "alpha": alpha, "activate": activate, "confirm": True}
         response = self.gateway.post("/calibrate", ADMIN_KEY, json=body)
         if response.status_code != 200:
             self.counts[f"upload {response.status_code}"] += 1
             return
         self.counts["uploads"] += 1
         name, now = response.json()["id"], self.settings
-        self._labels_of[name] = labels
+        self._labels_of[name] = upload.labels
         self.calibrations[name] = KnownCalibration(
-            parts=known, alpha=alpha, group_by=now["group_by"], text=now["text"]
+            parts=upload.parts, alpha=alpha, group_by=now["group_by"], text=now["text"]
         )
         if response.json()["active"]:
             self.active = name
+
+    def judge_sample(self, drawn: Mapping[str, Any], count: int) -> None:
+        """Ask with the whole pool called, and judge all answers."""
+        if not self.settings["shadow_rate"]:
+            self.restart([{"shadow_rate": 1.0, "fan_out": 16}])
+        for number in range(count):
+            template = TEMPLATES[number % len(TEMPLATES)]
+            before = self.active
+            exchange = self.exchange({**drawn, "template": template})
+            self.judge(exchange, before=before)
+            racer = certified(exchange.response)
+            if racer is None or "shadow_rate" not in racer:
+                continue
+            right = right_candidates(exchange.text, number, 4)
+            pool, name = racer["certificate"]["guarantee"]["pool"], racer["decision_id"]
+            verdicts = {"decision_id": name, "correct": {each: each in right for each in pool}}
+            self.gateway.post("/feedback", ADMIN_KEY, json=verdicts).raise_for_status()
+            sent = {each: min(found, default="") for each, found in self._sent_of(exchange).items()}
+            self._decisions[name] = JudgedDecision(
+                label=Label(request=exchange.request, digests={}, sent=sent),
+                text=exchange.text,
+                groups=_groups_of(exchange),
+                right=right,
+            )
+            self.counts["judged decisions"] += 1
+
+    def upload_sample(self) -> None:
+        """Calibrate on the judged decisions, as the gateway exports them."""
+        lines = self.gateway.get("/shadow/rows", ADMIN_KEY).text.splitlines()
+        upload = Upload()
+        upload.add_sample([*map(json.loads, lines)], self._decisions, self.settings["group_by"])
+        self.counts["rows of samples"] += len(lines)
+        self._send(upload, alpha=0.1, activate=True)
 
     def calibrate_if_none(self) -> None:
         """Upload ordinary rows if no calibration is active."""
@@ -173,7 +200,7 @@ class JudgedGateway(RecordedGateway):
         gone = self.settings["gone"]
         if gone is not None:  # what it is sent shows while it runs
             self.start_anew(gone=None)
-        self.upload([(None, None, 40)], alpha=0.1, wrong_every=4)
+        self.upload([Part()], alpha=0.1, wrong_every=4)
         if gone is not None:
             self.start_anew(gone=gone)
 
@@ -242,11 +269,17 @@ class JudgedGateway(RecordedGateway):
         self.judge(self.exchange(drawn), before=before)
 
     def ask_like_rows(self) -> None:
-        """Ask once as the rows of each part of the active calibration were labelled."""
-        for place, (_, group) in enumerate(self._labels_of.get(self.active or "", ())):
+        """Ask once as the rows of each part of the active calibration were labelled.
+
+        Where a field can state a system prompt of the rows, ask with the field instead, too.
+        """
+        for place, (label, group) in enumerate(self._labels_of.get(self.active or "", ())):
             key = group if self.settings["group_by"] == "key" else None
             racer = {"group": group} if group and key is None else {}
-            self.ask(ORDINARY | {"like": place, "key": key, "racer": racer})
+            request = ORDINARY | {"like": place, "key": key, "racer": racer}
+            self.ask(request)
+            if forged(label.request) != label.request:
+                self.ask(request | {"forges": True})
 
     def exchange(self, drawn: Mapping[str, Any], **options: Any) -> Exchange:
         """Send a request."""
@@ -295,6 +328,9 @@ class JudgedGateway(RecordedGateway):
             if not (is_of_chat and like["surface"] == "chat"):
                 request["surface"] = like["surface"]
             request |= {name: like[name] for name in ("turns", "fields")}
+        if request["forges"]:
+            request = forged(request)
+        request["fields"] = request["fields"] | request["beside"]
         if request["surface"] == "levels":
             request |= {"turns": "plain", "fields": {}}
             usable = ("score", "candidates", "group")
@@ -326,19 +362,13 @@ class JudgedGateway(RecordedGateway):
         self.counts[f"held: {request['surface']}"] += 1
         now, key = self.settings, KEYS.get(request["key"], DATA)
         executes = request["surface"] not in ("route", "levels")
-        copies = self.sent_alone(request)
         alpha = request["racer"].get("alpha", POOLS.get(request["pool"], {}).get("alpha"))
-        groups = {
-            "key": key.group,
-            "language": language_of(exchange.text),
-            "request": request["racer"].get("group"),
-        }
         seen = Observation(
             racer=racer,
             header=header or "holds",
             is_stream=executes and request["stream"] and request["surface"] != "execute",
             executes=executes,
-            sent={name: exchange.calls.get(name) or copies[name] for name in POOL},
+            sent=self._sent_of(exchange),
             called=frozenset(exchange.calls),
             answers={
                 name: script.text
@@ -350,7 +380,7 @@ class JudgedGateway(RecordedGateway):
             failing=self.failing,
             is_later=request["turns"] in LATER and request["surface"] != "completions",
             is_too_long=len(exchange.text) > now["query_chars"],
-            group=groups[now["group_by"]],
+            group=_groups_of(exchange)[now["group_by"]],
             alpha=alpha,
             max_alpha=key.max_alpha,
             fan_out=now["fan_out"],
@@ -361,6 +391,11 @@ class JudgedGateway(RecordedGateway):
         )
         denied = denial(seen, self.calibrations)
         assert denied is None, f"{denied}\n{request}\n{now}\n{racer}\n{seen.sent}"
+
+    def _sent_of(self, exchange: Exchange) -> dict[str, frozenset[str]]:
+        """What each candidate was sent for a request, or would have been."""
+        copies = self.sent_alone(exchange.request)
+        return {name: exchange.calls.get(name) or copies[name] for name in POOL}
 
     def _check_stored(self, response: httpx2.Response) -> None:
         """A decision whose stream broke is stored as void."""
@@ -376,6 +411,16 @@ class JudgedGateway(RecordedGateway):
 def _number_in(text: str) -> str:
     """The first number of a text, which no other text has in its place."""
     return next(word for word in text.split() if word.isdigit())
+
+
+def _groups_of(exchange: Exchange) -> dict[str, str | None]:
+    """The group of a request under each `routing.group_by`."""
+    request = exchange.request
+    return {
+        "key": KEYS.get(request["key"], DATA).group,
+        "language": language_of(exchange.text),
+        "request": request["racer"].get("group"),
+    }
 
 
 def _allowed(request: Mapping[str, Any], key: Key) -> set[str]:

@@ -44,7 +44,8 @@ class RecordedGateway:
 
     def __post_init__(self) -> None:
         """Prepare a folder; nothing is started."""
-        self._folder = Path(tempfile.mkdtemp(prefix="racer-machine-"))
+        self._root = Path(tempfile.mkdtemp(prefix="racer-machine-"))
+        self.folder = self._root / "0"  # of the configuration and the store
         self._stack = ExitStack()
         # What copies of requests were sent, by their body and the settings.
         self._sent: dict[str, dict[str, frozenset[str]]] = {}
@@ -54,25 +55,29 @@ class RecordedGateway:
     def start(self) -> None:
         """Start with the current settings."""
         now = self.settings
+        renames = now["renames"]
+        if renames is None:
+            renames = {name: f"own_{name}" for name in now["parameters"] | now["own"]}
         own: dict[str, Any] = {
             "adder": {"parameters": now["parameters"] | now["own"]},
             "speller": {"model": now["model"]},
             "poet": {
                 "capabilities": {"tools": not now["toolless"]},
-                "renames": now["renames"] | now["own_renames"],
+                "renames": renames | now["own_renames"],
             },
         }
         if now["gone"] is not None:
             own[now["gone"]] |= {"base_url": NOWHERE}
-        shared = {"parameters": now["parameters"], "renames": now["renames"]}
+        shared = {"parameters": now["parameters"], "renames": renames}
         names = ("group_by", "text", "observe", "session_ttl_s")
         path = configure(
-            self._folder,
+            self.folder,
             self.artifact,
             self.pool.url,
             candidates=candidates(self.pool.url, **own, **shared),
             routing={name: now[name] for name in names} | {"score": "gap"},
-            watching={name: now[name] for name in ("false_alarm", "shadow_rate")},
+            watching={name: now[name] for name in ("false_alarm", "shadow_rate")}
+            | {"store_queries": True},
             limits={"fan_out": now["fan_out"], "query_chars": now["query_chars"]},
             aggregation={"waves": now["waves"]},
             pools=POOLS,
@@ -93,10 +98,14 @@ class RecordedGateway:
         self.settings |= changes
         self.start()
 
+    def use_another_store(self) -> None:
+        """Start with an empty store the next time."""
+        self.folder = self._root / str(int(self.folder.name) + 1)
+
     def close(self) -> None:
         """Stop, and delete the store."""
         self.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._root, ignore_errors=True)
 
     def say(self, script: Script, *names: str) -> None:
         """Set how candidates answer, under each model that serves them."""
