@@ -219,14 +219,11 @@ def _wrong_rows(seen: Observation, known: KnownCalibration) -> str | None:
         return None
     if seen.is_later and known.text != seen.text:
         return f"the router read {known.text} of the rows"
-    parts = [part for part in known.stored if _is_alike(seen, part, pool)]
+    parts = [part for part in known.stored if _is_alike(seen, part)]
     if not parts:
         return f"no row was labelled with {dict(seen.sent)}"
-    # Where there are enough, only rows that are like the request in the candidates outside its
-    # pool as well.
-    whole = [part for part in parts if _is_alike(seen, part, seen.sent)]
-    is_exact = known.allows(_count(whole, seen.sent).total()) and all(seen.sent.values())
-    counts = _count(whole if is_exact else parts, pool)
+    is_exact = all(seen.sent.values())  # what each candidate of the calibration is sent is known
+    counts = _count(parts, pool)
     group = None
     if set(_count(known.stored, pool)) != {None}:
         if known.group_by != seen.group_by:
@@ -240,10 +237,10 @@ def _wrong_rows(seen: Observation, known: KnownCalibration) -> str | None:
     return f"only {counts.total()} rows are like the request" if n > counts.total() else None
 
 
-def _is_alike(seen: Observation, part: LabelledPart, names: Iterable[str]) -> bool:
-    """Whether these candidates were sent what they were sent for the rows, on the same turn."""
+def _is_alike(seen: Observation, part: LabelledPart) -> bool:
+    """Whether candidates were sent what they were sent for the rows, as far as is known."""
     return part.is_later == seen.is_later and all(
-        set(seen.sent[name]) <= {part.sent[name]} for name in names
+        set(bodies) <= {part.sent[name]} for name, bodies in seen.sent.items()
     )
 
 
