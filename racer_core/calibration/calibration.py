@@ -353,7 +353,7 @@ class Calibration:
         """The rows of one group, for a threshold of its own: P(miss | group) <= alpha (Mondrian).
 
         Rows without a group (None) are a group like any other. A group is never joined with others
-        because its rows are few: who is joined would depend on the counts drawn, and the joined
+        because its rows are few: which ones are would depend on the counts drawn, and the joined
         rows would have fewer of a group than the queries that they serve. With too few rows no
         threshold is finite. The group must be known in serving, as a function of the query or of
         the caller.

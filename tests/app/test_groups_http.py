@@ -132,7 +132,7 @@ def test_rows_without_a_group_are_a_group(grouped: Gateway, oracle: Calibration)
 def test_a_group_with_too_few_rows_calls_the_whole_pool(
     grouped: Gateway, oracle: Calibration
 ) -> None:
-    """It is not joined with other groups: who is joined would depend on the counts."""
+    """It is not joined with other groups: which ones are would depend on the counts."""
     certificate = certified(grouped, group="tiny")
     assert certificate["guarantee"]["group"] == "tiny"
     assert (certificate["lambda_hat"], certificate["n"]) == (None, oracle.group("tiny").n)
