@@ -131,7 +131,7 @@ class KnownCalibration:
         ]
 
     def allows(self, rows: int) -> bool:
-        """Whether so many rows have a finite threshold at the calibration's alpha."""
+        """Whether this number of rows has a finite threshold at the calibration's alpha."""
         return self.alpha * (rows + 1) >= 1 - 1e-9
 
 

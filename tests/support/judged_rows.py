@@ -116,12 +116,12 @@ class Upload:
 
 
 def right_candidates(text: str, number: int, wrong_every: int) -> frozenset[str]:
-    """The candidates that answer a query right, by its kind, but for every so many.
+    """The candidates that answer a query right, by its kind, with some labels inverted.
 
     Args:
         text: The query.
         number: Its number in the upload.
-        wrong_every: Of so many queries one has the opposite labels; 0: none has.
+        wrong_every: One query in this number has the opposite labels; with 0 none has.
     """
     template = next(each for each in TEMPLATES if text.startswith(each.split(" ")[0]))
     is_wrong = wrong_every > 0 and number % wrong_every == 0
