@@ -8,7 +8,7 @@ from app.answering.request import RequestState
 from app.answering.token_usage import answer_tokens, prompt_tokens
 from app.monitoring.decision_record import DecisionRecord, RequestEnd
 from app.monitoring.monitor import Monitor
-from app.routing.certificate import Certificate
+from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.groups import GroupBy
 from app.routing.service import RoutingRequest
@@ -72,7 +72,9 @@ class DecisionLog:
         self.trace(outcome.decision_id, outcome.routed, outcome.certificate)
         return outcome
 
-    def trace(self, decision_id: str, routed: CertifiedDecision, certificate: Certificate) -> None:
+    def trace(
+        self, decision_id: str, routed: CertifiedDecision, certificate: ServedCertificate
+    ) -> None:
         """Put a decision on the request's span; a later call replaces it."""
         if self._tracer is not None:
             self._tracer.record_decision(
@@ -114,7 +116,7 @@ def _decision_record(
     return DecisionRecord(
         decision_id=outcome.decision_id,
         created_at=now(),
-        calibration_id=certificate.calibration_id,
+        calibration_id=routed.record.id,
         key=key,
         group=routed.group,
         alpha=decision.alpha,

@@ -10,7 +10,7 @@ from app.answering.evaluator import Ratings
 from app.answering.fan_out import FanOutResult
 from app.answering.request import RequestState
 from app.monitoring.decision_record import RequestEnd
-from app.routing.certificate import Certificate
+from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.premises import failure_reasons
 from app.routing.reasons import Reason
@@ -24,7 +24,7 @@ class Outcome:
 
     decision_id: str
     routed: CertifiedDecision
-    certificate: Certificate  # of the decision, with the failures since
+    certificate: ServedCertificate  # of the decision, with the failures since
     body: dict[str, Any] = field(default_factory=dict[str, Any])  # what is returned
     answers: tuple[Reply, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict[str, str])  # name -> kind

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from app.json_output import dump_json
 from app.routing.decision import ChosenBy
-from app.routing.reasons import Reason, kind_of
+from app.routing.reasons import Reason
+from racer_core.calibration.certificate import kind_of
 
 # Queries outside the population of the rows of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from app.routing.certificate import Certificate
+from app.routing.certificate import ServedCertificate
 from app.routing.reasons import Reason, Remark
 from app.routing.scorer import ScoredQuery
 from app.store.calibration_record import CalibrationRecord
@@ -28,7 +28,7 @@ class CertifiedDecision:
     """A decision, its certificate, and the inputs of both."""
 
     decision: RoutingDecision
-    certificate: Certificate
+    certificate: ServedCertificate
     pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
     fingerprint: bytes
     scored: ScoredQuery | None  # None when the router failed

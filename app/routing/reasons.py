@@ -9,6 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
+from racer_core.calibration.certificate import HOLDING as CORE_HOLDING
+from racer_core.calibration.certificate import CoreReason, kind_of
+
 
 class Reason(StrEnum):
     """A premise that failed, or an assumption that a client should know."""
@@ -39,7 +42,7 @@ class Reason(StrEnum):
     Allow more candidates, or upload rows that cover them.
     """
 
-    GROUP_UNCALIBRATED = "group_uncalibrated"
+    GROUP_UNCALIBRATED = CoreReason.GROUP_UNCALIBRATED.value
     """No calibration row belongs to the request's group; or every row has a group, and the request
     has none. The threshold of all rows was used.
 
@@ -58,7 +61,7 @@ class Reason(StrEnum):
     Set `on_abstain: refuse`.
     """
 
-    TRAINING_OVERLAP = "training_overlap"
+    TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
     """The calibration has rows that trained the router, and `allow_overlap` accepted them.
 
     Calibrate on rows that trained nothing.
@@ -70,13 +73,13 @@ class Reason(StrEnum):
     Upload rows with `query`.
     """
 
-    ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
+    ALPHA_ASSUMED = CoreReason.ALPHA_ASSUMED.value
     """The request chose alpha, or a named pool with another alpha.
 
     Nothing, if the choice did not depend on the query.
     """
 
-    SCORE_ASSUMED = "score_assumed_independent_of_query"
+    SCORE_ASSUMED = CoreReason.SCORE_ASSUMED.value
     """The request chose the nonconformity score.
 
     Nothing, if the choice did not depend on the query.
@@ -108,14 +111,14 @@ class Reason(StrEnum):
     Nothing.
     """
 
-    ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
+    ALPHA_INFEASIBLE = CoreReason.ALPHA_INFEASIBLE.value
     """Alpha is below 1/(n + 1). The whole pool was called.
 
     Choose a larger alpha, or calibrate with more rows: 0.1 takes 9 rows that count, 0.05
     takes 19, 0.01 takes 99.
     """
 
-    ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
+    ABSTENTION_EXCEEDS_ALPHA = CoreReason.ABSTENTION_EXCEEDS_ALPHA.value
     """Abstentions alone cost more than alpha. The whole pool was called.
 
     Choose a larger alpha, or train with a smaller `--false-abstain-budget`.
@@ -227,29 +230,18 @@ class Remark(StrEnum):
 
 # The guarantee holds with these: premises that only the caller can break, rows of the request's own
 # kind, sets that are the whole pool, and causes outside the query.
-_HOLDING: Final = frozenset(
-    {
-        Reason.ALPHA_ASSUMED,
-        Reason.SCORE_ASSUMED,
-        Reason.POOL_ASSUMED,
-        Reason.GROUP_ASSUMED,
-        Reason.LABELLED_CONDITIONS,
-        Reason.LATER_TURN,
-        Reason.ALPHA_INFEASIBLE,
-        Reason.ABSTENTION_EXCEEDS_ALPHA,
-        Reason.ROUTER_FAILED,
-        Reason.SUB_POOL_PENDING,
-        Reason.OUTVOTED_FAILED,
-        Reason.CANDIDATE_DOWN,
-    }
-)
-
-
-def kind_of(reason: str) -> str:
-    """The reason without the name that it carries."""
-    return reason.partition(":")[0]
+HOLDING: Final[frozenset[str]] = CORE_HOLDING | {
+    Reason.POOL_ASSUMED,
+    Reason.GROUP_ASSUMED,
+    Reason.LABELLED_CONDITIONS,
+    Reason.LATER_TURN,
+    Reason.ROUTER_FAILED,
+    Reason.SUB_POOL_PENDING,
+    Reason.OUTVOTED_FAILED,
+    Reason.CANDIDATE_DOWN,
+}
 
 
 def breaks(reason: str) -> bool:
     """Whether a reason voids the guarantee."""
-    return kind_of(reason) not in _HOLDING
+    return kind_of(reason) not in HOLDING

@@ -12,7 +12,7 @@ from typing import Final
 from app.access.api_keys import Caller
 from app.errors import Forbidden, NotFound, Overloaded
 from app.routing.active_calibration import ActiveCalibration
-from app.routing.certificate import Certificate
+from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
 from app.routing.groups import Grouping, GroupThreshold
@@ -190,7 +190,8 @@ class RoutingService:
             calibration = threshold.calibration
             decision = self._decide(calibration, scored, options, fingerprint)
             if decision.trivial:
-                why_whole_pool = _why_whole_pool(calibration, decision, scored)
+                trivial = Reason(calibration.trivial_reason(decision.alpha))
+                why_whole_pool = Reason.ROUTER_FAILED if scored is None else trivial
         n = 0 if threshold is None else threshold.calibration.n
         premises = Premises(
             rows=rows,
@@ -211,13 +212,14 @@ class RoutingService:
         )
         routed = CertifiedDecision(
             decision=decision,
-            certificate=Certificate.of(
-                record,
+            certificate=ServedCertificate.of(
+                usual,
                 decision,
-                premises.reasons,
                 pool=choice.names,
                 n=n,
                 group=None if threshold is None else threshold.group,
+                calibration_id=record.id,
+                reasons=(*record.void_reasons, *premises.reasons),
             ),
             pool_scores=self._best_first(choice.names, scored),
             fingerprint=fingerprint,
@@ -387,12 +389,3 @@ class RoutingService:
             self._metrics.abstained.inc()
         if not routed.certificate.holds:
             self._metrics.void.inc()
-
-
-def _why_whole_pool(
-    calibration: Calibration, decision: RoutingDecision, scored: ScoredQuery | None
-) -> Reason:
-    if scored is None:
-        return Reason.ROUTER_FAILED
-    feasible = calibration.misses(decision.alpha) >= 0
-    return Reason.ABSTENTION_EXCEEDS_ALPHA if feasible else Reason.ALPHA_INFEASIBLE

@@ -7,13 +7,14 @@ or a smaller pool is a look-up or a recomputation, never a new upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
+from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.decision import (
     Levels,
     Sets,
@@ -331,6 +332,37 @@ class Calibration:
             score=score or self.options.score,
             truncated=truncated,
         )
+
+    def certify(self, decision: RoutingDecision, *, reasons: Iterable[str] = ()) -> Certificate:
+        """Certify a decision that this calibration made.
+
+        Args:
+            decision: From :meth:`decide`, :meth:`levels` or ``Racer.route_batch``.
+            reasons: Further failed premises, which the calibration cannot see.
+
+        Returns:
+            The certificate. Its group is that of the rows, where all have the same.
+        """
+        facts = (
+            (decision.alpha != self.options.alpha, CoreReason.ALPHA_ASSUMED),
+            (decision.score != self.options.score, CoreReason.SCORE_ASSUMED),
+            (decision.trivial, self.trivial_reason(decision.alpha)),
+        )
+        groups = set(self.groups or ())
+        return Certificate.of(
+            self.options,
+            decision,
+            pool=self.pool,
+            n=self.n,
+            group=groups.pop() if len(groups) == 1 else None,
+            reasons=(*reasons, *(reason for is_so, reason in facts if is_so)),
+        )
+
+    def trivial_reason(self, alpha: float) -> CoreReason:
+        """Why no finite threshold is valid for ``alpha``, if none is."""
+        if self.misses(alpha) < 0:
+            return CoreReason.ALPHA_INFEASIBLE
+        return CoreReason.ABSTENTION_EXCEEDS_ALPHA
 
     def restrict(self, names: Sequence[str]) -> Calibration:
         """The same rows for a smaller pool: G', scores and every threshold are recomputed.

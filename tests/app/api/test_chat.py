@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.routing.reasons import kind_of
+from racer_core.calibration.certificate import kind_of
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.offline.train import train
 from tests.support.gateway import (

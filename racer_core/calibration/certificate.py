@@ -1,0 +1,147 @@
+"""Certificate of a decision: the guarantee P(the set misses) <= alpha, and its failed premises.
+
+``holds`` is false, with the reason, whenever a premise of the theorem fails. A certificate is never
+a probability for one query.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Final, Self
+
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.types import RoutingDecision
+
+
+class CoreReason(StrEnum):
+    """A failed premise or an assumption that the core can see; a server adds its own."""
+
+    ALPHA_ASSUMED = "alpha_assumed_independent_of_query"
+    SCORE_ASSUMED = "score_assumed_independent_of_query"
+    GROUP_UNCALIBRATED = "group_uncalibrated"
+    TRAINING_OVERLAP = "training_overlap"
+    ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
+    ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
+
+
+HOLDING: Final[frozenset[str]] = frozenset(
+    {
+        CoreReason.ALPHA_ASSUMED,
+        CoreReason.SCORE_ASSUMED,
+        CoreReason.ALPHA_INFEASIBLE,
+        CoreReason.ABSTENTION_EXCEEDS_ALPHA,
+    }
+)
+
+
+def kind_of(reason: str) -> str:
+    """The reason without the name that it carries: ``stale`` of ``stale:risk``."""
+    return reason.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The guarantee P(the set misses) <= alpha for one decision. Never a per-query probability.
+
+    Attributes:
+        group: The group whose rows set the threshold; None: rows without a group, or all rows.
+        pool: The candidates among which the set was chosen.
+        trivial: The whole pool is called, because no finite threshold is valid.
+        lambda_hat: The threshold, in units of the nonconformity score.
+        n: The rows that set the threshold; 0 if there was none.
+        calibration_id: The stored calibration; None: it is not stored.
+        reasons: The failed premises and the assumptions, each once.
+    """
+
+    HOLDING: ClassVar[frozenset[str]] = HOLDING  # reasons with which the guarantee holds
+
+    risk_target: str
+    alpha: float
+    delta: float | None
+    r: int
+    group: str | None
+    pool: tuple[str, ...]
+    trivial: bool
+    lambda_hat: float
+    score: str
+    n: int
+    calibration_id: str | None
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        options: CalibrationOptions,
+        decision: RoutingDecision,
+        *,
+        pool: tuple[str, ...],
+        n: int,
+        group: str | None = None,
+        calibration_id: str | None = None,
+        reasons: Iterable[str] = (),
+    ) -> Self:
+        """Certify a decision that a calibration with these options made.
+
+        Args:
+            options: The terms of the guarantee.
+            decision: The decision; its alpha and score may differ from those of the options.
+            pool: As the attribute.
+            n: As the attribute.
+            group: As the attribute.
+            calibration_id: As the attribute.
+            reasons: As the attribute; repeats are dropped.
+        """
+        return cls(
+            risk_target=options.risk_target,
+            alpha=decision.alpha,
+            delta=options.delta,
+            r=options.r,
+            group=group,
+            pool=pool,
+            trivial=decision.trivial,
+            lambda_hat=decision.lambda_hat,
+            score=decision.score,
+            n=n,
+            calibration_id=calibration_id,
+            reasons=tuple(dict.fromkeys(reasons)),
+        )
+
+    @property
+    def void_reasons(self) -> tuple[str, ...]:
+        """The reasons that break the guarantee."""
+        return tuple(each for each in self.reasons if kind_of(each) not in self.HOLDING)
+
+    @property
+    def holds(self) -> bool:
+        """Every premise held."""
+        return not self.reasons or not self.void_reasons
+
+    def with_reasons(self, *reasons: str) -> Self:
+        """The same with further reasons."""
+        if not reasons:
+            return self
+        return replace(self, reasons=tuple(dict.fromkeys((*self.reasons, *reasons))))
+
+    def as_json(self) -> dict[str, Any]:
+        """The certificate as JSON; an infinite threshold is null, since JSON has no infinity."""
+        return {
+            "guarantee": {
+                "risk_target": self.risk_target,
+                "alpha": self.alpha,
+                "delta": self.delta,
+                "r": self.r,
+                "group": self.group,
+                "pool": list(self.pool),
+                "conditional": "marginal" if self.delta is None else "pac",
+                "trivial": self.trivial,
+            },
+            "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,
+            "score": self.score,
+            "n": self.n,
+            "calibration_id": self.calibration_id,
+            "holds": self.holds,
+            "reasons": list(self.reasons),
+        }
