@@ -17,6 +17,9 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 IdArray = NDArray[np.unsignedinteger[Any]]
 
+# Evaluator -> `verbal` or `p_true` -> candidate -> confidence in [0, 1]; None: the rating failed.
+Confidences = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+
 
 class Score(StrEnum):
     """Nonconformity scores.
@@ -121,6 +124,10 @@ class LabelledRow:
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
     # Candidate -> digest of what it was sent for its answer, but for the query; none: unknown.
     conditions: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Evaluators' confidences in the answers, as `racer label --evaluator` records them.
+    confidences: Confidences = field(
+        default_factory=dict[str, "Mapping[str, Mapping[str, float | None]]"]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@
 
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
 the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
-was sent, as `racer label` writes it. ``[]`` means that no candidate is right; null or absent means
+was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
+writes them. ``[]`` means that no candidate is right; null or absent means
 unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 """
 
@@ -18,9 +19,10 @@ from typing import Any, cast
 
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, parse_messages, routed_text
-from racer_core.types import LabelledRow, Turn, checked_pool
+from racer_core.types import Confidences, LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
+CONFIDENCES = ("verbal", "p_true")  # kinds; `aggregation.weight` has the same names
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -77,6 +79,7 @@ def parse_row(
         group=optional_text(fields, "group"),
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
+        confidences=_confidences(fields.get("confidences"), pool),
     )
 
 
@@ -167,6 +170,49 @@ def _conditions(value: object, pool: tuple[str, ...]) -> dict[str, str]:
     return digests
 
 
+def _confidences(value: object, pool: tuple[str, ...]) -> Confidences:
+    """Null stands for an absent object, as columns of parquet write it."""
+    return {
+        evaluator: {
+            kind: _ratings(ratings, pool, f"confidences.{evaluator[:40]}.{kind}")
+            for kind, ratings in _checked_kinds(kinds, evaluator).items()
+            if ratings is not None
+        }
+        for evaluator, kinds in _object(value, "confidences").items()
+        if kinds is not None
+    }
+
+
+def _checked_kinds(value: object, evaluator: str) -> dict[str, Any]:
+    if not evaluator.strip():
+        raise InputError('"confidences" has an evaluator without a name')
+    kinds = _object(value, f"confidences.{evaluator[:40]}")
+    if unknown := [kind for kind in kinds if kind not in CONFIDENCES]:
+        raise InputError(
+            f'"confidences" has the unknown kind {unknown[0][:40]!r}; choose from '
+            f"{', '.join(CONFIDENCES)}"
+        )
+    return kinds
+
+
+def _ratings(value: object, pool: tuple[str, ...], field: str) -> dict[str, float | None]:
+    ratings = _object(value, field)
+    _refuse_unknown(ratings, pool)
+    return {
+        name: None if ratings[name] is None else _chance(ratings[name], f'"{field}" of {name!r}')
+        for name in pool
+        if name in ratings
+    }
+
+
+def _object(value: object, field: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f'"{field}" must be an object')
+    return cast("dict[str, Any]", value)
+
+
 def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
     """Router scores that replace a query; scores beside a query are ignored."""
     if "scores" not in row or "query" in row or "messages" in row:
@@ -183,8 +229,14 @@ def _score(scores: Mapping[str, Any], name: str) -> float:
     value = scores.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f'"scores" has no number for {name!r}')
+    return _chance(value, f"the score of {name!r}")
+
+
+def _chance(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{what} is not a number")
     if not 0.0 <= value <= 1.0:  # also true for NaN
-        raise InputError(f"the score of {name!r} is NaN or outside [0, 1]")
+        raise InputError(f"{what} is NaN or outside [0, 1]")
     return float(value)
 
 

@@ -28,6 +28,10 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         "task": row.task,
         "group": row.group,
         "conditions": dict(row.conditions),
+        "confidences": {
+            evaluator: {kind: dict(values) for kind, values in kinds.items()}
+            for evaluator, kinds in row.confidences.items()
+        },
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}

@@ -325,3 +325,49 @@ def test_any_value_in_a_good_row_is_a_row_or_a_rows_error(good, field, key, valu
     for changed in (value, inside | {key: value} if isinstance(inside, dict) else value):
         with suppress(RowsError):
             check_rows([(1, good | {field: changed})], "body")
+
+
+CHANCE = st.none() | st.floats(0, 1) | st.integers(0, 1)
+RATED = st.dictionaries(st.sampled_from(["a", "b"]), CHANCE)
+KINDS = st.dictionaries(st.sampled_from(["verbal", "p_true"]), RATED, min_size=1)
+
+
+@given(confidences=st.dictionaries(st.text(min_size=1).filter(str.strip), KINDS, min_size=1))
+def test_confidences_survive_writing_and_reading(confidences):
+    """Of any number of evaluators, to the last bit; null is a rating that failed."""
+    (row,) = parse_rows(json.dumps(GOOD | {"confidences": confidences}).encode(), "rows.jsonl").rows
+    assert row.confidences == confidences
+    (again,) = parse_rows(row_line(row, ("a", "b")).encode(), "rows.jsonl").rows
+    assert again == row
+
+
+@pytest.mark.parametrize(
+    ("confidences", "problem"),
+    [
+        ([], '"confidences" must be an object'),
+        ({"judge": 1}, '"confidences.judge" must be an object'),
+        ({"judge": {"p_true": 0.5}}, '"confidences.judge.p_true" must be an object'),
+        ({" ": {"verbal": {}}}, "an evaluator without a name"),
+        ({"judge": {"ptrue": {}}}, "unknown kind 'ptrue'; choose from verbal, p_true"),
+        ({"judge": {"verbal": {"c": 1}}}, "unknown candidate 'c'"),
+        ({"judge": {"verbal": {"a": True}}}, "is not a number"),
+        ({"judge": {"verbal": {"a": "1"}}}, "is not a number"),
+        (
+            {"judge": {"p_true": {"b": 1.5}}},
+            "\"confidences.judge.p_true\" of 'b' is NaN or outside",
+        ),
+        ({"judge": {"p_true": {"b": -0.1}}}, "is NaN or outside [0, 1]"),
+    ],
+)
+def test_confidences_are_checked_at_reading(confidences, problem):
+    """A wrong weight would move votes in silence."""
+    text = refusal(GOOD | {"confidences": confidences})
+    assert "line 1" in text
+    assert problem in text
+
+
+@pytest.mark.parametrize("empty", [None, {}, {"judge": None}, {"judge": {"verbal": None}}])
+def test_absent_confidences_may_be_written_as_null(empty):
+    """As a column of parquet has them in rows that no evaluator rated."""
+    (row,) = parse(GOOD | {"confidences": empty}).rows
+    assert not any(any(kinds.values()) for kinds in row.confidences.values())
