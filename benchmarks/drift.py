@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from app.monitoring import drift_statistics
 from app.monitoring.drift_statistics import CRITICAL_SCORE, EMBEDDING, RISK, UNLABELLED
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.laws import beta_quantile
 from racer_core.calibration.martingales import UpwardMartingale
 from racer_core.calibration.monitoring import DriftState
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
+from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.encoder.char_ngrams import CharNgramEncoder
@@ -142,7 +142,7 @@ def simulated(rng: np.random.Generator, kind: str, rows: int, judged: int) -> di
     misses, level = allowed_misses(rows, ALPHA), FALSE_ALARM / 4.0  # each of the judged streams
     streams = {
         CRITICAL_SCORE: UpwardMartingale(critical, tail=ALPHA, level=level, rng=rng),
-        RISK: RiskEProcess(beta_quantile(0.95, misses + 1, rows - misses), level=level),
+        RISK: RiskEProcess.for_calibration(RealisedRisk.of(np.sort(critical), misses), level=level),
     }
     threshold = np.sort(critical)[rows - 1 - misses]
     at_law = rng.beta(misses + 1, rows - misses)

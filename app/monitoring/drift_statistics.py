@@ -61,7 +61,8 @@ def new_drift_state(
     shares = _even_shares(
         [name for name in UNLABELLED if name != EMBEDDING or projections is not None]
     )
-    if calibration.realised_risk(alpha) is not None:
+    risk = calibration.realised_risk(alpha)
+    if risk is not None:
         both = shares | _even_shares(JUDGED)
         shares = {name: share / 2.0 for name, share in both.items()}
     levels = split_false_alarm(false_alarm, shares)
@@ -81,7 +82,7 @@ def new_drift_state(
         streams[CRITICAL_SCORE] = UpwardMartingale(
             rows, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
         )
-        streams[RISK] = RiskEProcess(calibration.risk_q95(alpha), level=levels[RISK])
+        streams[RISK] = RiskEProcess.for_calibration(risk, level=levels[RISK])
     return DriftState(delta=false_alarm, streams=streams)
 
 

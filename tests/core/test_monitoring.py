@@ -19,6 +19,7 @@ from racer_core.calibration.martingales import (
     smoothed_p_value,
 )
 from racer_core.calibration.monitoring import DriftState, split_false_alarm
+from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.wager import Wager
 from racer_core.errors import CalibrationError, InputError
@@ -298,9 +299,14 @@ def alarms_after_calibrating(build, runs, seed):
     return sum(judge(build(), rng.random(3_000) < risk) is not None for risk in risks)
 
 
+def distinct(n, misses):
+    """The risk of the threshold that leaves so many of n distinct scores above it."""
+    return RealisedRisk(n=n, misses=misses, missed=misses, tied=1)
+
+
 def promised():
-    """Watch what 9 misses of 99 promise."""
-    return RiskEProcess.for_calibration(99, 9, delta=0.2)
+    """Watch what 9 misses of 99 promise; the 95 % point fails for the other 0.05."""
+    return RiskEProcess.for_calibration(distinct(99, 9), level=0.15)
 
 
 def naive():
@@ -310,7 +316,6 @@ def naive():
 
 def test_calibration_luck_is_part_of_the_false_alarm():
     """Over calibration sets and losses together the alarm is false with probability <= delta."""
-    assert promised().false_alarm == pytest.approx(0.2)
     assert_at_most(alarms_after_calibrating(promised, 200, 42), 200, 0.2, FALSE_ALARM)
 
 
@@ -321,25 +326,28 @@ def test_watching_alpha_itself_alarms_without_drift():
 
 
 def test_rho_is_the_beta_point_of_the_calibration():
-    """For n = 1,000, 99 misses and delta = 0.05 the 97.5 % point, watched at level 0.025."""
-    monitor = RiskEProcess.for_calibration(1_000, 99, delta=0.05)
-    assert monitor.rho == pytest.approx(stats.beta.ppf(0.975, 100, 901), abs=1e-12)
-    assert monitor.level == 0.025
+    """For n = 1,000 and 99 misses the 95 % point; far less where nearly all rows tie."""
+    monitor = RiskEProcess.for_calibration(distinct(1_000, 99), level=0.025)
+    assert monitor.rho == pytest.approx(stats.beta.ppf(0.95, 100, 901), abs=1e-12)
+    assert monitor.level == monitor.false_alarm == 0.025
+    tied = RealisedRisk(n=1_000, misses=99, missed=25, tied=975)
+    assert RiskEProcess.for_calibration(tied, level=0.025).rho == tied.upper() < 0.052
 
 
-@pytest.mark.parametrize(("n", "misses"), [(5, -1), (0, -1), (5, 5)])
-def test_without_a_finite_threshold_there_is_no_risk_to_watch(n, misses):
+def test_without_a_finite_threshold_there_is_no_risk_to_watch():
     """The whole pool is called then."""
     with pytest.raises(CalibrationError, match="no finite threshold"):
-        RiskEProcess.for_calibration(n, misses, delta=0.05)
+        RiskEProcess.for_calibration(None, level=0.05)
 
 
 @pytest.mark.parametrize(("n", "misses"), [(1, 0), (10, 9), (10**6, 0), (10**6, 99_999)])
 def test_extreme_calibrations_can_be_watched(n, misses):
     """From rho near 1 to rho near 4e-6: finite bets, and a run of errors raises the alarm."""
-    monitor = RiskEProcess.for_calibration(n, misses, delta=0.05)
+    monitor, fresh = (
+        RiskEProcess.for_calibration(distinct(n, misses), level=0.025) for _ in range(2)
+    )
     assert judge(monitor, itertools.repeat(1.0, 10_000)) is not None
-    assert judge(RiskEProcess.for_calibration(n, misses, delta=0.05), [0.0] * 1_000) is None
+    assert judge(fresh, [0.0] * 1_000) is None
 
 
 @pytest.mark.parametrize(("before", "bound"), [(0, 100), (5_000, 250)])
@@ -509,7 +517,7 @@ def test_critical_scores_show_a_larger_risk_sooner_than_losses():
         alarms = {
             "critical": feed(upward(rows, level=0.0025), values, rng),
             "loss": judge(
-                RiskEProcess(stats.beta.ppf(0.95, 100, 901), level=0.0025),
+                RiskEProcess.for_calibration(distinct(1_000, 99), level=0.0025),
                 values > stats.norm.isf(0.1),
             ),
         }
@@ -534,13 +542,15 @@ def watch_of(delta=0.06):
             "size": martingale(np.round(3 * rows), level=shares["size"], cap=50),
             "place": projection(np.stack([rows, -rows], axis=1), level=shares["place"]),
             "critical": upward(rows, level=shares["critical"]),
-            "risk": RiskEProcess.for_calibration(200, 20, delta=shares["risk"], max_weight=10.0),
+            "risk": RiskEProcess.for_calibration(
+                distinct(200, 20), level=shares["risk"], max_weight=10.0
+            ),
         },
     )
 
 
 def test_shares_add_up_to_the_stated_false_alarm():
-    """Half of the risk stream's share is for its calibration; the total is delta."""
+    """The total is delta."""
     watch = watch_of()
     assert sum(stream.false_alarm for stream in watch.streams.values()) == pytest.approx(0.06)
     assert watch.raised == ()

@@ -352,7 +352,10 @@ def test_wrong_refusals_are_seen_only_in_a_sample_with_refusals():
     """
     rng = np.random.default_rng(72)
     calibration = calibrated(rng, hopeless_right=0.0)
-    seen, blind = (RiskEProcess(calibration.risk_q95(0.2), level=FALSE_ALARM) for _ in range(2))
+    seen, blind = (
+        RiskEProcess.for_calibration(calibration.realised_risk(0.2), level=FALSE_ALARM)
+        for _ in range(2)
+    )
     for count, hopeless_right, alarms in ((600, 0.0, False), (3_000, 1.0, True)):
         losses, refused = judged(calibration, *queries(rng, count, hopeless_right=hopeless_right))
         for loss, was_refused in zip(losses.tolist(), refused, strict=True):
