@@ -1,0 +1,199 @@
+"""The rater: one evaluator model's confidences in answers, verbal and P(True). Paper, Sec. 3.3.
+
+Serving rates the answers of one request, `racer label` and `racer tune` recorded answers; all call
+the model through this module, so that their confidences are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from app.answering.evaluator_prompt import TOP, prompt, read
+from app.errors import SettingsError, UpstreamError
+from app.settings import EvaluatorModel, Settings
+from app.upstream.completions import Completion, Endpoint
+from app.upstream.fleet import GATEWAY, Fleet
+from racer_core.aggregation.vote import Weight
+
+log = logging.getLogger(__name__)
+
+CHECK_TIMEOUT_S: Final = 30.0  # at start: the first answer of a server is slow
+_CURE: Final = "start it before the gateway, or choose `weight: router`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rating:
+    """The confidences in one answer, and why some are missing."""
+
+    values: Mapping[Weight, float | None]
+    failures: Mapping[Weight, str] = field(default_factory=dict[Weight, str])
+    usage: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatedTexts:
+    """The ratings of several answers to one question."""
+
+    ratings: Mapping[str, Rating]  # by the answer's text
+    calls: int
+    usage: Mapping[str, int]  # of all calls together
+
+
+class Rater:
+    """Rates answers with one model; one call gives all kinds of confidence.
+
+    Args:
+        name: The evaluator's name in messages and metrics.
+        spec: The model, its time limit and its longest prompt.
+        kinds: `verbal`, `p_true`, or both.
+        settings: The candidates, of which the evaluator may be one.
+        fleet: Open, with the evaluator among its targets.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        spec: EvaluatorModel,
+        kinds: Collection[Weight],
+        settings: Settings,
+        fleet: Fleet,
+    ) -> None:
+        if spec.candidate is None:
+            target, self._model = name, spec.model or name
+        else:
+            candidate = next(each for each in settings.candidates if each.name == spec.candidate)
+            target, self._model = candidate.name, candidate.served_as
+        self._endpoint = Endpoint(name=name, target=target, timeout_s=spec.timeout_s)
+        self._prompt_chars = spec.prompt_chars
+        self._kinds = tuple(kinds)
+        self._fleet = fleet
+
+    async def rate(
+        self,
+        question: str,
+        texts: Collection[str],
+        *,
+        deadline: float = math.inf,
+        caller: str = GATEWAY,
+    ) -> RatedTexts:
+        """Rate answers to a question, all at once; equal prompts are sent once.
+
+        Args:
+            question: The question to the candidates.
+            texts: The answers.
+            deadline: A ``time.monotonic()``; the evaluator has its own time limit, too.
+            caller: The name of the API key that causes the calls.
+        """
+        prompts = {text: prompt(question, text, self._prompt_chars) for text in texts}
+        distinct = list(dict.fromkeys(prompts.values()))
+        rated = await asyncio.gather(*(self._rating(each, deadline, caller) for each in distinct))
+        by_prompt = dict(zip(distinct, rated, strict=True))
+        return RatedTexts(
+            ratings={text: by_prompt[each] for text, each in prompts.items()},
+            calls=len(distinct),
+            usage=_summed([each.usage for each in rated]),
+        )
+
+    async def check(self, cure: str = _CURE) -> None:
+        """Call the evaluator a few times: one that cannot rate as configured stops the start.
+
+        Args:
+            cure: What to do about an evaluator that cannot be reached, for the message.
+
+        Raises:
+            SettingsError: The evaluator answers, but not as its kinds of confidence require.
+            UpstreamError: The evaluator cannot be reached, or breaks.
+        """
+        patient = replace(self._endpoint, timeout_s=CHECK_TIMEOUT_S)
+        name, chars = patient.name, self._prompt_chars
+        short = prompt("What is 1 plus 1?", "2", chars)
+        completion = await self._probe(
+            self._payload(short, logprobs=False),
+            patient,
+            f"{name} refused a text completion: check its `base_url` and `model`, and that it "
+            "serves /completions as vLLM does",
+            cure,
+        )
+        longest = prompt("What is one plus one? " * chars, "2", chars)
+        await self._probe(
+            self._payload(longest, logprobs=False),
+            patient,
+            f"{name} refused a prompt of {chars:,} characters: lower its `prompt_chars`",
+            cure,
+        )
+        if Weight.VERBAL in self._kinds and read(Weight.VERBAL, completion) is None:
+            log.warning(
+                "%s rated a trial answer with neither 0 nor 1; wherever it does so, the majority "
+                "decides the vote",
+                name,
+            )
+        if Weight.P_TRUE in self._kinds:
+            completion = await self._probe(
+                self._payload(short, logprobs=True),
+                patient,
+                f"{name} refused `logprobs: {TOP}`: start vLLM with `--max-logprobs {TOP}` or "
+                "more, or choose `weight: verbal`",
+                cure,
+            )
+            if completion.top is None:
+                raise SettingsError(
+                    f"{name} answered without logprobs, which `weight: p_true` reads: serve it "
+                    "with vLLM, or choose `weight: verbal`"
+                )
+
+    async def _rating(self, text: str, deadline: float, caller: str) -> Rating:
+        payload = self._payload(text, logprobs=Weight.P_TRUE in self._kinds)
+        until = min(deadline, time.monotonic() + self._endpoint.timeout_s)
+        try:
+            completion = await self._fleet.complete(
+                self._endpoint, payload, deadline=until, caller=caller
+            )
+        except UpstreamError as exc:
+            return self._failed(exc.kind)
+        except Exception:  # our own fault, but no reason to fail the answer
+            log.exception("%s failed unexpectedly", self._endpoint.name)
+            return self._failed(UpstreamError.default_kind)
+        values = {kind: read(kind, completion) for kind in self._kinds}
+        unreadable = [kind for kind, value in values.items() if value is None]
+        return Rating(
+            values=values,
+            failures=dict.fromkeys(unreadable, "evaluation_unreadable"),
+            usage=completion.usage,
+        )
+
+    def _failed(self, kind: str) -> Rating:
+        return Rating(
+            values=dict.fromkeys(self._kinds, None), failures=dict.fromkeys(self._kinds, kind)
+        )
+
+    async def _probe(
+        self, payload: Mapping[str, Any], endpoint: Endpoint, refusal: str, cure: str
+    ) -> Completion:
+        deadline = time.monotonic() + endpoint.timeout_s
+        try:
+            return await self._fleet.complete(endpoint, payload, deadline=deadline)
+        except UpstreamError as exc:
+            if exc.kind == "upstream_rejected":
+                raise SettingsError(refusal) from exc
+            if exc.lasting or exc.kind == "upstream_invalid_response":
+                raise SettingsError(
+                    f"{exc}: check the evaluator's `base_url`, `model` and `api_key_env`"
+                ) from exc
+            raise type(exc)(f"{exc}: {cure}", kind=exc.kind) from exc
+
+    def _payload(self, text: str, *, logprobs: bool) -> dict[str, Any]:
+        """A request for one token, the likeliest."""
+        payload = {"model": self._model, "prompt": text, "max_tokens": 1, "temperature": 0}
+        return payload | {"logprobs": TOP} if logprobs else payload
+
+
+def _summed(usages: list[Mapping[str, int]]) -> dict[str, int]:
+    names = dict.fromkeys(name for usage in usages for name in usage)
+    return {name: sum(usage.get(name, 0) for usage in usages) for name in names}
