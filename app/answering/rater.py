@@ -24,6 +24,7 @@ from racer_core.aggregation.vote import Weight
 log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S: Final = 30.0  # at start: the first answer of a server is slow
+UNREADABLE: Final = "evaluation_unreadable"  # the model replied, but with no confidence
 _CURE: Final = "start it before the gateway, or choose `weight: router`"
 
 
@@ -164,7 +165,7 @@ class Rater:
         unreadable = [kind for kind, value in values.items() if value is None]
         return Rating(
             values=values,
-            failures=dict.fromkeys(unreadable, "evaluation_unreadable"),
+            failures=dict.fromkeys(unreadable, UNREADABLE),
             usage=completion.usage,
         )
 

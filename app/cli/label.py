@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
+from racer_core.aggregation.vote import Weight
+
+if TYPE_CHECKING:
+    from app.tools.labelling.run import CallForecast
 
 
 @click.command()
@@ -36,6 +41,21 @@ from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
     "--judge-key", envvar="RACER_JUDGE_KEY", show_envvar=True, help="API key for that URL."
 )
 @click.option(
+    "--evaluator",
+    "evaluators",
+    metavar="CANDIDATE",
+    multiple=True,
+    help="A candidate that rates every answer; repeatable. `racer tune` chooses among several.",
+)
+@click.option(
+    "--confidence",
+    "confidences",
+    type=click.Choice(["verbal", "p_true"]),
+    multiple=True,
+    help="Kind of rating; repeatable. Default with `--evaluator`: both; without it, the "
+    "configuration's evaluators rate.",
+)
+@click.option(
     "--concurrency",
     type=click.IntRange(1),
     default=8,
@@ -52,15 +72,19 @@ def label(
     judge: str | None,
     judge_model: str | None,
     judge_key: str | None,
+    evaluators: tuple[str, ...],
+    confidences: tuple[str, ...],
     concurrency: int,
     ray: str | None,
     as_json: bool,
 ) -> None:
     """Send QUESTIONS (query and reference) to every candidate, grade the answers, write rows.
 
-    After an interruption the same command resumes and repeats no finished call.
+    After an interruption the same command resumes and repeats no finished call. With an evaluator,
+    rows of an earlier run are rated, too.
     """
     from app.tools.labelling import run
+    from app.tools.labelling.confidences import KINDS, RatingOptions
     from app.tools.labelling.grading import GradingOptions
     from racer_core.records.questions import read_questions
 
@@ -69,11 +93,15 @@ def label(
         questions, configured.limits.query_chars, configured.routing.text
     )
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
+    rating = None
+    if evaluators or confidences:
+        kinds = tuple(Weight(each) for each in dict.fromkeys(confidences)) or KINDS
+        rating = RatingOptions(evaluators=evaluators, kinds=kinds)
     remote = None
     if ray is not None:
         from app.tools.ray_batch.labelling import over_cluster
 
-        remote = over_cluster(ray, config, grading, concurrency)
+        remote = over_cluster(ray, config, grading, concurrency, rating)
     with progress_bars(as_json) as progress:
         result = run.run(
             questions_read,
@@ -84,10 +112,27 @@ def label(
             secrets=secrets,
             concurrency=concurrency,
             progress=progress,
+            rating=rating,
+            announce=None if rating is None else _announce,
             remote=remote,
+        )
+    if result.ratings is not None and result.ratings.failed:
+        err.print(
+            f"racer: {result.ratings.failed} ratings failed and are null in the rows "
+            f"({'; '.join(result.ratings.causes())})",
+            soft_wrap=True,
         )
     if result.interrupted:
         err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
         raise KeyboardInterrupt
     shown = {"out": str(rows), **result.as_json()}
     print_json(shown) if as_json else out.print(tables.fields(shown))
+
+
+def _announce(forecast: CallForecast) -> None:
+    """Print the cost of a run with evaluators before its first call."""
+    err.print(
+        f"racer: {forecast.candidates:,} calls to candidates and at most "
+        f"{forecast.evaluators:,} calls to evaluators are left (equal texts are rated once)",
+        soft_wrap=True,
+    )

@@ -1,7 +1,8 @@
 """Append-only files of `racer label`: finished rows, and a journal of unfinished questions.
 
 ``rows.jsonl`` gets a line per labelled question. The journal ``rows.jsonl.partial`` begins with
-the conditions and gets a line per answer and verdict, so that an interruption loses no answer.
+the conditions and gets a line per answer, verdict and rating, so that an interruption loses none.
+A finished row that lacks confidences is rated through the journal and replaced at the end.
 Every line is a single write: a killed process leaves whole lines; a full disk leaves at most one
 torn line, which is removed when the files are opened again.
 """
@@ -14,10 +15,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self, cast
 
+from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
 from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records import formats
@@ -26,10 +29,10 @@ from racer_core.records.conversation import identity
 from racer_core.records.questions import Question
 from racer_core.records.row import row_query
 from racer_core.records.writer import row_line
-from racer_core.types import LabelledRow
+from racer_core.types import Confidences, LabelledRow
 
 # The first bytes of every line that is written here.
-_BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {')
+_BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {', b'{"evaluators": {')
 
 
 class LabelFiles:
@@ -41,6 +44,8 @@ class LabelFiles:
         conditions: What makes rows comparable; another run must have the same.
         digests: Candidate -> digest of what it is sent, but for the query; written into each row.
         max_query_chars: Longest query of a row.
+        plan: The evaluators whose confidences a finished row has.
+        evaluators: What makes an evaluator's confidences comparable, by its name.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class LabelFiles:
         conditions: Mapping[str, Any],
         digests: Mapping[str, str],
         max_query_chars: int,
+        plan: RatingPlan | None = None,
+        evaluators: Mapping[str, Any] | None = None,
     ) -> None:
         if out.suffix not in (".jsonl", ".ndjson"):
             raise InputError(f"{out}: rows are written as JSON lines; name it .jsonl")
@@ -62,7 +69,14 @@ class LabelFiles:
         self._digests = digests
         self._answers: dict[str, dict[str, str | None]] = {}
         self._verdicts: dict[tuple[str, str], bool] = {}
-        self._references: dict[str, str | None] = {}  # of the finished rows
+        # Query -> evaluator -> answer -> kind of confidence -> value; of unfinished questions.
+        self._ratings: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
+        self._references: dict[str, str | None] = {}  # of the rows in the file
+        self._unrated: dict[str, LabelledRow] = {}  # of them those without planned confidences
+        self._rated_lines: dict[str, bytes] = {}  # that will replace them
+        self._plan = plan or RatingPlan()
+        self._evaluators: dict[str, Any] = {}
+        self._own_evaluators: dict[str, Any] = json.loads(json.dumps(evaluators or {}))
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -80,15 +94,17 @@ class LabelFiles:
             _repair_tail(self._journal, partial_tail)
             if self._journal.seek(0, os.SEEK_END) == 0:
                 self._write(self._journal, {"conditions": self._conditions})
+            self._add_evaluators()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._stack, suppress(OSError):  # on a full disk the file stays as it is
+        with self._stack, suppress(OSError):  # on a full disk the files stay as they are
+            self._put_in_order({})
             self._compact()
 
     def is_labelled(self, question: Question) -> bool:
-        """Whether the question has a finished row.
+        """Whether the question has a finished row, with the planned confidences.
 
         Raises:
             InputError: It has one with another reference.
@@ -100,7 +116,7 @@ class LabelFiles:
                 f"the question of line {question.place} is labelled in {self.out} with another "
                 "reference: write to a new file"
             )
-        return True
+        return key not in self._unrated
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
         """The candidates' answers to an unfinished question; None is an unreadable answer."""
@@ -122,29 +138,61 @@ class LabelFiles:
         self._verdicts[key] = correct
         self._write(self._journal, {"query": key[0], "judged": key[1], "correct": correct})
 
+    def confidences(
+        self, question: Question, evaluator: str, answer: str
+    ) -> AnswerConfidences | None:
+        """An evaluator's confidences in an answer; None if it has not rated it yet."""
+        rated = self._ratings.get(_digest(question.identity), {})
+        return rated.get(evaluator, {}).get(_digest(answer))
+
+    def add_confidences(
+        self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
+    ) -> None:
+        """Store an evaluator's confidences in an answer."""
+        key = _digest(question.identity), evaluator, _digest(answer)
+        self._add_rating(*key, values)
+        self._write(
+            self._journal,
+            {"query": key[0], "evaluator": evaluator, "rated": key[2], "values": dict(values)},
+        )
+
     def add_row(self, question: Question, correct: Iterable[str]) -> None:
         """Write the row of a question and forget its partial answers."""
         key = _digest(question.identity)
-        row = LabelledRow(
-            query=question.query,
-            earlier=question.earlier,
-            correct=frozenset(correct),
-            answers={name: self._answers[key][name] for name in self._pool},
-            reference=question.reference,
-            task=question.task,
-            group=question.group,
-            conditions=self._digests,
-        )
-        _append(self._rows, row_line(row, self._pool).encode(), self.out)
+        confidences = self._row_confidences(key)
+        if key in self._unrated:
+            row = replace(self._unrated.pop(key), confidences=confidences)
+            self._rated_lines[key] = row_line(row, self._pool).encode()
+        else:
+            row = LabelledRow(
+                query=question.query,
+                earlier=question.earlier,
+                correct=frozenset(correct),
+                answers={name: self._answers[key][name] for name in self._pool},
+                reference=question.reference,
+                task=question.task,
+                group=question.group,
+                conditions=self._digests,
+                confidences=confidences,
+            )
+            _append(self._rows, row_line(row, self._pool).encode(), self.out)
         self._references[key] = question.reference
         del self._answers[key]
 
     def put_in_order(self, questions: Iterable[Question]) -> None:
         """Rewrite the rows in the questions' order; rows of other questions come first."""
+        self._put_in_order({_digest(each.identity): place for place, each in enumerate(questions)})
+
+    def _put_in_order(self, places: Mapping[str, int]) -> None:
+        """Rewrite the rows by their places, with the confidences that some lacked."""
+        if not places and not self._rated_lines:
+            return
         self._rows.seek(0)
         lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
-        places = {_digest(each.identity): place for place, each in enumerate(questions)}
-        ordered = sorted(lines, key=lambda line: places.get(self._key(line) or "", -1))
+        keys = [self._key(line) or "" for line in lines]
+        rated = [self._rated_lines.get(key, line) for key, line in zip(keys, lines, strict=True)]
+        order = sorted(range(len(lines)), key=lambda each: places.get(keys[each], -1))
+        ordered = [rated[each] for each in order]
         if ordered == lines:
             return
         out = self.out.resolve()
@@ -159,6 +207,45 @@ class LabelFiles:
         finally:
             new.unlink(missing_ok=True)
         self._rows = rows
+        self._rated_lines.clear()
+
+    def _row_confidences(self, key: str) -> Confidences:
+        """Evaluator -> kind -> candidate -> value, of the candidates with a readable answer."""
+        digests = {
+            name: _digest(text) for name, text in self._answers[key].items() if text is not None
+        }
+        return {
+            evaluator: {
+                kind: {
+                    name: rated[digests[name]][kind]
+                    for name in self._pool
+                    if kind in rated.get(digests.get(name, ""), {})
+                }
+                for kind in dict.fromkeys(kind for values in rated.values() for kind in values)
+            }
+            for evaluator, rated in self._ratings.get(key, {}).items()
+        }
+
+    def _add_rating(self, key: str, evaluator: str, answer: str, values: AnswerConfidences) -> None:
+        of_evaluator = self._ratings.setdefault(key, {}).setdefault(evaluator, {})
+        of_evaluator.setdefault(answer, {}).update(values)
+
+    def _add_evaluators(self) -> None:
+        """Write down new evaluators, before they rate.
+
+        Raises:
+            InputError: One has the name of another model, whose confidences the rows have.
+        """
+        for name, own in self._own_evaluators.items():
+            if self._evaluators.get(name, own) != own:
+                raise InputError(
+                    f"{self.out} has confidences of {name!r} as another model, or with another "
+                    "prompt_chars: go on with those settings, or write to a new file"
+                )
+        if merged := {**self._evaluators, **self._own_evaluators}:
+            if merged != self._evaluators:
+                self._write(self._journal, {"evaluators": merged})
+            self._evaluators = merged
 
     def _key(self, line: bytes) -> str | None:
         """The key of the row in a line; None if the line holds no row."""
@@ -186,10 +273,33 @@ class LabelFiles:
                 max_query_chars=self._max_query_chars,
                 text="last_user",
             )
-            self._references = {
-                _digest(identity(row.query, row.earlier)): row.reference for row in rows.rows
-            }
+            for row in rows.rows:
+                key = _digest(identity(row.query, row.earlier))
+                self._references[key] = row.reference
+                if row.answers and not self._is_rated(row):
+                    self._reopen(key, row)
         return tail
+
+    def _is_rated(self, row: LabelledRow) -> bool:
+        """Whether the row has the planned confidences in every readable answer."""
+        given = [name for name, text in row.answers.items() if text is not None]
+        return all(
+            set(given) <= row.confidences.get(evaluator, {}).get(kind, {}).keys()
+            for evaluator in self._plan.evaluators(row.group)
+            for kind in self._plan.kinds
+        )
+
+    def _reopen(self, key: str, row: LabelledRow) -> None:
+        """Restore what is known of a finished row, so that only its missing ratings are made."""
+        self._unrated[key] = row
+        self._answers[key] = dict(row.answers)
+        for name, text in row.answers.items():
+            if text is None:
+                continue
+            self._verdicts[key, _digest(text)] = name in row.correct
+            for evaluator, kinds in row.confidences.items():
+                values = {kind: of[name] for kind, of in kinds.items() if name in of}
+                self._add_rating(key, evaluator, _digest(text), values)
 
     def _read_partial(self) -> bytes:
         data, tail = _whole_lines(self._journal, self._partial)
@@ -210,23 +320,36 @@ class LabelFiles:
                     "with those, or write to a new file"
                 )
             self._journal.truncate(0)
+            self._evaluators.clear()
             return b""
         return tail
 
     def _restore(self, line: Mapping[str, Any]) -> None:
-        if "judged" in line:
+        if "evaluators" in line:
+            self._evaluators = dict(line["evaluators"])
+        elif "rated" in line:
+            self._add_rating(line["query"], line["evaluator"], line["rated"], line["values"])
+        elif "judged" in line:
             self._verdicts[line["query"], line["judged"]] = line["correct"]
         elif line["query"] not in self._references:
             self._answers.setdefault(line["query"], {})[line["candidate"]] = line["answer"]
 
     def _compact(self) -> None:
-        """Drop the answers of finished rows; the conditions stay for later runs."""
+        """Drop what finished rows hold; the conditions stay for later runs."""
         lines: list[dict[str, Any]] = [{"conditions": self._conditions}]
+        if self._evaluators:
+            lines.append({"evaluators": self._evaluators})
         for key, answers in self._answers.items():
-            lines += [{"query": key, "candidate": n, "answer": a} for n, a in answers.items()]
+            if key not in self._references:
+                lines += [{"query": key, "candidate": n, "answer": a} for n, a in answers.items()]
         for (key, judged), correct in self._verdicts.items():
-            if key in self._answers:
+            if key in self._answers and key not in self._references:
                 lines.append({"query": key, "judged": judged, "correct": correct})
+        for key, evaluators in self._ratings.items():
+            for evaluator, rated in evaluators.items() if key in self._answers else ():
+                for answer, values in rated.items():
+                    rating = {"evaluator": evaluator, "rated": answer, "values": values}
+                    lines.append({"query": key, **rating})
         new = self._partial.with_name(self._partial.name + ".new")
         try:
             new.write_text("".join(map(_line, lines)), encoding="utf-8")

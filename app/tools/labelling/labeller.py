@@ -1,7 +1,7 @@
-"""Labeller: calls every candidate with one question and grades the answers.
+"""Labeller: calls every candidate with one question, grades the answers and has them rated.
 
-It knows no files: every answer and verdict goes to the caller's ``AnswerStore`` at once, because it
-was paid for.
+It knows no files: every answer, verdict and confidence goes to the caller's ``AnswerStore`` at
+once, because it was paid for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Final, Protocol, Self
 from app.errors import UpstreamError
 from app.settings import Candidate, Secrets, Settings
 from app.telemetry.metrics import Metrics
+from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
+from app.tools.labelling.confidences import AnswerConfidences, ConfidenceRecorder, RatingCounts
 from app.tools.labelling.graders import Grader
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
@@ -27,7 +29,7 @@ MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not called again in thi
 
 
 class AnswerStore(Protocol):
-    """Answers and verdicts of unfinished questions."""
+    """Answers, verdicts and confidences of unfinished questions."""
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
         """The candidates' answers so far; None is an unreadable answer."""
@@ -45,6 +47,18 @@ class AnswerStore(Protocol):
         """Store a judge's verdict."""
         ...
 
+    def confidences(
+        self, question: Question, evaluator: str, answer: str
+    ) -> AnswerConfidences | None:
+        """An evaluator's confidences in an answer; None if it has not rated it yet."""
+        ...
+
+    def add_confidences(
+        self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
+    ) -> None:
+        """Store an evaluator's confidences in an answer."""
+        ...
+
 
 @dataclass(slots=True)
 class CallCounts:
@@ -54,6 +68,7 @@ class CallCounts:
     failures: dict[str, Counter[str]] = field(default_factory=dict[str, Counter[str]])  # by name
     ungraded: Counter[str] = field(default_factory=Counter[str])
     given_up: set[str] = field(default_factory=set[str])
+    ratings: RatingCounts = field(default_factory=RatingCounts)
 
     def add(self, other: CallCounts) -> None:
         """Add the counts of another process."""
@@ -62,6 +77,7 @@ class CallCounts:
             self.failures.setdefault(name, Counter()).update(kinds)
         self.ungraded += other.ungraded
         self.given_up |= other.given_up
+        self.ratings.add(other.ratings)
 
     def causes(self) -> Iterator[str]:
         """Why questions are left unlabelled, as text."""
@@ -70,25 +86,35 @@ class CallCounts:
                 yield f"{name} failed {_times(count)}: {kind}"
         for name in sorted(self.given_up):
             yield f"{name} was given up after {MAX_FAILURES_IN_A_ROW} failures in a row"
+        for name in sorted(self.ratings.given_up):
+            yield f"the evaluator {name} was given up after {GIVEN_UP_AFTER} failures in a row"
         for kind, count in sorted(self.ungraded.items()):
             yield f"grading failed {_times(count)}: {kind}"
 
 
 class Labeller:
-    """Labels questions, several at once. Open it before use, and the grader before it.
+    """Labels questions, several at once. Open it before use; grader and recorder before it.
 
     Args:
         settings: The candidates and their decoding parameters.
         secrets: API keys of the candidates.
         grader: Decides which answers are correct.
+        recorder: Has the answers rated by evaluators; None if no evaluator is asked.
     """
 
-    def __init__(self, settings: Settings, secrets: Secrets, grader: Grader) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        secrets: Secrets,
+        grader: Grader,
+        recorder: ConfidenceRecorder | None = None,
+    ) -> None:
         self._candidates = settings.candidates
         self._attempts = settings.fleet.attempts
         self._fleet = Fleet(settings, secrets, metrics=Metrics())
         self._api_format = Chat()
         self._grader = grader
+        self._recorder = recorder
         self._failures_in_a_row: Counter[str] = Counter()
         self._counts = CallCounts()
 
@@ -104,18 +130,20 @@ class Labeller:
         counts = self._counts
         counts.ungraded.update(self._grader.failures)
         self._grader.failures.clear()
+        if self._recorder is not None:
+            counts.ratings.add(self._recorder.take())
         self._counts = CallCounts()
         return counts
 
     async def label(self, question: Question, store: AnswerStore) -> tuple[str, ...] | None:
-        """Return the candidates with a correct answer; None if an answer or verdict is missing."""
+        """Return the candidates with a correct answer; None if the question is not finished."""
         calls = (self._call(question, each, store) for each in self._candidates)
         if not all(await asyncio.gather(*calls)):
             return None
         answers = store.answers(question)
         texts = dict.fromkeys(text for text in answers.values() if text is not None)
         verdicts = await asyncio.gather(*(self._grade(question, text, store) for text in texts))
-        if None in verdicts:
+        if None in verdicts or not await self._rate(question, list(texts), store):
             return None
         right = {text for text, verdict in zip(texts, verdicts, strict=True) if verdict}
         return tuple(name for name, text in answers.items() if text in right)
@@ -155,6 +183,28 @@ class Labeller:
         if verdict is not None and self._grader.paid:
             store.add_verdict(question, answer, verdict)
         return verdict
+
+    async def _rate(self, question: Question, texts: list[str], store: AnswerStore) -> bool:
+        """Have every planned evaluator rate the answers; return whether each was asked."""
+        recorder = self._recorder
+        if recorder is None:
+            return True
+
+        async def rate(evaluator: str) -> bool:
+            missing = [
+                text
+                for text in texts
+                if not recorder.plan.is_complete(store.confidences(question, evaluator, text))
+            ]
+            if not missing:
+                return True
+            rated = await recorder.rate(evaluator, question.query, missing)
+            for text, values in (rated or {}).items():
+                store.add_confidences(question, evaluator, text, values)
+            return rated is not None
+
+        evaluators = recorder.plan.evaluators(question.group)
+        return all(await asyncio.gather(*map(rate, evaluators)))
 
 
 def _times(count: int) -> str:

@@ -6,16 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.tools.labelling.confidences import AnswerConfidences
 from app.tools.labelling.labeller import CallCounts
 from racer_core.records.questions import Question
 
 
 @dataclass(slots=True)
 class PartialLabels:
-    """Answers and verdicts of one unfinished question: an ``AnswerStore`` in memory."""
+    """What is stored of one unfinished question: an ``AnswerStore`` in memory."""
 
     texts: dict[str, str | None] = field(default_factory=dict[str, str | None])
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])
+    # Evaluator -> answer -> its confidences.
+    ratings: dict[str, dict[str, dict[str, float | None]]] = field(
+        default_factory=dict[str, "dict[str, dict[str, float | None]]"]
+    )
 
     def answers(self, question: Question) -> Mapping[str, str | None]:
         """The candidates' answers so far; None is an unreadable answer."""
@@ -33,10 +38,22 @@ class PartialLabels:
         """Store a judge's verdict."""
         self.verdicts[answer] = correct
 
+    def confidences(
+        self, question: Question, evaluator: str, answer: str
+    ) -> AnswerConfidences | None:
+        """An evaluator's confidences in an answer; None if it has not rated it yet."""
+        return self.ratings.get(evaluator, {}).get(answer)
+
+    def add_confidences(
+        self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
+    ) -> None:
+        """Store an evaluator's confidences in an answer."""
+        self.ratings.setdefault(evaluator, {}).setdefault(answer, {}).update(values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingQuestion:
-    """A question with the answers and verdicts so far."""
+    """A question with what is stored of it so far."""
 
     question: Question
     notes: PartialLabels

@@ -1,5 +1,7 @@
 """Labelling run of `racer label`: every candidate answers every question, answers are graded.
 
+Evaluators rate the answers if the command names them.
+
 If a candidate fails, its question stays unlabelled: the label "wrong" would be false, and not even
 conservative. Answers are stored, so that the next run repeats no call.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,13 @@ from typing import Any
 from app.errors import LabellingIncomplete
 from app.routing.conditions import ConditionReader
 from app.settings import Candidate, Secrets, Settings
+from app.tools.labelling.confidences import (
+    ConfidenceRecorder,
+    RatingCounts,
+    RatingOptions,
+    RatingPlan,
+    rating_plan,
+)
 from app.tools.labelling.files import LabelFiles
 from app.tools.labelling.graders import Grader
 from app.tools.labelling.grading import GradingOptions, make_grader
@@ -41,10 +50,29 @@ class LabellingReport:
     labelled: int  # questions that have a row now
     calls: int  # to candidates, in this run
     interrupted: bool
+    ratings: RatingCounts | None = None  # of this run; None if no evaluator was asked
 
     def as_json(self) -> dict[str, int]:
         """The fields that are printed."""
-        return {"questions": self.questions, "labelled": self.labelled, "calls": self.calls}
+        rated = (
+            {}
+            if self.ratings is None
+            else {"evaluator_calls": self.ratings.calls, "failed_ratings": self.ratings.failed}
+        )
+        return {
+            "questions": self.questions,
+            "labelled": self.labelled,
+            "calls": self.calls,
+            **rated,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForecast:
+    """The most calls that a run will make."""
+
+    candidates: int
+    evaluators: int  # fewer where candidates give the same text
 
 
 def run(
@@ -57,6 +85,8 @@ def run(
     secrets: Secrets,
     concurrency: int,
     progress: Progress,
+    rating: RatingOptions | None = None,
+    announce: Callable[[CallForecast], None] | None = None,
     remote: RemoteLabeller | None = None,
 ) -> LabellingReport:
     """Label every question that has no row yet.
@@ -74,14 +104,18 @@ def run(
         secrets: API keys of the candidates.
         concurrency: Questions processed at once, hence the most calls at once to a candidate.
         progress: Called with a stage, how many questions are done, and of how many.
+        rating: The evaluators that rate the answers; None for no ratings.
+        announce: Called with the most calls to make, before the first.
         remote: Labels in other processes; None labels in this one.
 
     Raises:
-        Unlabelled: Candidates or the grading failed for some questions.
+        LabellingIncomplete: Candidates, the grading or evaluators failed for some questions.
         InputError: The files or references are wrong; no candidate was called.
-        SettingsError: The judge is unknown.
+        SettingsError: The judge or an evaluator is unknown, or an evaluator cannot rate.
+        UpstreamError: An evaluator cannot be reached; no candidate was called.
     """
     checker, judge = make_grader(grading, settings, secrets)
+    plan = rating_plan(rating, settings)
     conditions = conditions_of(settings, grading, judge)
     asyncio.run(_check(checker, questions, source))
     with LabelFiles(
@@ -90,14 +124,18 @@ def run(
         conditions=conditions,
         digests=ConditionReader(settings.candidates).configured.digests,
         max_query_chars=settings.limits.query_chars,
+        plan=plan,
+        evaluators=plan.identities(settings),
     ) as files:
-        labelling = _LabellingRun(questions, files, progress)
+        labelling = _LabellingRun(questions, files, plan, progress)
+        if announce is not None:
+            announce(labelling.forecast(settings.pool))
         if remote is None:
             # A grader belongs to one event loop.
             grader, _ = make_grader(grading, settings, secrets)
             asyncio.run(labelling.label_locally(settings, secrets, grader, concurrency))
         else:
-            labelling.label_remotely(remote, conditions)
+            labelling.label_remotely(remote, conditions | remote_conditions(plan, settings))
         if not labelling.unlabelled:
             files.put_in_order(questions)
     report = LabellingReport(
@@ -105,6 +143,7 @@ def run(
         labelled=len(questions) - labelling.unlabelled,
         calls=labelling.counts.calls,
         interrupted=labelling.interrupted,
+        ratings=labelling.counts.ratings if plan.models else None,
     )
     if labelling.unlabelled and not labelling.interrupted:
         raise LabellingIncomplete(
@@ -126,11 +165,23 @@ def conditions_of(
     }
 
 
+def remote_conditions(plan: RatingPlan, settings: Settings) -> dict[str, Any]:
+    """What else must be equal in other processes: the evaluators. Rows may gain some later."""
+    return {"evaluators": plan.identities(settings)} if plan.models else {}
+
+
 class _LabellingRun:
     """State of one run: counts, and the questions that are left."""
 
-    def __init__(self, questions: Sequence[Question], files: LabelFiles, show: Progress) -> None:
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        files: LabelFiles,
+        plan: RatingPlan,
+        show: Progress,
+    ) -> None:
         self._files = files
+        self._plan = plan
         self._pending = [each for each in questions if not files.is_labelled(each)]
         self._total = len(questions)
         self._done = self._total - len(self._pending)
@@ -139,6 +190,19 @@ class _LabellingRun:
         self.unlabelled = len(self._pending)
         self.interrupted = False
         show("labelling", self._done, self._total)
+
+    def forecast(self, pool: Sequence[str]) -> CallForecast:
+        """The most calls that are left: those without a stored answer or rating."""
+        calls = ratings = 0
+        for question in self._pending:
+            answers = self._files.answers(question)
+            absent = len(pool) - len(answers)
+            calls += absent
+            texts = {text for text in answers.values() if text is not None}
+            for evaluator in self._plan.evaluators(question.group):
+                rated = (self._files.confidences(question, evaluator, text) for text in texts)
+                ratings += absent + sum(not self._plan.is_complete(each) for each in rated)
+        return CallForecast(candidates=calls, evaluators=ratings)
 
     async def label_locally(
         self, settings: Settings, secrets: Secrets, grader: Grader, concurrency: int
@@ -152,7 +216,15 @@ class _LabellingRun:
                 if self.interrupted:
                     return
 
-        async with grader, Labeller(settings, secrets, grader) as labeller:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(grader)
+            recorder = None
+            if self._plan.models and self._pending:
+                recorder = ConfidenceRecorder(self._plan, settings, secrets)
+                await stack.enter_async_context(recorder)
+                await recorder.check()
+            labeller = Labeller(settings, secrets, grader, recorder)
+            await stack.enter_async_context(labeller)
             count = min(concurrency, len(self._pending))
             workers = [asyncio.create_task(work(labeller)) for _ in range(count)]
             if workers:
@@ -178,7 +250,12 @@ class _LabellingRun:
             text: self._files.verdict(question, text) for text in texts.values() if text is not None
         }
         verdicts = {text: verdict for text, verdict in judged.items() if verdict is not None}
-        return PendingQuestion(question=question, notes=PartialLabels(texts, verdicts))
+        notes = PartialLabels(texts, verdicts)
+        for evaluator in self._plan.evaluators(question.group):
+            for text in judged:
+                if values := self._files.confidences(question, evaluator, text):
+                    notes.add_confidences(question, evaluator, text, values)
+        return PendingQuestion(question=question, notes=notes)
 
     def _store(self, result: LabelledQuestion) -> None:
         question = result.question
@@ -188,6 +265,10 @@ class _LabellingRun:
         for text, verdict in result.notes.verdicts.items():
             if self._files.verdict(question, text) is None:
                 self._files.add_verdict(question, text, verdict)
+        for evaluator, rated in result.notes.ratings.items():
+            for text, values in rated.items():
+                if self._files.confidences(question, evaluator, text) != values:
+                    self._files.add_confidences(question, evaluator, text, values)
         self.counts.add(result.tally)
         self._finish(question, result.correct)
 

@@ -17,10 +17,11 @@ from ray.exceptions import RayError
 
 from app import settings
 from app.errors import SettingsError
+from app.tools.labelling.confidences import ConfidenceRecorder, RatingOptions, rating_plan
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.labeller import Labeller
 from app.tools.labelling.remote_labelling import LabelledQuestion, PendingQuestion, RemoteLabeller
-from app.tools.labelling.run import conditions_of
+from app.tools.labelling.run import conditions_of, remote_conditions
 from app.tools.ray_batch.connection import joined, rows_of
 from racer_core.errors import RacerError
 
@@ -30,7 +31,11 @@ _LABELLED: Final[TypeAdapter[LabelledQuestion | str]] = TypeAdapter(LabelledQues
 
 
 def over_cluster(
-    address: str, config: Path, grading: GradingOptions, concurrency: int
+    address: str,
+    config: Path,
+    grading: GradingOptions,
+    concurrency: int,
+    rating: RatingOptions | None = None,
 ) -> RemoteLabeller:
     """Questions are labelled by a process on each node, which shares the concurrency with the rest.
 
@@ -40,6 +45,7 @@ def over_cluster(
             node's environment: none of them travels.
         grading: How answers are graded; a judge's key is the node's, too.
         concurrency: Questions under way at once, all processes together.
+        rating: The evaluators that rate the answers; None for no ratings.
     """
     given = replace(grading, judge_key=None)
 
@@ -55,7 +61,7 @@ def over_cluster(
                 override_num_blocks=len(questions),
             ).map(
                 cast("Any", _RayLabeller),  # a class is made once for each process
-                fn_constructor_args=(config.resolve(), given, conditions),
+                fn_constructor_args=(config.resolve(), given, rating, conditions),
                 compute=ray.data.ActorPoolStrategy(
                     size=workers,
                     max_tasks_in_flight_per_actor=tasks,
@@ -82,10 +88,15 @@ class _RayLabeller:
     """
 
     def __init__(
-        self, config: Path, grading: GradingOptions, conditions: Mapping[str, Any]
+        self,
+        config: Path,
+        grading: GradingOptions,
+        rating: RatingOptions | None,
+        conditions: Mapping[str, Any],
     ) -> None:
         self._config = config
         self._grading = replace(grading, judge_key=os.environ.get(JUDGE_KEY))
+        self._rating = rating
         self._conditions = conditions
         self._opening = asyncio.Lock()
         self._labeller: Labeller | None = None
@@ -113,8 +124,15 @@ class _RayLabeller:
             if self._labeller is None:
                 configured, secrets = settings.load(self._config)
                 grader, judge = make_grader(self._grading, configured, secrets)
-                if conditions_of(configured, self._grading, judge) != self._conditions:
+                plan = rating_plan(self._rating, configured)
+                own = conditions_of(configured, self._grading, judge)
+                if own | remote_conditions(plan, configured) != self._conditions:
                     raise SettingsError(f"{self._config} has other candidates or parameters there")
-                labeller = Labeller(configured, secrets, await grader.__aenter__())
+                recorder = None
+                if plan.models:
+                    recorder = ConfidenceRecorder(plan, configured, secrets)
+                    await recorder.__aenter__()
+                    await recorder.check()
+                labeller = Labeller(configured, secrets, await grader.__aenter__(), recorder)
                 self._labeller = await labeller.__aenter__()
             return self._labeller
