@@ -250,8 +250,23 @@ class Racer(TrainedRouter):
         calibration: Calibration,
         *,
         alpha: float | None = None,
+        score: Score | None = None,
+        group: str | None = None,
     ) -> list[RoutingDecision]:
-        """Choose a set for each query; ``alpha`` may differ from the calibration's own."""
+        """Choose a set for each query.
+
+        Args:
+            queries: The texts.
+            calibration: Of this router.
+            alpha: Risk level; None takes that of the calibration.
+            score: Nonconformity score; None takes that of the calibration.
+            group: The group of all these queries, whose rows set the threshold; with too few rows
+                the whole pool is called. None takes the threshold of all rows.
+
+        Returns:
+            The decisions; ``Calibration.certify`` certifies each.
+        """
+        calibration = calibration if group is None else calibration.group(group)
         scored = self.score(queries)
         return [
             calibration.decide(
@@ -259,6 +274,7 @@ class Racer(TrainedRouter):
                 scored.scores[i].tolist(),
                 neighbours=None if scored.neighbours is None else scored.neighbours[i],
                 alpha=alpha,
+                score=score,
                 truncated=bool(scored.truncated[i]),
             )
             for i, query in enumerate(queries)

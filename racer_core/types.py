@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,14 +141,38 @@ class LabelledRows:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def __iter__(self) -> Iterator[LabelledRow]:
+        return iter(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> LabelledRow: ...
+    @overload
+    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> LabelledRows: ...
+    def __getitem__(
+        self, index: int | slice | Sequence[int] | NDArray[Any]
+    ) -> LabelledRow | LabelledRows:
+        """One row by its number; rows by a slice, by numbers, or by a mask of shape (n,)."""
+        if isinstance(index, int | np.integer):
+            return self.rows[index]
+        chosen = np.arange(len(self.rows))[index if isinstance(index, slice) else np.asarray(index)]
+        return replace(self, rows=tuple(self.rows[int(i)] for i in chosen))
+
+    def __add__(self, other: LabelledRows) -> LabelledRows:
+        """The rows of both. Raises InputError if their pools differ."""
+        if self.pool != other.pool:
+            raise InputError(f"rows of the pools {list(self.pool)} and {list(other.pool)}")
+        return replace(self, rows=self.rows + other.rows)
+
     @property
     def queries(self) -> list[str]:
         """The queries' texts, in order."""
         return [row.query for row in self.rows]
 
-    def labels(self, pool: Sequence[str]) -> BoolArray:
-        """Correctness in the order of ``pool``, shape (n, K)."""
-        return np.array([[name in row.correct for name in pool] for row in self.rows], dtype=bool)
+    def labels(self, pool: Sequence[str] | None = None) -> BoolArray:
+        """Correctness in the order of ``pool``, by default the rows' own, shape (n, K)."""
+        names = self.pool if pool is None else pool
+        labels = [[name in row.correct for name in names] for row in self.rows]
+        return np.array(labels, dtype=bool).reshape(len(labels), len(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

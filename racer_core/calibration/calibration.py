@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
 from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.decision import (
     Levels,
+    ScoredBatch,
     Sets,
     decision_from_sets,
+    scores_and_neighbours,
     whole_pool_decision,
 )
 from racer_core.calibration.options import CalibrationOptions
@@ -43,6 +46,7 @@ from racer_core.types import (
     any_column,
     checked_alpha,
     checked_pool,
+    enum_member,
 )
 
 
@@ -195,13 +199,23 @@ class Calibration:
             return np.zeros(len(scores), dtype=bool)
         return null_score(scores) >= tau
 
-    def misses(self, alpha: float, delta: float | None = None) -> int:
+    def misses(self, alpha: float | None = None, delta: float | None = None) -> int:
         """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible."""
+        alpha = self.options.alpha if alpha is None else alpha
         return allowed_misses(self.n, alpha, delta if delta is not None else self.options.delta)
 
-    def lambda_hat(self, alpha: float, score: Score, delta: float | None = None) -> float:
-        """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6)."""
-        return threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
+    def lambda_hat(
+        self,
+        alpha: float | None = None,
+        score: Score | None = None,
+        delta: float | None = None,
+    ) -> float:
+        """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6).
+
+        Arguments that are None are those of ``options``. +inf calls the whole pool.
+        """
+        critical = self._critical(score or self.options.score)
+        return threshold_from_sorted(critical, self.misses(alpha, delta))
 
     def realised_risk(self, alpha: float) -> RealisedRisk | None:
         """What the rows tell about the risk of the threshold; None if all candidates are called."""
@@ -214,6 +228,52 @@ class Calibration:
         """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie."""
         risk = self.realised_risk(alpha)
         return 0.0 if risk is None else risk.upper()
+
+    def predict(
+        self,
+        scores: ArrayLike | ScoredBatch,
+        *,
+        alpha: float | None = None,
+        score: Score | None = None,
+        groups: Sequence[str | None] | None = None,
+        fingerprints: Sequence[bytes] | None = None,
+    ) -> BoolArray:
+        """Prediction sets of a batch, shape (B, K). Eq. (4). A row of False is an abstention.
+
+        Args:
+            scores: f, shape (B, K), in [0, 1], or the router's output for the batch.
+            alpha: Risk level in (0, 1); None takes that of ``options``. Choose it independently of
+                the queries.
+            score: Nonconformity score; None takes that of ``options``.
+            groups: The group of each query, (B,). Each group has a threshold of its own rows, and
+                P(miss | group) <= alpha; a group with too few rows gets the whole pool. None takes
+                the threshold of all rows.
+            fingerprints: Keyed hashes of the queries; only smoothing reads them.
+
+        Raises:
+            InputError: The scores are outside [0, 1], or do not fit the pool or the rows.
+        """
+        f, near = scores_and_neighbours(scores)
+        score = self.options.score if score is None else enum_member(Score, score, "score")
+        if fingerprints is None:
+            if self.options.smoothing_salt is not None:
+                raise InputError("smoothing needs the fingerprints of the queries")
+            fingerprints = (b"",) * len(f)
+        if groups is not None and len(groups) != len(f):
+            raise InputError(f"{len(groups)} groups for {len(f)} queries", param="groups")
+        names = [None] * len(f) if groups is None else groups
+        selected = np.zeros(f.shape, dtype=bool)
+        for name in dict.fromkeys(names):
+            part = [i for i, each in enumerate(names) if each == name]
+            rows = self if groups is None else self.group(name)
+            selected[part] = rows.sets(
+                f[part],
+                [fingerprints[i] for i in part],
+                rows.lambda_hat(alpha, score),
+                score,
+                None if near is None else near[part],
+            ).selected
+        return selected
 
     def sets(
         self,

@@ -5,10 +5,47 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from racer_core.types import BoolArray, FloatArray, RiskTarget, RoutingDecision, Score, enum_member
+from racer_core.calibration.augmentation import checked_scores
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    IdArray,
+    RiskTarget,
+    RoutingDecision,
+    Score,
+    enum_member,
+)
+
+
+class ScoredBatch(Protocol):
+    """A router's output for a batch."""
+
+    @property
+    def scores(self) -> FloatArray:
+        """f, shape (B, K), in [0, 1]."""
+        ...
+
+    @property
+    def neighbours(self) -> IdArray | None:
+        """Pattern ids of the nearest training rows, shape (B, J)."""
+        ...
+
+
+def scores_and_neighbours(batch: ArrayLike | ScoredBatch) -> tuple[FloatArray, IdArray | None]:
+    """The checked scores (B, K) of an array or of a router's output, and its neighbours (B, J).
+
+    Raises:
+        InputError: The scores are no matrix of numbers in [0, 1].
+    """
+    if hasattr(batch, "scores"):
+        scored = cast("ScoredBatch", batch)
+        return checked_scores(scored.scores), scored.neighbours
+    return checked_scores(np.asarray(batch, dtype=np.float64)), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

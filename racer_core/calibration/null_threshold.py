@@ -13,7 +13,13 @@ def choose_null_threshold(
 ) -> float | None:
     """tau: the smallest p_null at which at most the budgeted share of answerable rows abstain.
 
-    Choose it on validation rows, never on calibration rows. None when no value keeps the budget.
+    Args:
+        scores: f of validation rows, shape (n, K), in [0, 1]; never of calibration rows.
+        labels: Whether each candidate answers each of them right, shape (n, K).
+        false_abstain_budget: Largest share of answerable rows that abstain.
+
+    Returns:
+        tau in [0, 1], in units of p_null = 1 - max f; None when no value keeps the budget.
     """
     p_null = null_score(checked_scores(scores))
     answerable = np.sort(p_null[any_column(labels)])

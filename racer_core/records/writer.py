@@ -40,11 +40,15 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     return json.dumps(written, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_rows(rows: LabelledRows, path: Path) -> None:
-    """Write a new file; an existing one is not changed.
+def write_rows(rows: LabelledRows, path: str | Path) -> None:
+    """Write a new file of JSON lines; an existing one is not changed.
+
+    Args:
+        rows: The rows.
+        path: The new file, by custom ``.jsonl``.
 
     Raises:
         FileExistsError: The file exists; other OSErrors are not caught either.
     """
-    with path.open("x", encoding="utf-8", newline="\n") as file:
+    with Path(path).open("x", encoding="utf-8", newline="\n") as file:
         file.writelines(row_line(row, rows.pool) for row in rows.rows)

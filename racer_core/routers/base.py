@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,22 @@ class RouterOutput:
     scores: FloatArray
     neighbours: IdArray | None = None
     similarity: FloatArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The scores, so that numpy takes an output for an array."""
+        return np.array(self.scores, dtype=dtype, copy=copy)
+
+    def __getitem__(self, rows: slice | Sequence[int] | NDArray[Any]) -> Self:
+        """Some rows of the batch."""
+        return replace(
+            self,
+            scores=self.scores[rows],
+            neighbours=None if self.neighbours is None else self.neighbours[rows],
+            similarity=None if self.similarity is None else self.similarity[rows],
+        )
 
 
 def on_grid(scores: FloatArray) -> FloatArray:

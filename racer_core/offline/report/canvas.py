@@ -34,10 +34,11 @@ LAW = "#d55e00"
 
 def check_matplotlib() -> None:
     """Refuse before an hour of work rather than after it. Raises InputError."""
-    _library("figure")
+    matplotlib_module("figure")
 
 
-def _library(module: str) -> Any:
+def matplotlib_module(module: str) -> Any:
+    """A module of matplotlib, loaded at the first call. Raises InputError without matplotlib."""
     try:
         return import_module(f"matplotlib.{module}")
     except ImportError as exc:
@@ -57,8 +58,8 @@ class Canvas:
     def of(cls, rows: int, columns: int) -> Canvas:
         """An empty figure; constrained layout keeps its texts apart."""
         size = (max(_PANEL[0] * columns, _LEAST_WIDTH), _PANEL[1] * rows)
-        figure = _library("figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
-        _library("backends.backend_agg").FigureCanvasAgg(figure)
+        figure = matplotlib_module("figure").Figure(figsize=size, dpi=_DPI, layout="constrained")
+        matplotlib_module("backends.backend_agg").FigureCanvasAgg(figure)
         return cls(figure, list(figure.subplots(rows, columns, squeeze=False).ravel()))
 
     def legend(self) -> None:

@@ -1,0 +1,172 @@
+"""Measured risk and size of prediction sets on test rows, as a table of plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.decision import ScoredBatch, Sets, scores_and_neighbours
+from racer_core.calibration.metrics import set_metrics
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.errors import InputError
+from racer_core.notebook.calibrate import checked_labels, row_fingerprints
+from racer_core.types import (
+    BoolArray,
+    FloatArray,
+    IdArray,
+    RiskTarget,
+    Score,
+    any_column,
+    enum_member,
+)
+
+ALPHAS = (0.01, 0.05, 0.1, 0.15, 0.2, 0.3)
+_SHOWN = ("group", "score", "alpha", "n", "risk", "risk_high", "size", "abstain")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTable:
+    """Rows of plain values under the same names; ``pandas.DataFrame(list(table))`` takes them.
+
+    Attributes:
+        rows: One mapping of column to value for each setting.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, column: str) -> list[Any]:
+        """A column's values."""
+        return [row[column] for row in self.rows]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(self.rows[0]) if self.rows else ()
+
+    def where(self, **values: Any) -> ResultTable:
+        """The rows with these values, such as ``score="cover"``."""
+        items = values.items()
+        return ResultTable(tuple(row for row in self.rows if items <= row.items()))
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """The columns; ``pandas.DataFrame(table.to_dict())`` takes them too."""
+        return {column: self[column] for column in self.columns}
+
+    def __str__(self) -> str:
+        """The main columns, aligned."""
+        names = [name for name in _SHOWN if name in self.columns]
+        cells = [names, *([_shown(row[name]) for name in names] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ("  ".join(map(str.rjust, line, widths)) for line in cells)
+        return "\n".join(lines)
+
+
+def evaluate(
+    calibration: Calibration,
+    scores: ArrayLike | ScoredBatch,
+    correct: ArrayLike,
+    *,
+    alphas: Sequence[float] = ALPHAS,
+    score: Score | str | Sequence[Score | str] | None = None,
+    groups: Sequence[str | None] | None = None,
+) -> ResultTable:
+    """Measure the sets of test rows, which neither trained nor calibrated.
+
+    Args:
+        calibration: The thresholds.
+        scores: f of the test rows, shape (N, K), in [0, 1], or the router's output.
+        correct: Whether each candidate answers each row right, shape (N, K).
+        alphas: Risk levels.
+        score: One or several nonconformity scores; None takes the calibration's own.
+        groups: The group of each row. Each group is then calibrated and measured on its own.
+
+    Returns:
+        A row for each group, score and alpha, with these columns:
+
+        - ``group`` (with ``groups`` only), ``score``, ``alpha``: the setting.
+        - ``n``: calibration rows that count for the risk. ``lambda_hat``: the threshold; +inf calls
+          the whole pool.
+        - ``risk``: the measured rate that alpha bounds on average. ``risk_low``, ``risk_high``: its
+          exact 95 % interval (Clopper-Pearson) over the test rows that count.
+        - ``miss_given_answerable``: the sets without a right candidate among answerable rows.
+          ``served_error``: the rows with a set, and none right in it. ``abstain``: the empty sets.
+          ``false_abstain``: the empty sets among answerable rows. All are shares.
+        - ``size``: candidates called per row. ``calls_saved``: the share of the pool not called.
+
+    Raises:
+        InputError: Shapes or values do not fit.
+    """
+    f, near = scores_and_neighbours(scores)
+    labels = checked_labels(correct, f.shape)
+    if groups is not None and len(groups) != len(f):
+        raise InputError(f"{len(groups)} groups for {len(f)} rows", param="groups")
+    given = score or calibration.options.score
+    kinds = (given,) if isinstance(given, str) else given
+    names = [None] if groups is None else list(dict.fromkeys(groups))
+    rows: list[Mapping[str, Any]] = []
+    for name in names:
+        part = [i for i in range(len(f)) if groups is None or groups[i] == name]
+        batch = f[part], None if near is None else near[part], labels[part]
+        own = calibration if groups is None else calibration.group(name)
+        place = {} if groups is None else {"group": name}
+        for kind in [enum_member(Score, each, "score") for each in kinds]:
+            for alpha in alphas:
+                measured = _measure(own, *batch, alpha, kind)
+                rows.append(place | {"score": kind.value, "alpha": alpha} | measured)
+    return ResultTable(tuple(rows))
+
+
+def _measure(
+    calibration: Calibration,
+    scores: FloatArray,
+    neighbours: IdArray | None,
+    labels: BoolArray,
+    alpha: float,
+    kind: Score,
+) -> dict[str, Any]:
+    """The measures of one setting."""
+    lambda_hat = calibration.lambda_hat(alpha, kind)
+    prints = row_fingerprints(len(scores))
+    sets = calibration.sets(scores, prints, lambda_hat, kind, neighbours)
+    missed = _missed(calibration.options, sets, labels)
+    errors, counted = int(missed.sum()), len(missed)
+    metrics = set_metrics(sets.selected, sets.null_selected, labels)
+    return {
+        "n": calibration.n,
+        "lambda_hat": lambda_hat,
+        "risk": errors / counted if counted else math.nan,
+        "risk_low": clopper_pearson_lower(errors, counted, 0.025) if counted else math.nan,
+        "risk_high": clopper_pearson_upper(errors, counted, 0.025) if counted else math.nan,
+        "miss_given_answerable": metrics.miss_given_answerable,
+        "served_error": metrics.served_error,
+        "abstain": metrics.abstain,
+        "false_abstain": metrics.false_abstain,
+        "size": metrics.size,
+        "calls_saved": 1.0 - metrics.size / labels.shape[1],
+    }
+
+
+def _missed(options: CalibrationOptions, sets: Sets, labels: BoolArray) -> BoolArray:
+    """The loss of the rows that count: fewer than min(r, |G'|) right columns in the set."""
+    right = (sets.selected & labels).sum(axis=1)
+    wanted = np.minimum(options.r, np.maximum(labels.sum(axis=1), 1))
+    if options.risk_target is RiskTarget.PAPER:
+        return right + (sets.null_selected & ~any_column(labels)) < wanted
+    return (right < wanted)[any_column(labels)]
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

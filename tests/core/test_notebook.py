@@ -1,0 +1,272 @@
+"""Calibration of arrays: the served defaults, the exact law, groups, tables and figures."""
+
+import numpy as np
+import pytest
+
+import racer_core as rc
+from racer_core.types import Score
+from tests.core.kinds import Kinds
+from tests.core.laws import assert_at_most, assert_binomial
+from tests.support.lazy import LazyModule
+from tests.support.synthetic import POOL, synthetic_rows
+
+pandas = LazyModule("pandas")
+pyplot = LazyModule("matplotlib.pyplot")
+linear_model = LazyModule("sklearn.linear_model")
+tree = LazyModule("sklearn.tree")
+datasets = LazyModule("sklearn.datasets")
+
+
+def table_of(count, seed, candidates=3):
+    """Random scores, and candidates that are right as often as their scores say."""
+    rng = np.random.default_rng(seed)
+    scores = rng.random((count, candidates))
+    return scores, rng.random((count, candidates)) < scores
+
+
+def test_defaults_are_those_that_a_gateway_serves_with(racer):
+    """Trained, tuned and calibrated on the same rows, both have the same thresholds and sets."""
+    training, validation = synthetic_rows(300, seed=1), synthetic_rows(150, seed=2)
+    rows, new = synthetic_rows(300, seed=21), synthetic_rows(200, seed=22)
+    router = rc.EmbeddingRouter(encoder=rc.CharNgramEncoder())
+    router.fit(training.queries, training.labels())
+    mine = rc.calibrate(
+        router.predict(rows.queries),
+        rows.labels(),
+        alpha=0.1,
+        validation=(router.predict(validation.queries), validation.labels()),
+        pool=POOL,
+    )
+    served = racer.calibrate(rows, alpha=0.1)
+    assert served.options.null_threshold is not None
+    assert mine.options == served.options
+    assert mine.n == served.n
+    for alpha in (0.02, 0.05, 0.1, 0.3):
+        assert mine.lambda_hat(alpha) == served.lambda_hat(alpha)
+        sets = mine.predict(router.predict(new.queries), alpha=alpha)
+        decisions = racer.route_batch(new.queries, served, alpha=alpha)
+        assert [{POOL[i] for i in np.flatnonzero(row)} for row in sets] == [
+            set(decision.selected) for decision in decisions
+        ]
+    assert not sets.any(axis=1).all(), "some queries abstain"
+    np.testing.assert_array_equal(mine.predict(racer.score(new.queries), alpha=0.3), sets)
+
+
+def test_scores_alone_get_gap_and_patterns_get_cover():
+    """Patterns come from the router's output, from labels of training rows or from a model."""
+    scores, correct = table_of(200, 0)
+    assert rc.calibrate(scores, correct).options.score == "gap"
+    trained = table_of(100, 1)[1]
+    by_labels = rc.calibrate(scores, correct, patterns=trained)
+    by_model = rc.calibrate(scores, correct, patterns=rc.PatternModel.of(trained))
+    assert by_labels.options.score == "cover"
+    assert by_labels.lambda_hat() == by_model.lambda_hat()
+    static = rc.calibrate(scores, correct, patterns=trained, score="static", target="paper")
+    assert static.options.score is Score.STATIC
+    assert static.n == 200
+
+
+def test_the_miss_rate_of_arrays_has_its_exact_value():
+    """For continuous scores P(miss | answerable) = floor(alpha (n + 1))/(n + 1). False alarm 1e-6.
+
+    One candidate is right in every row, so n = 19 and the rate is 2/20; a rank off by one gives
+    0.05 or 0.15, which passes with probability below 1e-6.
+    """
+    rng = np.random.default_rng(20261101)
+    missed, trials = 0, 4_000
+    for _ in range(trials):
+        scores = rng.random((20, 2))
+        correct = np.array([[True, False]] * 20)
+        calibration = rc.calibrate(scores[:19], correct[:19], alpha=0.1, score="prob")
+        missed += not calibration.predict(scores[19:])[0, 0]
+    assert_binomial(missed, trials, 2 / 20, 1e-6)
+
+
+def test_each_group_has_its_own_bound():
+    """Groups that differ: with common thresholds the hard one misses twice as often as alpha."""
+    world = Kinds(7)
+    calibration_rows, test = world.draw(1_500), world.draw(3_000)
+    calibration = rc.calibrate(
+        calibration_rows, calibration_rows.labels, patterns=world.patterns,
+        groups=calibration_rows.groups.tolist(),
+    )  # fmt: skip
+    groups = test.groups.tolist()
+    for name in sorted(set(groups)):
+        sets = calibration.predict(test, groups=groups)
+        part = [each == name and any(row) for each, row in zip(groups, test.labels, strict=True)]
+        own = calibration.group(name)
+        missed = ~(sets & test.labels)[part].any(axis=1)
+        bound = own.realised_risk(0.1).upper(1e-7)
+        assert_at_most(int(missed.sum()), len(missed), bound, 1e-6)
+        np.testing.assert_array_equal(
+            sets[np.array(groups) == name], own.predict(test[np.array(groups) == name])
+        )
+    unknown = calibration.predict(test[:5], groups=["elsewhere"] * 5)
+    assert unknown.all(), "no rows, no finite threshold"
+
+
+@pytest.mark.parametrize(
+    ("scores", "correct", "options", "message"),
+    [
+        (np.ones((3, 2)), np.ones((3, 3)), {}, "the shape"),
+        (np.ones((3, 2)), [[1, 2]] * 3, {}, "True and False"),
+        (np.ones((3, 2)), [[1, np.nan]] * 3, {}, "True and False"),
+        (np.full((3, 2), np.nan), np.ones((3, 2)), {}, "NaN or outside"),
+        (np.ones(3), np.ones(3), {}, "shape"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"score": "best"}, "cover_cost"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"target": "none"}, "paper, answerable"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"score": "cover"}, "not offered"),
+        (np.ones((3, 2)), np.zeros((3, 2)), {}, "nothing to calibrate on"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"alpha": 10}, "alpha"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"pool": ["a"]}, "must both be"),
+    ],
+)
+def test_wrong_arrays_are_refused(scores, correct, options, message):
+    """Before a threshold is computed, and in words."""
+    with pytest.raises(rc.RacerError, match=message):
+        rc.calibrate(scores, correct, **options)
+
+
+def test_wrong_queries_are_refused():
+    """Another number of candidates or groups, or smoothing without the queries' names."""
+    calibration = rc.calibrate(*table_of(100, 2))
+    with pytest.raises(rc.InputError, match="pool of 3"):
+        calibration.predict(np.ones((4, 2)))
+    with pytest.raises(rc.InputError, match="3 groups for 4"):
+        calibration.predict(np.ones((4, 3)), groups=["a"] * 3)
+    with pytest.raises(rc.InputError, match="score is 'best'"):
+        calibration.predict(np.ones((4, 3)), score="best")
+
+
+def test_a_router_is_fitted_and_refused_as_scikit_learn_does_it():
+    """``fit`` returns the router, and ``predict`` before it is an error."""
+    X = np.random.default_rng(3).normal(size=(60, 5))
+    y = np.random.default_rng(4).random((60, 2)) < 0.5
+    router = rc.EmbeddingRouter(options={"k": 3}, seed=1)
+    with pytest.raises(rc.InputError, match="not fitted"):
+        router.predict(X)
+    assert router.fit(X, y) is router
+    nearest = ((X / np.linalg.norm(X, axis=1)[:, None]) @ (X[0] / np.linalg.norm(X[0]))).argsort()
+    assert np.asarray(router.predict(X))[0] == pytest.approx(y[nearest[-3:]].mean(axis=0), abs=1e-6)
+    with pytest.raises(rc.InputError, match="4 columns"):
+        router.fit(X, y).predict(X[:, :4])
+    with pytest.raises(rc.InputError, match="texts need an encoder"):
+        router.fit(["a"] * 60, y)
+    with pytest.raises(rc.InputError, match="does not fit 60"):
+        router.fit(X, y[:10])
+    with pytest.raises(rc.InputError, match="neighbours"):
+        rc.EmbeddingRouter(options={"neighbours": 3}).fit(X, y)
+    with pytest.raises(rc.InputError, match="knn, mlp"):
+        rc.EmbeddingRouter("routerdc")
+
+
+def test_an_output_is_an_array_of_scores():
+    """Numpy takes it, and a slice keeps scores, neighbours and patterns together."""
+    X = np.random.default_rng(5).normal(size=(50, 4))
+    output = rc.EmbeddingRouter().fit(X, np.eye(2, dtype=bool)[np.arange(50) % 2]).predict(X)
+    assert np.asarray(output).shape == (50, 2)
+    assert np.mean(output) == np.mean(output.scores)
+    part = output[10:12]
+    assert len(part) == len(part.neighbours) == len(part.similarity) == 2
+    assert part.patterns is output.patterns
+
+
+def test_fitted_classifiers_are_a_pool():
+    """Digits: the set holds a right classifier for all but alpha of the digits some can read."""
+    X, y = datasets.load_digits(return_X_y=True)
+    order = np.random.default_rng(6).permutation(len(y))
+    X, y = X[order] / 16, y[order]
+    fit, train, rows, test = (slice(0, 300), slice(300, 800), slice(800, 1_300), slice(1_300, None))
+    pool = [
+        tree.DecisionTreeClassifier(max_depth=5, random_state=0).fit(X[fit], y[fit]),
+        linear_model.RidgeClassifier().fit(X[fit], y[fit]),
+    ]
+    correct = np.column_stack([each.predict(X) == y for each in pool])
+    router = rc.EmbeddingRouter().fit(X[train], correct[train])
+    calibration = rc.calibrate(router.predict(X[rows]), correct[rows], alpha=0.05)
+    sets, answerable = calibration.predict(router.predict(X[test])), correct[test].any(axis=1)
+    missed = ~(sets & correct[test]).any(axis=1)[answerable]
+    bound = calibration.realised_risk(0.05).upper(1e-7)
+    assert_at_most(int(missed.sum()), len(missed), bound, 1e-6)
+    assert sets.sum(axis=1).mean() < 2
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"target": "paper"}, {"r": 2}, {"null_threshold": 0.4}, {"score": "static"}]
+)
+def test_a_table_counts_the_losses_that_were_calibrated(options):
+    """On the calibration rows themselves the risk is at most the misses that alpha allows, by n."""
+    scores, correct = table_of(400, 8)
+    calibration = rc.calibrate(scores, correct, patterns=table_of(100, 9)[1], **options)
+    table = rc.evaluate(calibration, scores, correct, alphas=(0.1, 0.2, 0.3))
+    for row in table:
+        ascending = calibration.row_critical_scores
+        expected = np.count_nonzero(ascending > row["lambda_hat"]) / len(ascending)
+        if np.isinf(row["lambda_hat"]):
+            assert row["size"] == 3
+        assert row["risk"] == expected
+        assert row["risk_low"] <= row["risk"] <= row["risk_high"]
+        assert row["n"] == calibration.n
+        assert row["calls_saved"] == 1 - row["size"] / 3
+    sets = calibration.predict(scores, alpha=0.3)
+    assert table["size"][-1] == sets.sum(axis=1).mean()
+    assert table["abstain"][-1] == (~sets.any(axis=1)).mean()
+
+
+def test_a_table_is_plain_values():
+    """For a data frame, by rows and by columns; as text it shows the main columns."""
+    scores, correct = table_of(300, 10)
+    groups = ["even" if i % 2 == 0 else "odd" for i in range(300)]
+    calibration = rc.calibrate(
+        scores, correct, groups=groups, patterns=correct[:50], prices=[1, 2, 3]
+    )
+    table = rc.evaluate(
+        calibration, scores, correct, alphas=(0.1, 0.2), score=("cover", "gap"), groups=groups
+    )
+    assert len(table) == 8
+    frame = pandas.DataFrame(list(table))
+    assert frame.equals(pandas.DataFrame(table.to_dict()))
+    assert list(frame.columns) == list(table.columns)
+    assert frame["group"].tolist() == ["even"] * 4 + ["odd"] * 4
+    assert table.where(group="odd", score="gap")["alpha"] == [0.1, 0.2]
+    lines = str(table).splitlines()
+    assert lines[0].split()[:3] == ["group", "score", "alpha"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_figures_draw_on_given_axes_and_on_their_own():
+    """A line for each score or group, beside the bound; the axes come back."""
+    scores, correct = table_of(300, 11)
+    calibration = rc.calibrate(scores, correct, groups=["a", "b"] * 150)
+    table = rc.evaluate(calibration, scores, correct, score=("gap", "prob"))
+    figure, (left, right) = pyplot.subplots(1, 2)
+    try:
+        assert rc.plot_risk(table, left) is left
+        assert rc.plot_size(table, ax=right) is right
+        assert right.get_lines()[0].get_ydata().tolist() == table.where(score="gap")["size"]
+        assert [text.get_text() for text in left.get_legend().get_texts()] == [
+            "alpha", "gap", "prob",
+        ]  # fmt: skip
+        pyplot.close(figure)
+        grouped = rc.evaluate(calibration, scores, correct, groups=["a", "b"] * 150)
+        own = rc.plot_size(grouped)
+        assert own.figure is not figure
+        assert own.get_legend_handles_labels()[1] == ["a, gap", "b, gap"]
+    finally:
+        pyplot.close("all")
+
+
+def test_route_batch_takes_a_score_and_a_group(racer):
+    """As ``decide`` on the group's rows; a group without rows calls the whole pool."""
+    rows, queries = synthetic_rows(300, seed=31), synthetic_rows(20, seed=32).queries
+    labels, output = rows.labels(), racer.score(rows.queries)
+    calibration = rc.calibrate(
+        output, labels, patterns=racer.artifact.patterns, pool=POOL, groups=["a", "b", "b"] * 100
+    )
+    decisions = racer.route_batch(queries, calibration, score=Score.STATIC, group="b")
+    assert {each.score for each in decisions} == {"static"}
+    assert {each.lambda_hat for each in decisions} == {
+        calibration.group("b").lambda_hat(0.1, Score.STATIC)
+    }
+    assert calibration.group("b").certify(decisions[0]).group == "b"
+    assert all(each.trivial for each in racer.route_batch(queries, calibration, group="c"))
