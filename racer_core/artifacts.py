@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import secrets
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.encoder.huggingface import HuggingFaceEncoder
 from racer_core.encoder.hybrid import HybridEncoder
 from racer_core.errors import ArtifactError, InputError
+from racer_core.records.conversation import plain_form
 from racer_core.routers import registry
 from racer_core.routers.base import Router
 from racer_core.types import checked_pool
@@ -76,8 +76,7 @@ def new_salt() -> str:
 
 def fingerprint(salt: str, query: str) -> bytes:
     """Keyed hash of a query, the same for texts that differ in case, space or Unicode form."""
-    text = " ".join(unicodedata.normalize("NFKC", query).casefold().split())
-    return hashlib.blake2b(text.encode(), key=salt.encode(), digest_size=16).digest()
+    return hashlib.blake2b(plain_form(query).encode(), key=salt.encode(), digest_size=16).digest()
 
 
 def save(artifact: Artifact, folder: Path) -> Artifact:

@@ -47,6 +47,19 @@ class RiskTarget(StrEnum):
     ANSWERABLE = "answerable"
 
 
+class RowsKind(StrEnum):
+    """What a file of labelled rows is.
+
+    ``traffic``: rows drawn at random from traffic. Its repeats belong to the distribution, so rows
+    are split one by one, and a row may repeat a training row as the next request may.
+    ``questions``: a list that was collected. Copies and clusters stay on one side of every split,
+    and no row may be a training row.
+    """
+
+    TRAFFIC = "traffic"
+    QUESTIONS = "questions"
+
+
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
 
@@ -120,6 +133,7 @@ class LabelledRow:
     reference: str | None = None
     task: str | None = None
     group: str | None = None  # group whose threshold it calibrates; None: the common one
+    cluster: str | None = None  # its document, user or conversation; None: it depends on no other
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
     # Candidate -> digest of what it was sent for its answer, but for the query; none: unknown.
@@ -136,7 +150,7 @@ class LabelledRows:
 
     pool: tuple[str, ...]
     rows: tuple[LabelledRow, ...]
-    duplicates: int = 0  # exact copies that were left out: they would fake a larger n
+    kind: RowsKind | None = None  # None: not said
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -162,6 +176,12 @@ class LabelledRows:
         if self.pool != other.pool:
             raise InputError(f"rows of the pools {list(self.pool)} and {list(other.pool)}")
         return replace(self, rows=self.rows + other.rows)
+
+    @property
+    def duplicates(self) -> int:
+        """Number of rows that repeat the query, and the turns before it, of an earlier row."""
+        asked = [(row.query, row.earlier) for row in self.rows if row.query]
+        return len(asked) - len(set(asked))
 
     @property
     def queries(self) -> list[str]:

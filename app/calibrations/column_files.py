@@ -19,7 +19,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import answer_classes
 from racer_core.artifacts import fingerprint
 from racer_core.records.conversation import RoutedText, routed_text
-from racer_core.types import LabelledRow
+from racer_core.types import LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
 _CHUNK: Final = 1 << 14
@@ -59,6 +59,8 @@ class ColumnWriter:
         self._scores = array("d")
         self._group_ids = array("l")
         self._groups: dict[str, int] = {}
+        self._cluster_ids = array("l")
+        self._clusters: dict[str, int] = {}
         self._classes = array("h")
         self._answered = bytearray()
         self._later = bytearray()
@@ -77,6 +79,8 @@ class ColumnWriter:
         self._scores.extend(self._unscored if row.scores is None else row.scores)
         ids, group = self._groups, row.group
         self._group_ids.append(-1 if group is None else ids.setdefault(group, len(ids)))
+        ids, cluster = self._clusters, row.cluster
+        self._cluster_ids.append(-1 if cluster is None else ids.setdefault(cluster, len(ids)))
         if self._equality is not None:
             self._classes.extend(self._answer_classes(row.answers, self._equality))
         self._answered.append(bool(row.answers))
@@ -92,13 +96,13 @@ class ColumnWriter:
         return answer_classes([given], equality)[0].tolist()
 
     @property
-    def near_duplicates(self) -> int:
-        """Rows of first turns that share their fingerprint with an earlier one.
+    def repeated_prints(self) -> int:
+        """Rows of first turns that share their fingerprint with an earlier one, copies included.
 
         Later turns may end in the same words and still differ.
         """
         distinct = {
-            (bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES]), self._condition_ids[i])
+            bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
             for i, later in enumerate(self._later)
             if not later
         }
@@ -117,6 +121,7 @@ class ColumnWriter:
             group_ids=np.asarray(self._group_ids, np.int64),
             group_texts=np.frombuffer(b"".join(groups), np.uint8),
             group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
+            clusters=np.asarray(self._cluster_ids, np.int64),
             classes=np.frombuffer(self._classes, np.int16),
             answered=np.frombuffer(self._answered, np.bool_),
             later=np.frombuffer(self._later, np.bool_),
@@ -135,6 +140,7 @@ def load(
     *,
     duplicates: int,
     near_duplicates: int,
+    guessed_kind: RowsKind,
 ) -> RowColumns:
     """The rows that a :class:`ColumnWriter` wrote.
 
@@ -155,6 +161,7 @@ def load(
             labels=saved["labels"],
             scores=saved["scores"],
             groups=_groups([*group_names], saved["group_ids"]) if len(group_names) else None,
+            clusters=saved["clusters"],
             classes=classes.reshape(-1, len(pool)) if classes.size else None,
             answered=saved["answered"],
             later=saved["later"],
@@ -162,6 +169,7 @@ def load(
             condition_ids=saved["condition_ids"],
             duplicates=duplicates,
             near_duplicates=near_duplicates,
+            guessed_kind=guessed_kind,
         )
 
 

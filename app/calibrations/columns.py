@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.batch import ClassArray
-from racer_core.types import BoolArray, FloatArray
+from racer_core.types import BoolArray, FloatArray, RowsKind
 
 
 class Texts(Sequence[str]):
@@ -73,6 +73,7 @@ class RowColumns:
         labels: Whether each candidate is right, shape (n, K).
         scores: The rows' own router scores, shape (n, K), NaN for a row without.
         groups: The group of each row; None if no row has one.
+        clusters: The id of each row's cluster, shape (n,); -1 for a row without.
         classes: The class of each recorded answer, equal for the same answer, shape (n, K); -1 for
             an answer that cannot be read. None if answers cannot be compared as text.
         answered: Whether a row has answers, shape (n,).
@@ -80,9 +81,10 @@ class RowColumns:
         conditions: The distinct vectors of digests of what candidates were sent, in the order of
             the pool.
         condition_ids: The place of each row's vector, shape (n,); -1 for a row without.
-        duplicates: How many copies were left out.
-        near_duplicates: How many rows of first turns equal an earlier one but for case, space or
-            Unicode form: the effective number of rows is smaller by this many.
+        duplicates: How many rows repeat the query, and the turns before it, of an earlier one.
+        near_duplicates: How many more rows of first turns equal an earlier one but for case, space
+            or Unicode form.
+        guessed_kind: The kind of the file, for an upload that does not say it.
     """
 
     pool: tuple[str, ...]
@@ -91,6 +93,7 @@ class RowColumns:
     labels: BoolArray
     scores: FloatArray
     groups: tuple[str | None, ...] | None
+    clusters: NDArray[np.int64]
     classes: ClassArray | None
     answered: BoolArray
     later: BoolArray
@@ -98,6 +101,7 @@ class RowColumns:
     condition_ids: NDArray[np.int64]
     duplicates: int
     near_duplicates: int
+    guessed_kind: RowsKind
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""
@@ -109,6 +113,7 @@ class RowColumns:
         lengths = {
             len(self.fingerprints),
             grouped,
+            len(self.clusters),
             len(self.answered),
             len(self.later),
             len(self.condition_ids),
@@ -131,6 +136,7 @@ class RowColumns:
             labels=self.labels[rows],
             scores=self.scores[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
+            clusters=self.clusters[rows],
             classes=None if self.classes is None else self.classes[rows],
             answered=self.answered[rows],
             later=self.later[rows],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
@@ -16,6 +16,7 @@ from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
 from racer_core.records.document import read_document
 from racer_core.records.reader import stream_rows
+from racer_core.types import RowsKind
 
 MAX_ROWS: Final = 2_000_000
 MAX_LINE_BYTES: Final = 2**20
@@ -40,7 +41,6 @@ class ReadInstructions:
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
         text: What the router reads of a conversation.
-        conditions: Digests that rows without any count as labelled under, by candidate.
     """
 
     name: str
@@ -51,16 +51,16 @@ class ReadInstructions:
     equality: Equality | None
     salt: str
     text: RoutedText
-    conditions: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParseSummary:
     """The result beside the two files of columns."""
 
     pool: tuple[str, ...]
     duplicates: int
     near_duplicates: int
+    guessed_kind: RowsKind
 
 
 def parse(
@@ -94,7 +94,6 @@ def parse(
         line_bytes=MAX_LINE_BYTES,
         rows=MAX_ROWS,
         text=instructions.text,
-        conditions=instructions.conditions,
     )
     try:
         if instructions.document:
@@ -124,7 +123,13 @@ def parse(
     texts.flush()
     writer.save(arrays)
     arrays.flush()
-    return ParseSummary(rows.pool, rows.duplicates, writer.near_duplicates)
+    survey = rows.survey
+    return ParseSummary(
+        pool=rows.pool,
+        duplicates=survey.duplicates,
+        near_duplicates=writer.repeated_prints - survey.first_turn_duplicates,
+        guessed_kind=survey.guess,
+    )
 
 
 def _document_rows(

@@ -21,6 +21,7 @@ from app.concurrency.sandbox import Message, SandboxedProcess
 from app.concurrency.threads import SMALL_BYTES
 from app.errors import StoreFull
 from racer_core.errors import InputError, RowsError
+from racer_core.types import RowsKind
 
 _MESSAGE_BYTES: Final = 4 * MAX_LINE_BYTES  # JSON escapes make text up to three times as long
 
@@ -64,6 +65,7 @@ def read_rows(
             arrays,
             duplicates=parsed.duplicates,
             near_duplicates=parsed.near_duplicates,
+            guessed_kind=parsed.guessed_kind,
         )
 
 
@@ -115,8 +117,18 @@ def _parsed(result: Message | None, source: str, exit_code: int) -> ParseSummary
         RuntimeError: The reader itself failed.
     """
     match result:
-        case {"pool": pool, "duplicates": duplicates, "near_duplicates": near}:
-            return ParseSummary(tuple(pool), int(duplicates), int(near))
+        case {
+            "pool": pool,
+            "duplicates": duplicates,
+            "near_duplicates": near,
+            "guessed_kind": kind,
+        }:
+            return ParseSummary(
+                pool=tuple(pool),
+                duplicates=int(duplicates),
+                near_duplicates=int(near),
+                guessed_kind=RowsKind(kind),
+            )
         case {"problems": problems, "count": count}:
             # The process sends only the problems that are listed; the others are counted.
             raise RowsError(source, [*problems, *[""] * (int(count) - len(problems))])

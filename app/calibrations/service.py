@@ -76,7 +76,6 @@ class CalibrationService:
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
-        self._conditions = conditions
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -213,7 +212,6 @@ class CalibrationService:
             equality=textual(self._settings.aggregation.equality),
             salt=self._salt,
             text=self._settings.routing.text,
-            conditions=dict(self._conditions.configured.digests),
         )
         return read_rows(upload, instructions, progress, add_fields), options
 

@@ -74,7 +74,7 @@ def evaluation(result: Evaluation, alphas: Sequence[float]) -> list[Table | str]
     from racer_core.offline.report import overview, sections, view
 
     return [
-        f"\n{view.described(result)}, {len(result.pool)} candidates, {view.left_out(result)}",
+        f"\n{view.described(result)}, {len(result.pool)} candidates, {view.repeats(result)}",
         _table(overview.rows(result)),
         *map(_table, overview.overview(result, alphas or overview.SHOWN)),
         f"{overview.LEGEND}\n",

@@ -17,6 +17,7 @@ critical scores are known.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -44,6 +45,21 @@ class SplitRisk:
     variance: float
     third: float
     interval: tuple[float, float]
+
+    def of_units(self, design_effect: float) -> SplitRisk:
+        """The law where units of several rows are split: approximate, and wider than the exact one.
+
+        If the rows of a unit are all missed or none, the variance of a share grows by the design
+        effect: the sum of the units' squared sizes over the sum of their sizes. 1 is exact.
+        """
+        wider = math.sqrt(design_effect)
+        below, above = (self.mean + wider * (end - self.mean) for end in self.interval)
+        return SplitRisk(
+            mean=self.mean,
+            variance=self.variance * design_effect,
+            third=self.third * design_effect * wider,
+            interval=(max(below, 0.0), min(above, 1.0)),
+        )
 
 
 def split_risk(calibration: FloatArray, test: FloatArray, misses: int) -> SplitRisk:

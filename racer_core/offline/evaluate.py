@@ -37,7 +37,7 @@ from racer_core.offline.protocol import (
     Order,
     Rows,
     Split,
-    split,
+    split_benchmarks,
 )
 from racer_core.offline.selection import (
     ALPHAS,
@@ -49,6 +49,7 @@ from racer_core.offline.selection import (
 from racer_core.offline.table import EvaluationTable
 from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
+from racer_core.records.units import renumbered
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
 
@@ -93,6 +94,8 @@ def evaluate(
         rows=rows,
         n_train=table.n_train,
         copies=table.copies,
+        kinds=table.kinds,
+        guessed=table.guessed,
         answered=table.classes is not None,
         cells=cells,
         laws=laws,
@@ -110,9 +113,7 @@ def _by_split(tables: Sequence[EvaluationTable]) -> Iterator[EvaluationTable]:
 
 def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
     """The scopes of one repetition: each benchmark, or all of them merged."""
-    parts = {
-        name: split(rest, table.protocol.of(name), rng) for name, rest in table.benchmarks.items()
-    }
+    parts = split_benchmarks(table.benchmarks, table.rows.split_units, table.protocol, rng)
     if table.protocol.calibrated == CalibrationScope.EACH or len(parts) == 1:
         yield from parts.items()
         return
@@ -163,6 +164,7 @@ class _SplitEvaluation:
         """Every setting's measures on the test rows, and the exact law of its risk."""
         protocol = self._table.protocol
         for target in protocol.risk_targets:
+            design_effect = self._design_effect(target)
             for score in self._table.orders:
                 fit = self._table.nonconformity(target, score, self._setting)
                 ascending = self._critical(target, fit, self._part.calibration)
@@ -179,6 +181,8 @@ class _SplitEvaluation:
                         INFEASIBLE: float(misses < 0),
                     }
                     law = split_risk(ascending, tested, misses) if len(tested) else None
+                    if law is not None and design_effect > 1.0:
+                        law = law.of_units(design_effect)
                     yield setting, self._measure(setting, fit, lambda_hat) | counts, law
 
     def choices(self) -> list[BestSetting]:
@@ -219,6 +223,14 @@ class _SplitEvaluation:
             best = self._validation_votes.best_rule(validation, temperature)
             measured["full pool tuned"] = measured[f"full pool {best}"]
         return measured
+
+    def _design_effect(self, target: RiskTarget) -> float:
+        """The mean size of the unit of a row that counts; 1 where rows are split one by one."""
+        rows = np.concatenate([self._part.calibration, self._part.test])
+        if target == RiskTarget.ANSWERABLE:
+            rows = rows[any_column(self._labels[rows])]
+        sizes = np.bincount(self._table.rows.split_units[rows])
+        return float((sizes**2).sum() / max(len(rows), 1))
 
     def _choose_patterns(self) -> int:
         """The setting of the patterns with the smallest cover sets on the validation rows."""
@@ -285,7 +297,7 @@ class _SplitEvaluation:
             lambda_hat = threshold_from_sorted(ascending, misses)
             return self._sets(target, fit, lambda_hat, rows[own])[0]
 
-        return cross_fitted(len(rows), sets_by)
+        return cross_fitted(renumbered(self._table.rows.split_units[rows]), sets_by)
 
     def _measure(self, setting: Setting, fit: FloatArray, lambda_hat: float) -> dict[str, float]:
         target, test = setting.risk_target, self._part.test

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from racer_core.aggregation.vote import Method
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol, order_member
-from racer_core.types import RiskTarget, enum_member
+from racer_core.types import RiskTarget, RowsKind, enum_member
 
 MERGED = "merged"
 AVERAGE = "average"
@@ -62,12 +62,14 @@ class Evaluation:
     protocol: Protocol  # its scores are those that could be measured
     rows: Mapping[str, tuple[int, int, int]]  # by scope: calibration, validation, test
     n_train: int
-    copies: int  # rows that were left out because an earlier one asks the same
+    copies: int  # rows that repeat an earlier query but for case or space
     answered: bool  # whether the rows have answers, which votes need
     cells: Mapping[Setting, Runs]
     laws: Mapping[Setting, list[SplitRisk | None]]  # of the risk of each split; not of averages
     controls: Mapping[str, Runs]  # by scope
     choices: tuple[BestSetting, ...]
+    kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
+    guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
 
     def mean(self, setting: Setting, measure: str) -> float:
         """The mean over splits; NaN if a measure does not exist."""
@@ -96,6 +98,10 @@ class Evaluation:
             "rows": self.rows,
             "n_train": self.n_train,
             "copies": self.copies,
+            "kinds": {
+                name: {"kind": kind, "guessed": name in self.guessed}
+                for name, kind in self.kinds.items()
+            },
             "answered": self.answered,
             "cells": [
                 asdict(setting)

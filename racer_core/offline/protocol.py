@@ -138,8 +138,10 @@ class Split:
     test: Rows
 
 
-def training_rows(benchmark: str, count: int, shares: Shares, seed: int) -> tuple[Rows, Rows]:
-    """A benchmark's training rows, and the rest; the same for every split of a division.
+def training_units(benchmark: str, count: int, shares: Shares, seed: int) -> tuple[Rows, Rows]:
+    """A benchmark's training units, and the rest; the same for every split of a division.
+
+    A unit is a row, or all rows of one query or cluster in a list of questions.
 
     Raises:
         CalibrationError: Too few rows.
@@ -150,13 +152,14 @@ def training_rows(benchmark: str, count: int, shares: Shares, seed: int) -> tupl
     sizes = _sizes(len(rest), shares)
     if min(len(training), *sizes) < 1:
         raise CalibrationError(
-            f"{benchmark}: {count} rows are too few to train, calibrate, validate and test on"
+            f"{benchmark}: {count} rows are too few to train, calibrate, validate and test on "
+            "(in a list of questions, all rows of one query or one cluster count as one)"
         )
     return training, rest
 
 
 def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:
-    """One random split of the rows that did not train the router."""
+    """One random split of the units that did not train the router."""
     shuffled = rng.permutation(rest)
     calibration, validation, _ = _sizes(len(rest), shares)
     return Split(
@@ -166,12 +169,57 @@ def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:
     )
 
 
-def halves(count: int) -> Iterator[tuple[Rows, Rows]]:
-    """Both assignments of even and odd rows to two halves.
+def split_benchmarks(
+    benchmarks: Mapping[str, Rows], units: Rows, protocol: Protocol, rng: np.random.Generator
+) -> dict[str, Split]:
+    """One random split of every benchmark, with no unit in two parts of it.
+
+    The uniform draw is one of units, so the shares are shares of units. A unit with rows in several
+    benchmarks is drawn with those of the first; its other rows follow it.
+
+    Args:
+        benchmarks: Row numbers of each benchmark.
+        units: The unit of every row, shape (n,), numbered by first appearance.
+        protocol: Whose shares are drawn.
+        rng: Draws.
+    """
+    rank, part = np.empty((2, int(units.max()) + 1), dtype=np.intp)
+    for name, homes in home_units(benchmarks, units).items():
+        drawn = split(homes, protocol.of(name), rng)
+        for number, own in enumerate((drawn.calibration, drawn.validation, drawn.test)):
+            part[own] = number
+            rank[own] = np.arange(len(own))
+    found: dict[str, Split] = {}
+    for name, rows in benchmarks.items():
+        parts = [rows[part[units[rows]] == number] for number in range(3)]
+        calibration, validation, test = (
+            each[np.argsort(rank[units[each]], kind="stable")] for each in parts
+        )
+        found[name] = Split(calibration=calibration, validation=validation, test=test)
+    return found
+
+
+def home_units(benchmarks: Mapping[str, Rows], units: Rows) -> dict[str, Rows]:
+    """The units of each benchmark; of one with rows in several, the first has it."""
+    homes: dict[str, Rows] = {}
+    taken = np.zeros(int(units.max()) + 1, dtype=bool)
+    for name, rows in benchmarks.items():
+        own, first = np.unique(units[rows], return_index=True)
+        own = own[np.argsort(first)]
+        homes[name] = own[~taken[own]]
+        taken[own] = True
+    return homes
+
+
+def halves(units: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """Both assignments of even and odd units to two halves, as rows.
 
     Both halves of a file sorted by task then contain all tasks.
+
+    Args:
+        units: The unit of every row, shape (n,), numbered by first appearance.
     """
-    even, odd = np.arange(0, count, 2), np.arange(1, count, 2)
+    even, odd = np.flatnonzero(units % 2 == 0), np.flatnonzero(units % 2 == 1)
     yield even, odd
     yield odd, even
 

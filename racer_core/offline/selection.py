@@ -18,6 +18,7 @@ from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.calibration.threshold import calibrate_threshold, critical_scores
 from racer_core.offline.paired import risk_adjusted_costs, significantly_below
 from racer_core.offline.protocol import Rows, halves
+from racer_core.records.units import renumbered
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -45,6 +46,7 @@ class ScoredRows:
     scores: FloatArray  # (n, K)
     neighbours: IdArray | None  # (n, J)
     labels: BoolArray  # (n, K)
+    units: Rows | None = None  # (n,), what no split divides; None: every row is one of its own
 
     def at(self, rows: NDArray[np.intp]) -> ScoredRows:
         """Some of the rows."""
@@ -54,7 +56,13 @@ class ScoredRows:
             scores=self.scores[rows],
             neighbours=None if self.neighbours is None else self.neighbours[rows],
             labels=self.labels[rows],
+            units=None if self.units is None else renumbered(self.units[rows]),
         )
+
+    @property
+    def split_units(self) -> Rows:
+        """The unit of every row, shape (n,), numbered by first appearance."""
+        return np.arange(len(self.labels)) if self.units is None else self.units
 
     def calibration(
         self,
@@ -75,11 +83,13 @@ class ScoredRows:
         )
 
 
-def cross_fitted(count: int, sets_by: Callable[[Rows, Rows], BoolArray | None]) -> BoolArray | None:
+def cross_fitted(
+    units: Rows, sets_by: Callable[[Rows, Rows], BoolArray | None]
+) -> BoolArray | None:
     """The sets of each half of the validation rows at the threshold of the other, shape (n, K).
 
     Args:
-        count: Number of rows, n.
+        units: The unit of every row, shape (n,), numbered by first appearance.
         sets_by: The sets of its first rows at the threshold of its second; None if these are too
             few for alpha.
 
@@ -87,7 +97,7 @@ def cross_fitted(count: int, sets_by: Callable[[Rows, Rows], BoolArray | None]) 
         None if a half is too small. The whole pool would be called at such an alpha whatever the
         scores are, so that its figures say nothing of it: it is not among the choices.
     """
-    found = [(own, sets_by(own, other)) for own, other in halves(count)]
+    found = [(own, sets_by(own, other)) for own, other in halves(units)]
     feasible = [(own, sets) for own, sets in found if sets is not None]
     if len(feasible) < len(found):
         return None

@@ -19,6 +19,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.encoder.base import EncoderOutput, EncoderSpec
 from racer_core.errors import InputError
+from racer_core.offline.protocol import Rows
 from racer_core.offline.selection import ScoredRows
 from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, Router, on_grid
@@ -46,10 +47,11 @@ def out_of_fold(
     batch: Batch,
     labels: BoolArray,
     fit: Fit,
+    units: Rows | None = None,
 ) -> ScoredRows:
-    """Training rows with out-of-fold router scores."""
-    count = len(labels)
-    fold = np.arange(count) % min(_FOLDS, count)
+    """Training rows with out-of-fold router scores; no unit (n,) is in two folds."""
+    units = np.arange(len(labels)) if units is None else units
+    fold = units % min(_FOLDS, int(units.max()) + 1)
     scores = np.empty(labels.shape)
     for each in range(int(fold.max()) + 1):
         inside, outside = np.flatnonzero(fold == each), np.flatnonzero(fold != each)
@@ -72,11 +74,12 @@ def stack(
     labels: BoolArray,
     classes: ClassArray,
     fit: Fit,
+    units: Rows | None = None,
 ) -> StackedVote | None:
     """:func:`fit_stacked` on rows scored :func:`out_of_fold`, where there are enough to fit it."""
     if not _suffices(classes, labels):
         return None
-    return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit), classes)
+    return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit, units), classes)
 
 
 def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
 from racer_core.errors import RowsError
-from racer_core.offline.protocol import Order, Protocol, Rows, training_rows
+from racer_core.offline.protocol import Order, Protocol, Rows, home_units, training_units
 from racer_core.offline.selection import ScoredRows, offered_patterns
 from racer_core.offline.stacking import stack
 from racer_core.offline.train import (
@@ -28,14 +28,16 @@ from racer_core.offline.train import (
     silent,
 )
 from racer_core.offline.votes import Votes
+from racer_core.records.conversation import plain_form
+from racer_core.records.units import kind_of, renumbered, units_of
 from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.types import (
     BoolArray,
     FloatArray,
-    LabelledRow,
     LabelledRows,
     RiskTarget,
+    RowsKind,
     Score,
 )
 
@@ -77,9 +79,11 @@ class EvaluationTable:
     classes: ClassArray | None  # (n, K) recorded answers; None where rows have none
     stacked: StackedVote | None
     n_train: int
-    copies: int  # rows left out because an earlier one asks the same
+    copies: int  # rows that repeat an earlier query but for case or space
     protocol: Protocol
     groups: GroupOrders | None = None  # None where all rows are of one group
+    kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
+    guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -174,31 +178,40 @@ def build_table(
         RowsError: Benchmarks of different pools, or rows without a query.
         CalibrationError: Too few rows to split.
     """
-    distinct, copies = _distinct(benchmarks)
-    pool = next(iter(distinct.values())).pool
-    merged = [row for rows in distinct.values() for row in rows.rows]
+    _check(benchmarks)
+    pool = next(iter(benchmarks.values())).pool
+    merged = [row for rows in benchmarks.values() for row in rows.rows]
     queries = [row.query for row in merged]
-    labels = np.concatenate([rows.labels(pool) for rows in distinct.values()])
+    labels = np.concatenate([rows.labels(pool) for rows in benchmarks.values()])
     answers = [[row.answers.get(name) for name in pool] for row in merged]
     classes = answer_classes(answers, protocol.equality) if merged[0].answers else None
     groups = np.unique(
         [
             f"{name}\n{row.group or row.task or ''}"
-            for name, rows in distinct.items()
+            for name, rows in benchmarks.items()
             for row in rows.rows
         ],
         return_inverse=True,
     )[1]
     seed = protocol.seed + division
-    training, rest, places = _places(distinct, protocol, seed)
+    kinds = {name: kind_of(rows) for name, rows in benchmarks.items()}
+    units = benchmark_units(benchmarks, kinds)
+    training, rest, places = draw_division(benchmarks, units, protocol, seed)
     encoder = ReportingEncoder(encoder, progress)
     training_batch = Batch(_at(queries, training), encoder)
     fit = partial(fit_router, router, seed=seed, progress=progress)
     output = fit(training_batch, labels[training]).predict(Batch(_at(queries, rest), encoder))
     stacked = None
     if classes is not None:
-        prints = _prints(_at(queries, training))
-        stacked = stack(pool, prints, training_batch, labels[training], classes[training], fit)
+        stacked = stack(
+            pool,
+            _prints(_at(queries, training)),
+            training_batch,
+            labels[training],
+            classes[training],
+            fit,
+            renumbered(units[training]),
+        )
     patterns = PatternModel.of(labels[training])
     return EvaluationTable(
         benchmarks=places,
@@ -208,69 +221,83 @@ def build_table(
             scores=checked_scores(on_grid(output.scores)),
             neighbours=output.neighbours,
             labels=labels[rest],
+            units=renumbered(units[rest]),
         ),
         patterns=offered_patterns(patterns, output.neighbours),
         classes=None if classes is None else classes[rest],
         stacked=stacked,
         n_train=len(training),
-        copies=copies,
+        copies=len(queries) - len(set(map(plain_form, queries))),
         protocol=protocol,
+        kinds=kinds,
+        guessed=frozenset(name for name, rows in benchmarks.items() if rows.kind is None),
         groups=GroupOrders.fit(patterns, labels[training], groups[training], groups[rest])
         if groups.any()
         else None,
     )
 
 
-def _distinct(benchmarks: Mapping[str, LabelledRows]) -> tuple[dict[str, LabelledRows], int]:
-    """The benchmarks without duplicate queries, so that no test row was trained on.
-
-    Texts that differ only in case or space are duplicates; the first is kept, others are counted.
+def _check(benchmarks: Mapping[str, LabelledRows]) -> None:
+    """Refuse rows that cannot be evaluated together.
 
     Raises:
-        RowsError: Benchmarks of different pools or that disagree about a query, rows without a
-            query, or a mixture of rows with answers and rows without.
+        RowsError: Benchmarks of different pools, rows without a query, or a mixture of rows with
+            answers and rows without.
     """
     if taken := {"average", "merged"} & set(benchmarks):
         raise RowsError("data", [f"a benchmark cannot be called {min(taken)!r}"])
     first = next(iter(benchmarks.values()))
-    seen: set[bytes] = set()
-    labelled: dict[str, frozenset[str]] = {}
-    unique: dict[str, LabelledRows] = {}
-    copies = 0
     for name, rows in benchmarks.items():
         if set(rows.pool) != set(first.pool):
             raise RowsError(name, [f"its pool {list(rows.pool)} is not {list(first.pool)}"])
         check_queries(rows, name)
         if any(bool(row.answers) != bool(first.rows[0].answers) for row in rows.rows):
             raise RowsError(name, ["some rows have answers and others have none: votes need all"])
-        own: list[LabelledRow] = []
-        for row in rows.rows:
-            print_ = fingerprint(_SALT, row.query)
-            if labelled.setdefault(row.query, row.correct) != row.correct:
-                raise RowsError(name, ["it labels a query otherwise than an earlier benchmark"])
-            if print_ not in seen:
-                own.append(row)
-            seen.add(print_)
-        copies += len(rows) + rows.duplicates - len(own)
-        unique[name] = LabelledRows(pool=first.pool, rows=tuple(own))
-    return unique, copies
 
 
-def _places(
-    benchmarks: Mapping[str, LabelledRows], protocol: Protocol, seed: int
+def benchmark_units(benchmarks: Mapping[str, LabelledRows], kinds: Mapping[str, RowsKind]) -> Rows:
+    """The unit of every row of all benchmarks, which no split divides, shape (n,).
+
+    A query in two lists of questions is one unit; clusters of two files are different ones.
+    """
+    names: list[str | None] = []
+    clusters: list[str | None] = []
+    for name, rows in benchmarks.items():
+        is_list = kinds[name] is RowsKind.QUESTIONS
+        names += [plain_form(row.query) if is_list else None for row in rows.rows]
+        clusters += [
+            f"{name}\n{row.cluster}" if is_list and row.cluster else None for row in rows.rows
+        ]
+    return units_of(names, clusters)
+
+
+def draw_division(
+    benchmarks: Mapping[str, LabelledRows], units: Rows, protocol: Protocol, seed: int
 ) -> tuple[Rows, Rows, dict[str, Rows]]:
     """Training rows, all other rows, and each benchmark's row numbers among the others."""
-    training: list[Rows] = []
+    ends = np.cumsum([len(rows) for rows in benchmarks.values()])
+    own_rows: dict[str, Rows] = {
+        name: np.arange(end - len(rows), end)
+        for (name, rows), end in zip(benchmarks.items(), ends, strict=True)
+    }
+    rank = np.empty(int(units.max()) + 1, dtype=np.intp)
+    trains = np.zeros(len(rank), dtype=bool)
+    for name, homes in home_units(own_rows, units).items():
+        training, rest = training_units(name, len(homes), protocol.of(name), seed)
+        trains[homes[training]] = True
+        for part in (training, rest):
+            rank[homes[part]] = np.arange(len(part))
+    training_rows: list[Rows] = []
     others: list[Rows] = []
     places: dict[str, Rows] = {}
-    start = count = 0
-    for name, rows in benchmarks.items():
-        own, rest = training_rows(name, len(rows), protocol.of(name), seed)
-        training.append(own + start)
-        others.append(rest + start)
-        places[name] = np.arange(count, count + len(rest))
-        start, count = start + len(rows), count + len(rest)
-    return np.concatenate(training), np.concatenate(others), places
+    count = 0
+    for name, rows in own_rows.items():
+        rows = rows[np.argsort(rank[units[rows]], kind="stable")]
+        is_training = trains[units[rows]]
+        training_rows.append(rows[is_training])
+        others.append(rows[~is_training])
+        places[name] = np.arange(count, count := count + len(others[-1]))
+    return np.concatenate(training_rows), np.concatenate(others), places
 
 
 def _at(texts: Sequence[str], rows: Rows) -> list[str]:

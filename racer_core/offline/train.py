@@ -32,6 +32,7 @@ from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
 from racer_core.records.near_copies import count_near_copies
+from racer_core.records.units import rows_units
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.types import BoolArray, LabelledRows
@@ -212,4 +213,5 @@ def _stacked(
         used.labels(pool),
         answer_classes([[row.answers.get(name) for name in pool] for row in used.rows], equality),
         fit_fold,
+        rows_units(used),
     )

@@ -35,6 +35,7 @@ from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
+from racer_core.records.units import rows_units
 from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score, enum_member
 
 MIN_ROWS = 100
@@ -219,6 +220,7 @@ def score_rows(racer: Racer, rows: LabelledRows) -> ScoredRows:
         scores=output.scores,
         neighbours=output.neighbours,
         labels=rows.labels(racer.pool),
+        units=rows_units(rows),
     )
 
 
@@ -246,7 +248,7 @@ def cross_fitted_sets(
             rows.neighbours,
         ).selected
 
-    return cross_fitted(len(scored.labels), sets_by)
+    return cross_fitted(scored.split_units, sets_by)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
-from racer_core.records.conversation import RoutedText, identity
+from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
-from racer_core.types import LabelledRow, LabelledRows, checked_pool
+from racer_core.records.units import RowSurvey
+from racer_core.types import LabelledRow, LabelledRows, RowsKind, checked_pool
 
 MAX_CANDIDATES = 64
 _MAX_PROBLEMS = 10_000  # problems after which validation stops
@@ -26,13 +26,13 @@ class RowLimits:
     line_bytes: int | None = None  # of one encoded row
     rows: int | None = None
     text: RoutedText | None = None  # text to route on of several turns; None refuses them
-    # Digests that rows without any count as labelled under; None: rows of one query are copies,
-    # whatever their digests.
-    conditions: Mapping[str, str] | None = None
 
 
 class CheckedRows:
-    """Iterator over the valid rows of one file; duplicates are left out and counted.
+    """Iterator over the valid rows of one file; ``survey`` counts those that were returned.
+
+    Rows that repeat a query are rows like any other, whatever their labels: stripped of its repeats
+    a sample of traffic would not be exchangeable with the next request.
 
     After the first wrong row no further row is returned; the final error names all wrong rows.
 
@@ -68,7 +68,7 @@ class CheckedRows:
             raise RowsError(source, ["no rows"])
         self._lines = chain([first], self._lines)
         self._header = header is not None
-        self.duplicates = 0
+        self.survey = RowSurvey()
         self.pool = self._pool(pool, header, first[0])
 
     def _pool(
@@ -109,35 +109,21 @@ class CheckedRows:
         """The rows. Can be taken once.
 
         Raises:
-            RowsError: Any row is wrong, two rows of one query disagree, or there are too many.
+            RowsError: Any row is wrong, or there are too many.
         """
         problems: list[str] = []
-        # Digests instead of queries, which would take the file's size in memory again.
-        seen: dict[bytes, tuple[Place, int]] = {}
-        configured = self._limits.conditions
-        bits = {name: 1 << i for i, name in enumerate(self.pool)}
         for count, (number, value) in enumerate(self._lines, 1):
             if self._limits.rows is not None and count > self._limits.rows:
                 raise RowsError(self._source, [f"more than {self._limits.rows:,} rows"])
             try:
                 row = self._row(value)
-                labels = sum(bits[name] for name in row.correct)
-                place = (number, labels)
-                conditions = configured and (row.conditions or configured)
-                name = identity(row.query, row.earlier, conditions)
-                first = seen.setdefault(_digest(name), place) if name else place
-                if first[1] != labels:
-                    raise InputError(
-                        f"same query as {self._unit} {first[0]}, with different labels"
-                    )
             except InputError as exc:
                 problems.append(self._located(number, exc))
                 if len(problems) == _MAX_PROBLEMS:
                     break
             else:
-                if first is not place:
-                    self.duplicates += 1
-                elif not problems:
+                if not problems:
+                    self.survey.add(row)
                     yield row
         if problems:
             raise RowsError(self._source, problems)
@@ -162,20 +148,16 @@ def check_rows(
     max_query_chars: int = MAX_QUERY_CHARS,
     text: RoutedText | None = None,
     unit: str = "line",
+    kind: RowsKind | None = None,
 ) -> LabelledRows:
     """Validate parsed rows; ``unit`` is the unit of their numbers.
 
     Raises:
-        RowsError: Any row is wrong, two rows of one query disagree, or there is no row.
+        RowsError: Any row is wrong, or there is no row.
     """
     limits = RowLimits(query_chars=max_query_chars, text=text)
     checked = CheckedRows(numbered, source, pool, limits=limits, unit=unit)
-    rows = tuple(checked)
-    return LabelledRows(pool=checked.pool, rows=rows, duplicates=checked.duplicates)
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return LabelledRows(rows=tuple(checked), pool=checked.pool, kind=kind)
 
 
 def _is_header(value: object) -> bool:

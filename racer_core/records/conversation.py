@@ -6,7 +6,8 @@ Later turns are another population than single questions and have a separate cal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable
 from typing import Literal, cast
 
 from racer_core.errors import InputError
@@ -42,14 +43,15 @@ def joined(texts: Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text.strip())
 
 
-def identity(
-    query: str, earlier: Iterable[Turn], conditions: Mapping[str, str] | None = None
-) -> str:
-    """A text that identifies a query after these turns, labelled under these conditions."""
+def identity(query: str, earlier: Iterable[Turn]) -> str:
+    """A text that identifies a query after these turns; empty for a row of scores."""
     turns = [(turn.role, turn.text) for turn in earlier]
-    if not turns and not (query and conditions):
-        return query  # empty for a row of scores, which has no identity
-    return "\0" + json.dumps([*turns, query, *sorted((conditions or {}).items())])
+    return "\0" + json.dumps([*turns, query]) if turns else query
+
+
+def plain_form(text: str) -> str:
+    """The text without differences in case, space and Unicode form."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _turn(message: object) -> Turn:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -15,7 +16,7 @@ from racer_core.records import formats, lm_eval, routerbench
 from racer_core.records.checks import CheckedRows, RowLimits, check_rows
 from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, TabularFile
 from racer_core.records.row import MAX_QUERY_CHARS
-from racer_core.types import LabelledRows
+from racer_core.types import LabelledRows, RowsKind
 
 __all__ = ["check_rows", "parse_rows", "read_rows", "stream_rows"]
 
@@ -25,6 +26,7 @@ def read_rows(
     pool: Sequence[str] | None = None,
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
+    kind: RowsKind | None = None,
 ) -> LabelledRows:
     """Read labelled rows; the format follows from the file's name, and of a table from its columns.
 
@@ -34,14 +36,16 @@ def read_rows(
             ``lm_eval --log_samples``.
         pool: The required pool; None takes the pool that the rows name.
         max_query_chars: Longer queries are refused.
+        kind: What the file is; None: not said.
 
     Raises:
         RowsError: The file or a row in it is wrong.
     """
     path = Path(path)
     if path.is_dir():
-        return lm_eval.read_lm_eval(path, pool, max_query_chars=max_query_chars).rows
-    return parse_rows(read_bytes(path), path.name, pool, max_query_chars=max_query_chars)
+        rows = lm_eval.read_lm_eval(path, pool, max_query_chars=max_query_chars).rows
+        return replace(rows, kind=kind)
+    return parse_rows(read_bytes(path), path.name, pool, max_query_chars=max_query_chars, kind=kind)
 
 
 def read_routerbench(
@@ -86,6 +90,7 @@ def parse_rows(
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
     max_bytes: int = MAX_UNPACKED_BYTES,
+    kind: RowsKind | None = None,
 ) -> LabelledRows:
     """Parse the bytes of a file named ``source``; ``max_bytes`` limits the unpacked size of gzip.
 
@@ -100,7 +105,7 @@ def parse_rows(
         raise
     except InputError as exc:
         raise RowsError(source, [str(exc)]) from exc
-    return LabelledRows(pool=checked.pool, rows=rows, duplicates=checked.duplicates)
+    return LabelledRows(pool=checked.pool, rows=rows, kind=kind)
 
 
 def stream_rows(
@@ -149,7 +154,7 @@ def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Number
     return _csv_rows(table) if name.endswith(".csv") else table.rows
 
 
-_CSV_FIELDS = ("query", "task", "reference", "group")
+_CSV_FIELDS = ("query", "task", "reference", "group", "cluster")
 _CSV_LABELS = {"1": True, "true": True, "0": False, "false": False}
 
 

@@ -2,7 +2,8 @@
 
 One row per prompt: ``sample_id``, ``prompt``, ``eval_name``, and for every model its score in a
 column of its name beside ``<model>|model_response`` and ``<model>|total_cost``. RouterBench is
-published as a pickle, which is never read: export it to CSV or parquet first.
+published as a pickle, which is never read: export it to CSV or parquet first. A column ``cluster``
+may be added.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def _row(row: Mapping[str, object], models: Sequence[str], threshold: float | No
         "correct": correct,
         "answers": {name: answer[0] if answer else None for name, answer in answers.items()},
         "task": row["eval_name"],
+        "cluster": row.get("cluster"),
     }
 
 

@@ -7,7 +7,8 @@
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
 the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
 was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
-writes them. ``[]`` means that no candidate is right; null or absent means
+writes them. ``cluster`` names the document, user or conversation that the row shares with others.
+``[]`` means that no candidate is right; null or absent means
 unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 """
 
@@ -77,6 +78,7 @@ def parse_row(
         reference=optional_text(fields, "reference"),
         task=optional_text(fields, "task"),
         group=optional_text(fields, "group"),
+        cluster=optional_text(fields, "cluster") or None,
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
         confidences=_confidences(fields.get("confidences"), pool),
@@ -253,9 +255,11 @@ def _refuse_unknown(names: Mapping[str, Any] | list[str], pool: tuple[str, ...])
 
 
 def optional_text(row: Mapping[str, Any], field: str) -> str | None:
-    """A field as text; numbers become text, null and absent are None."""
+    """A field as text; numbers become text; null, absent and NaN (an empty cell) are None."""
     value = row.get(field)
-    if value is None or isinstance(value, str):
+    if value is None or value != value:
+        return None
+    if isinstance(value, str):
         return value
     if isinstance(value, int | float):
         return str(value)

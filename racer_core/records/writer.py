@@ -27,6 +27,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
         "reference": row.reference,
         "task": row.task,
         "group": row.group,
+        "cluster": row.cluster,
         "conditions": dict(row.conditions),
         "confidences": {
             evaluator: {kind: dict(values) for kind, values in kinds.items()}

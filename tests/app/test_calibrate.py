@@ -250,11 +250,11 @@ def test_options_are_read_wherever_they_stand(unsure: Gateway) -> None:
     assert (evidence["risk_target"], evidence["n"]) == ("paper", 120)
 
 
-def test_exact_copies_count_once(unsure: Gateway) -> None:
-    """The same row twice would fake a larger n; it is left out and counted."""
+def test_copies_are_rows_like_any_other(unsure: Gateway) -> None:
+    """Stripped of its repeats, traffic would not be exchangeable; with other labels too."""
     rows = as_json(ROWS)
     evidence = upload(unsure, jsonl(rows + rows[:50]), dry_run=True).json()["evidence"]
-    assert (evidence["rows"], evidence["duplicates"]) == (120, 50)
+    assert (evidence["rows"], evidence["duplicates"]) == (170, 50)
 
 
 # What comes out -------------------------------------------------------------------------------
@@ -517,10 +517,6 @@ BAD_LINES = {
         json.dumps(row(2, correct={"adder": 1, "speller": False, "poet": True})), "true or false"
     ),
     "list_without_pool": (json.dumps(row(2, correct=["adder"])), "candidates"),
-    "duplicate_query": (
-        json.dumps(row(1, correct={"adder": False, "speller": False, "poet": True})),
-        "same query as line 1",
-    ),
     "nan_score": (
         '{"scores": {"adder": NaN, "speller": 0, "poet": 0}, "correct": []}', "NaN"
     ),

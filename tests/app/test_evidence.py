@@ -22,7 +22,7 @@ from racer_core.calibration.answer_risk import clopper_pearson_upper
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
-from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, Score
+from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, RowsKind, Score
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -146,6 +146,7 @@ def answering(
         labels=calibration.labels,
         scores=np.full(shape, np.nan),
         groups=None,
+        clusters=np.full(shape[0], -1),
         classes=answer_classes(columns, Equality.EXACT),
         answered=np.ones(shape[0], bool),
         later=np.zeros(shape[0], bool),
@@ -153,6 +154,7 @@ def answering(
         condition_ids=np.full(shape[0], -1),
         duplicates=0,
         near_duplicates=0,
+        guessed_kind=RowsKind.QUESTIONS,
     )
     return rows, answers
 
@@ -335,11 +337,11 @@ def test_a_calibration_keeps_its_answer_risk(priced: Gateway) -> None:
 
 
 def test_copies_and_near_copies_are_counted(priced: Gateway) -> None:
-    """An exact copy is left out; a copy that differs in case or space stays and is reported."""
+    """Both stay: repeats belong to a sample of traffic."""
     rows = as_json(ROWS)
     near = [row | {"query": f" {row['query'].upper()}"} for row in rows[:7]]
     evidence = calibrated(priced, rows + rows[:5] + near, dry_run=True)["evidence"]
-    assert (evidence["rows"], evidence["duplicates"]) == (167, 5)
+    assert (evidence["rows"], evidence["duplicates"]) == (172, 5)
     assert evidence["near_duplicates"] == 7
 
 

@@ -32,10 +32,12 @@ from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError
 from racer_core.records.document import read_document
 from racer_core.records.parquet import read_parquet
+from racer_core.types import RowsKind
 from tests.support.gateway import ADMIN_KEY, ENVIRONMENT, POOL, Gateway, Serve, configure
 from tests.upstreams.scripted import FakePool
 
 LABELS = '{"adder": true, "speller": false, "poet": false}'
+LIST = RowsKind.QUESTIONS
 QUIET = Progress(lambda: None)
 
 
@@ -52,7 +54,6 @@ def order(name: str, **changes: Any) -> ReadInstructions:
     instructions: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
         "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
-        "conditions": {},
     }  # fmt: skip
     return ReadInstructions(**instructions | changes)
 
@@ -132,12 +133,12 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=ignore_field,
         progress=lambda *_: None,
     )  # fmt: skip
-    assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0)) == 3
+    assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)) == 3
     cut = io.BytesIO(texts.getvalue()[:-1])
     with pytest.raises(ValueError, match="do not fit"):
-        load(POOL, cut, arrays, duplicates=0, near_duplicates=0)
+        load(POOL, cut, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)
     with pytest.raises(ValueError, match="shape"):
-        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0)
+        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)
 
 
 # Hostile files --------------------------------------------------------------------------------

@@ -379,12 +379,18 @@ def test_a_broken_line_is_named(tmp_path, line, words):
     assert f"m/samples_sums_{TIME}.jsonl {words}" in message
 
 
-def test_queries_that_disagree_and_long_ones_are_named_by_document(tmp_path):
+def test_documents_of_one_prompt_are_rows_of_their_own(tmp_path):
+    """Sampled answers to one prompt are right one time and wrong the next."""
+    run(tmp_path, "m", {"sums": [generated(i, "1", i, prompt="the same") for i in range(2)]})
+    read = read_lm_eval(tmp_path).rows
+    assert [len(row.correct) for row in read.rows] == [0, 1]
+    assert read.duplicates == 1
+
+
+def test_long_queries_are_named_by_document(tmp_path):
     """The common checks of rows hold for joined documents too."""
-    twice = [generated(i, "1", i, prompt="the same") for i in range(2)]
-    run(tmp_path, "m", {"sums": [*twice, generated(2, "1", 1, prompt="x" * 9000)]})
+    run(tmp_path, "m", {"sums": [generated(2, "1", 1, prompt="x" * 9000)]})
     message = refusal(tmp_path)
-    assert "document sums 1: same query as document sums 0, with different labels" in message
     assert "document sums 2: query has 9,000 characters" in message
 
 

@@ -253,15 +253,15 @@ def test_rows_of_router_scores_alone_cannot_be_trained_or_evaluated_on(tmp_path)
 
 
 def test_rows_of_several_files_share_a_pool():
-    """Another order is the same pool; copies are dropped and counted, across files too."""
+    """Another order is the same pool; copies are kept and counted, across files too."""
     first, second = synthetic_rows(40, seed=1), synthetic_rows(30, seed=2)
     copy = replace(first.rows[0], query=f"  {first.rows[0].query.upper()}")
-    second = replace(second, pool=POOL[::-1], rows=(*second.rows, copy), duplicates=2)
-    files = {"first": replace(first, duplicates=1), "second": second}
+    second = replace(second, pool=POOL[::-1], rows=(*second.rows, copy))
+    files = {"first": first, "second": second}
     options = {"encoder": CharNgramEncoder(), "router": "knn", "protocol": Protocol()}
     table = build_table(files, **options)
-    assert (table.pool, table.copies) == (POOL, 4)
-    assert table.n_train + len(table.rows.labels) == 70
+    assert (table.pool, table.copies) == (POOL, 1)
+    assert table.n_train + len(table.rows.labels) == 71
     with pytest.raises(RowsError, match="second"):
         build_table({"first": first, "second": replace(second, pool=POOL[:2])}, **options)
 

@@ -5,7 +5,7 @@ import pytest
 
 from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import CalibrationError, RowsError
-from racer_core.offline.protocol import Protocol, Shares, split, training_rows
+from racer_core.offline.protocol import Protocol, Shares, split, training_units
 from racer_core.offline.table import build_table
 from tests.support.synthetic import POOL, synthetic_rows
 
@@ -21,7 +21,7 @@ from tests.support.synthetic import POOL, synthetic_rows
 def test_splits_are_disjoint_and_sized_as_the_shares_say(count, shares, sizes):
     """Together they are all rows, in every repetition."""
     rng = np.random.default_rng(3)
-    training, rest = training_rows("name", count, shares, seed=0)
+    training, rest = training_units("name", count, shares, seed=0)
     for _ in range(5):
         part = split(rest, shares, rng)
         parts = (training, part.calibration, part.validation, part.test)
@@ -31,10 +31,10 @@ def test_splits_are_disjoint_and_sized_as_the_shares_say(count, shares, sizes):
 
 def test_repetitions_differ_and_the_training_rows_stay():
     """The seed and the benchmark's name choose who trains; the repetition chooses the rest."""
-    training, rest = training_rows("name", 100, Shares(), seed=0)
-    np.testing.assert_array_equal(training, training_rows("name", 100, Shares(), seed=0)[0])
+    training, rest = training_units("name", 100, Shares(), seed=0)
+    np.testing.assert_array_equal(training, training_units("name", 100, Shares(), seed=0)[0])
     for name, seed in (("other", 0), ("name", 1)):
-        assert set(training) != set(training_rows(name, 100, Shares(), seed=seed)[0])
+        assert set(training) != set(training_units(name, 100, Shares(), seed=seed)[0])
     rng = np.random.default_rng(0)
     first, second = split(rest, Shares(), rng), split(rest, Shares(), rng)
     assert set(first.test) != set(second.test)
@@ -44,7 +44,7 @@ def test_repetitions_differ_and_the_training_rows_stay():
 def test_rows_that_cannot_be_split_are_refused_by_name(count):
     """One row at least to train, calibrate, validate and test on."""
     with pytest.raises(CalibrationError, match=f"arc: {count} rows are too few"):
-        training_rows("arc", count, Shares(validation=0.2), seed=0)
+        training_units("arc", count, Shares(validation=0.2), seed=0)
 
 
 def test_no_training_row_is_scored_and_benchmarks_keep_their_rows():

@@ -419,8 +419,9 @@ def test_choices_are_counted(evaluation):
 @pytest.mark.slow
 def test_a_missing_measure_is_reported_with_its_reason(tmp_path):
     """No answers: no accuracy anywhere; one benchmark: no average; no prices: no money."""
+    rows = synthetic_rows(60, seed=53)
     evaluation = measured(
-        {ONE: replace(synthetic_rows(60, seed=53), duplicates=1)},
+        {ONE: replace(rows, rows=(*rows.rows, rows.rows[0]))},
         splits=2,
         alphas=(0.01, 0.2),
         scores=(Score.COVER,),
@@ -438,7 +439,7 @@ def test_a_missing_measure_is_reported_with_its_reason(tmp_path):
     ):
         assert sentence in text
     assert "average" not in text
-    assert "1 copy left out" in text
+    assert "1 row repeats a query" in text
     assert differences(evaluation) == ()
 
 

@@ -105,7 +105,7 @@ def test_labels_of_a_half_move_the_sets_of_the_other_only(racer, rows, changed):
 def test_both_halves_hold_every_task_of_a_sorted_file():
     """Every row is measured once; halves differ by one row at most."""
     for count in (100, 101):
-        (own, other), (again, first) = halves(count)
+        (own, other), (again, first) = halves(np.arange(count))
         assert sorted([*own, *again]) == list(range(count))
         assert not set(own) & set(other)
         assert (own.tolist(), other.tolist()) == (first.tolist(), again.tolist())

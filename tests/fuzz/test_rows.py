@@ -186,7 +186,6 @@ def test_any_upload_is_columns_or_an_error(
         equality=equality,
         salt="salt",
         text=text,
-        conditions={},
     )
     columns = io.BytesIO()
     beside: list[dict[str, Any]] = []

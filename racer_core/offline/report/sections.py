@@ -12,7 +12,7 @@ from racer_core.offline.report import differences, figures, overview, tables
 from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
 from racer_core.offline.report.grid import Grid
-from racer_core.offline.report.view import FULL_POOL, View, described, left_out, views
+from racer_core.offline.report.view import FULL_POOL, View, described, repeats, views
 from racer_core.types import RiskTarget, Score
 
 _CALIBRATED = {
@@ -108,7 +108,7 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
             f"{protocol.equality}; smoothing {'in both phases' if protocol.smoothing else 'none'}; "
             f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'};"
             f" seed {protocol.seed}. Training rows are never tested; of queries asked twice, "
-            f"{left_out(evaluation)}.",
+            f"{repeats(evaluation)}.",
             _spread(protocol),
             *(() if protocol.smoothing else (_UNSMOOTHED,)),
             *(f"Not measured: {each}." for each in unmeasured(evaluation)),

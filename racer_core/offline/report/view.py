@@ -121,9 +121,14 @@ def views(evaluation: Evaluation, target: RiskTarget) -> Iterator[View]:
         yield View(evaluation, scope, target)
 
 
-def left_out(evaluation: Evaluation) -> str:
-    """How many rows asked what an earlier one asks."""
-    return f"{evaluation.copies} {'copy' if evaluation.copies == 1 else 'copies'} left out"
+def repeats(evaluation: Evaluation) -> str:
+    """How many rows repeat a query, and what kind of rows each benchmark was taken for."""
+    verb = "row repeats" if evaluation.copies == 1 else "rows repeat"
+    kinds = [
+        f"{name}: {kind}{' (guessed)' if name in evaluation.guessed else ''}"
+        for name, kind in evaluation.kinds.items()
+    ]
+    return "; ".join([f"{evaluation.copies} {verb} a query", *kinds])
 
 
 def described(evaluation: Evaluation) -> str:
