@@ -96,6 +96,8 @@ def conditions_evidence(
 def curve(calibration: Calibration) -> list[dict[str, Any]]:
     """Threshold, realised risk, set size, cost and abstention at every alpha of the grid.
 
+    ``risk_band`` is the bound on the risk that holds for an alpha chosen from these points: with
+    probability 0.95 all of them hold together.
     Thresholds are those of all rows; sizes, costs and abstentions are means over at most 10,000 of
     them, chosen at random.
     """
@@ -110,7 +112,8 @@ def curve(calibration: Calibration) -> list[dict[str, Any]]:
         lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
         finite = math.isfinite(lambda_hat)
         point = {"alpha": alpha, "lambda_hat": lambda_hat if finite else None, "feasible": finite}
-        points.append(point | realised_risk(calibration, alpha) | _sets(shown, lambda_hat))
+        band = {"risk_band": calibration.risk_band(alpha)}
+        points.append(point | realised_risk(calibration, alpha) | band | _sets(shown, lambda_hat))
     return points
 
 

@@ -192,7 +192,11 @@ class RoutingService:
             if decision.trivial:
                 trivial = Reason(calibration.trivial_reason(decision.alpha))
                 why_whole_pool = Reason.ROUTER_FAILED if scored is None else trivial
-        n = 0 if threshold is None else threshold.calibration.n
+        n, risk_band = 0, 0.0  # the whole pool is called
+        if threshold is not None:
+            n = threshold.calibration.n
+            if not decision.trivial:
+                risk_band = threshold.calibration.risk_band(decision.alpha, decision.score)
         premises = Premises(
             rows=rows,
             choice=choice,
@@ -217,6 +221,7 @@ class RoutingService:
                 decision,
                 pool=choice.names,
                 n=n,
+                risk_band=risk_band,
                 group=None if threshold is None else threshold.group,
                 calibration_id=record.id,
                 reasons=(*record.void_reasons, *premises.reasons),

@@ -89,14 +89,19 @@ function groups(found) {
   );
 }
 
-/** Mean size, and mean price where there is one, for each alpha of the grid. */
+/**
+ * Mean size, and mean price where there is one, for each alpha of the grid. The dashed line has each
+ * size at the risk that holds with 95 % for an alpha chosen from this curve.
+ */
 function drawCurve(element, { curve, alpha }) {
   const priced = curve.some((each) => each.mean_cost !== undefined);
+  const banded = curve.filter((each) => each.feasible && each.risk_band !== undefined);
   const last = curve.at(-1);
   const label = `Mean size of a set, from ${number(curve[0].mean_size)} at ${percent(curve[0].alpha)} to ${number(last.mean_size)} at ${percent(last.alpha)}.`;
   chart(element, label, (colour) => ({
     data: [
       { x: curve.map((each) => each.alpha), y: curve.map((each) => each.mean_size), name: "candidates called", mode: "lines+markers", line: { color: colour("accent"), width: 2, shape: "hv" }, marker: { size: 5 }, hovertemplate: "%{y:.2f}" },
+      ...(banded.length ? [{ x: banded.map((each) => each.risk_band), y: banded.map((each) => each.mean_size), name: "95 % bound of the risk, if chosen here", mode: "lines", line: { color: colour("accent"), width: 1, dash: "dash", shape: "hv" }, hovertemplate: "%{y:.2f}" }] : []),
       ...(priced ? [{ x: curve.map((each) => each.alpha), y: curve.map((each) => each.mean_cost), name: "price", yaxis: "y2", mode: "lines", line: { color: colour("mark"), width: 2, dash: "dot", shape: "hv" }, hovertemplate: "%{y:.4g}" }] : []),
     ],
     x: { title: "risk level", tickformat: ".0%" },

@@ -70,7 +70,8 @@ export function guaranteeInWords({ guarantee, n }) {
     delta === null
       ? "That is an average over queries and over calibrations with as many rows"
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
-  return `${queries}${inGroup}, at most ${percent(alpha)} ${missed}. ${average} (${n.toLocaleString("en")} count here). It says nothing about this one question, and not that the vote is right.`;
+  const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
+  return `${queries}${inGroup}, at most ${percent(alpha)} ${missed}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
 }
 
 const CALLS = {

@@ -217,9 +217,9 @@ class Calibration:
         critical = self._critical(score or self.options.score)
         return threshold_from_sorted(critical, self.misses(alpha, delta))
 
-    def realised_risk(self, alpha: float) -> RealisedRisk | None:
+    def realised_risk(self, alpha: float, score: Score | None = None) -> RealisedRisk | None:
         """What the rows tell about the risk of the threshold; None if all candidates are called."""
-        misses, score = self.misses(alpha), self.options.score
+        misses, score = self.misses(alpha), score or self.options.score
         if misses < 0 or math.isinf(self.lambda_hat(alpha, score)):
             return None
         return RealisedRisk.of(self._critical(score), misses)
@@ -228,6 +228,11 @@ class Calibration:
         """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie."""
         risk = self.realised_risk(alpha)
         return 0.0 if risk is None else risk.upper()
+
+    def risk_band(self, alpha: float, score: Score | None = None) -> float:
+        """The bound on the risk at an alpha that may have been chosen by looking at the rows."""
+        risk = self.realised_risk(alpha, score)
+        return 0.0 if risk is None else risk.band()
 
     def predict(
         self,
@@ -414,6 +419,7 @@ class Calibration:
             decision,
             pool=self.pool,
             n=self.n,
+            risk_band=0.0 if decision.trivial else self.risk_band(decision.alpha, decision.score),
             group=groups.pop() if len(groups) == 1 else None,
             reasons=(*reasons, *(reason for is_so, reason in facts if is_so)),
         )

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Self
 
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.realised_risk import BAND_DELTA
 from racer_core.types import RoutingDecision
 
 
@@ -52,6 +53,9 @@ class Certificate:
         trivial: The whole pool is called, because no finite threshold is valid.
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
+        risk_band: The bound on the threshold's risk that holds, together with those of all other
+            thresholds, with probability 1 - ``BAND_DELTA``: the guarantee of an alpha that was
+            chosen by looking at the rows. None: alpha is the calibration's own, fixed before.
         calibration_id: The stored calibration; None: it is not stored.
         reasons: The failed premises and the assumptions, each once.
     """
@@ -68,6 +72,7 @@ class Certificate:
     lambda_hat: float
     score: str
     n: int
+    risk_band: float | None
     calibration_id: str | None
     reasons: tuple[str, ...]
 
@@ -79,6 +84,7 @@ class Certificate:
         *,
         pool: tuple[str, ...],
         n: int,
+        risk_band: float,
         group: str | None = None,
         calibration_id: str | None = None,
         reasons: Iterable[str] = (),
@@ -90,6 +96,7 @@ class Certificate:
             decision: The decision; its alpha and score may differ from those of the options.
             pool: As the attribute.
             n: As the attribute.
+            risk_band: The band's bound of the threshold; used if alpha is not the options'.
             group: As the attribute.
             calibration_id: As the attribute.
             reasons: As the attribute; repeats are dropped.
@@ -105,6 +112,7 @@ class Certificate:
             lambda_hat=decision.lambda_hat,
             score=decision.score,
             n=n,
+            risk_band=None if decision.alpha == options.alpha else risk_band,
             calibration_id=calibration_id,
             reasons=tuple(dict.fromkeys(reasons)),
         )
@@ -136,6 +144,9 @@ class Certificate:
                 "group": self.group,
                 "pool": list(self.pool),
                 "conditional": "marginal" if self.delta is None else "pac",
+                "alpha_basis": "fixed" if self.risk_band is None else "band",
+                "risk_band": self.risk_band,
+                "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
                 "trivial": self.trivial,
             },
             "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,

@@ -25,11 +25,13 @@ from racer_core.calibration.laws import (
     beta_binomial_interval,
     beta_quantile,
     binomial_cdf,
+    simultaneous_risk_bound,
     spaced_counts,
 )
 from racer_core.types import FloatArray
 
 TIE_LEVEL = 0.001  # probability that a bound from the number of missed rows fails
+BAND_DELTA = 0.05  # probability that the band over all thresholds fails anywhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,13 @@ class RealisedRisk:
         """
         law = beta_quantile(1.0 - tail, self.misses + 1, self.n - self.misses)
         return law if self.is_distinct else min(law, self._tied_upper())
+
+    def band(self) -> float:
+        """A bound that also holds for a threshold chosen by looking at the rows; ties or not.
+
+        With probability 1 - ``BAND_DELTA`` the bounds of all thresholds of the score hold together.
+        """
+        return simultaneous_risk_bound(self.n, self.missed, BAND_DELTA)
 
     def lower(self, tail: float = 0.05) -> float:
         """A risk that at most a share ``tail`` of calibrations falls below.

@@ -366,6 +366,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     assert certificate["guarantee"] == {
         "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "group": None,
         "pool": list(POOL), "conditional": "pac", "trivial": False,
+        "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
     }  # fmt: skip
     assert certificate["calibration_id"] == record["id"]
     assert (certificate["score"], certificate["n"]) == ("prob", 400)

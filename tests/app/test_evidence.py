@@ -81,6 +81,8 @@ def test_the_curve_is_the_cores() -> None:
             np.mean([len(each.selected) for each in decisions])
         )
         assert point["mean_cost"] == pytest.approx(np.mean(costs))
+        assert point["risk_band"] == calibration.risk_band(point["alpha"])
+        assert (0.0 if point["feasible"] else -1.0) < point["risk_band"] < 1.0
         assert point["abstain"] == pytest.approx(np.mean([each.abstained for each in decisions]))
 
 

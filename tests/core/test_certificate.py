@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.certificate import Certificate, CoreReason
+from racer_core.calibration.laws import simultaneous_risk_bound
 from racer_core.types import Score
 from tests.support.strategies import calibration_of
 
@@ -32,6 +33,9 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "group": None,
             "pool": ["m0", "m1"],
             "conditional": "marginal",
+            "alpha_basis": "fixed",
+            "risk_band": None,
+            "risk_band_delta": None,
             "trivial": False,
         },
         "lambda_hat": rows.lambda_hat(0.1, Score.PROB),
@@ -58,6 +62,19 @@ def test_assumptions_and_infinite_thresholds_are_named_and_hold(alpha, options, 
     assert certificate.reasons == (reason,)
     assert certificate.holds
     assert certificate.trivial is (certificate.as_json()["lambda_hat"] is None)
+
+
+def test_another_alpha_is_certified_by_the_band():
+    """It may have been read off the rows; a whole pool has no risk, however alpha was chosen."""
+    rows = calibration()
+    other = rows.certify(rows.decide(b"query", [0.5, 0.2], alpha=0.2)).as_json()["guarantee"]
+    band = simultaneous_risk_bound(N, rows.misses(0.2), 0.05)
+    assert (other["alpha_basis"], other["risk_band"], other["risk_band_delta"]) == (
+        "band", band, 0.05,
+    )  # fmt: skip
+    assert 0.2 < rows.risk_q95(0.2) < band < 1.0
+    trivial = rows.certify(rows.decide(b"query", [0.5, 0.2], alpha=0.01)).as_json()["guarantee"]
+    assert (trivial["alpha_basis"], trivial["risk_band"]) == ("band", 0.0)
 
 
 def test_another_score_is_an_assumption():

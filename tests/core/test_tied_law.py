@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.realised_risk import TIE_LEVEL, RealisedRisk
+from racer_core.calibration.realised_risk import BAND_DELTA, TIE_LEVEL, RealisedRisk
 from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
 from racer_core.types import Score
 from tests.core.laws import assert_at_most
@@ -167,6 +167,26 @@ def test_the_bounds_hold_for_a_thousand_rows(name: str) -> None:
     assert_at_most(above, trials, 0.05 + TIE_LEVEL, FALSE_ALARM)
     assert_at_most(below, trials, 0.05, FALSE_ALARM)
     assert_at_most(outside, trials, 0.05 + TIE_LEVEL, FALSE_ALARM)
+
+
+@pytest.mark.parametrize("atoms", [4, 10_000])
+def test_the_band_holds_for_an_alpha_picked_by_its_outcome(atoms: int) -> None:
+    """The worst alpha of 49 picked with the true risks in view: the strongest choice there is.
+
+    Scores that tie and scores that do not. The 95 % point of each alpha alone is the control.
+    """
+    rng = np.random.default_rng(73 + atoms)
+    n, trials, broken, beyond = 200, 1_000, 0, 0
+    alphas = np.arange(1, 50) / 100
+    for _ in range(trials):
+        ascending = np.sort(rng.integers(atoms, size=n).astype(float))
+        found = [ranks(RealisedRisk.of(ascending, allowed_misses(n, a))) for a in alphas]
+        truths = [1.0 - (ascending[-1 - each.misses] + 1.0) / atoms for each in found]
+        broken += any(t > each.band() for t, each in zip(truths, found, strict=True))
+        beyond += any(t > upper(each) for t, each in zip(truths, found, strict=True))
+    assert_at_most(broken, trials, BAND_DELTA, FALSE_ALARM)
+    if atoms > n:
+        assert beyond > stats.binom.isf(FALSE_ALARM, trials, 0.05)
 
 
 def test_a_calibration_reads_its_ties_off_its_rows() -> None:
