@@ -11,6 +11,7 @@ import click
 
 from app.cli import tables
 from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, err, out, print_json, progress_bars
+from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
@@ -42,12 +43,26 @@ def _assertions(
 @click.option("--encoder", help="Folder, hub name or `char-ngrams`; default: mDeBERTa-v3-base.")
 @click.option("--lexical", is_flag=True, help="Add hashed character n-grams to the embedding.")
 @MAX_TOKENS
+@DTYPE
 @click.option(
     "--router",
-    type=click.Choice(["knn", "mlp"]),
+    callback=known_router,
+    shell_complete=routers_like,
     default="knn",
     show_default=True,
-    help="Router to train in each division.",
+    help="knn, mlp or routerdc, or a router of an installed package.",
+)
+@ROUTER_OPTIONS
+@click.option(
+    "--artifact",
+    type=FILE,
+    help="A trained router instead; its own rows are left out.",
+)
+@click.option(
+    "--scores",
+    "matrix",
+    type=FILE,
+    help="A matrix of scores instead: .npy, .npz, .jsonl or .parquet.",
 )
 @click.option(
     "--divisions",
@@ -149,7 +164,11 @@ def evaluate(
     encoder: str | None,
     lexical: bool,
     max_tokens: int,
-    router: Any,
+    dtype: str | None,
+    router: str,
+    options: dict[str, Any],
+    artifact: Path | None,
+    matrix: Path | None,
     divisions: int,
     splits: int,
     alphas: tuple[float, ...],
@@ -169,6 +188,7 @@ def evaluate(
     as_json: bool,
 ) -> None:
     """Measure risk, set size and accuracy on labelled rows over random splits."""
+    _refuse_several_routers(click.get_current_context())
     from app.tools import evaluation
     from racer_core.offline.assertions import check_all
     from racer_core.offline.protocol import PAPER_ALPHAS, CalibrationScope, Protocol, order_member
@@ -189,9 +209,12 @@ def evaluate(
     arguments = evaluation.EvaluationArguments(
         data=data,
         encoder=EncoderChoice(
-            name=encoder or DEFAULT_ENCODER, max_tokens=max_tokens, lexical=lexical
+            name=encoder or DEFAULT_ENCODER, max_tokens=max_tokens, dtype=dtype, lexical=lexical
         ),
         router=router,
+        router_options=options,
+        artifact=artifact,
+        scores=matrix,
         protocol=protocol,
         shares=shares,
         prices=prices,
@@ -211,3 +234,23 @@ def evaluate(
             out.print(f"report: {folder / 'index.html'}", markup=False, soft_wrap=True)
     for asserted in check_all(assertions, result):
         err.print(f"racer: {asserted}", markup=False, highlight=False, soft_wrap=True)
+
+
+_ROUTER_OF = {
+    "artifact": ("matrix", "router", "options", "encoder", "lexical", "max_tokens", "dtype"),
+    "matrix": ("router", "options", "encoder", "lexical", "max_tokens", "dtype", "ray", "cache"),
+}
+
+
+def _refuse_several_routers(context: click.Context) -> None:
+    """An artifact has a router and an encoder of its own; scores need neither."""
+    given = click.core.ParameterSource.COMMANDLINE
+    options = {each.name: each.opts[0] for each in context.command.params}
+    for name, others in _ROUTER_OF.items():
+        if context.params[name] is None:
+            continue
+        for other in others:
+            if context.get_parameter_source(other) == given:
+                raise click.UsageError(
+                    f"{options[name]} and {options[other]} exclude each other.", context
+                )

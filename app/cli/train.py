@@ -10,38 +10,11 @@ import click
 from app import settings
 from app.cli import tables
 from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, out, print_json, progress_bars
-from racer_core import artifacts, strict_json
+from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
+from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
-from racer_core.errors import InputError
 from racer_core.records.reader import read_rows
-from racer_core.routers import registry
-
-
-def _known_router(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
-    if name not in registry.names():
-        raise click.BadParameter(f"{name!r} is none of {', '.join(registry.names())}.")
-    return name
-
-
-def _routers_like(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    return [name for name in registry.names() if name.startswith(begun)]
-
-
-def _router_options(
-    _context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, Any]:
-    """Parse values that are JSON; take everything else as text."""
-    options: dict[str, Any] = {}
-    for each in given:
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise click.BadParameter(f"{each!r} is not key=value.")
-        try:
-            options[name] = strict_json.loads(value)
-        except InputError:
-            options[name] = value
-    return options
 
 
 @click.command()
@@ -55,19 +28,13 @@ def _router_options(
 @click.option("--out", "folder", type=FILE, required=True, help="Folder for the artifact.")
 @click.option(
     "--router",
-    callback=_known_router,
-    shell_complete=_routers_like,
+    callback=known_router,
+    shell_complete=routers_like,
     default="knn",
     show_default=True,
     help="knn, mlp, routerdc, or a router of an installed package (docs/routers.md).",
 )
-@click.option(
-    "--router-option",
-    "options",
-    multiple=True,
-    callback=_router_options,
-    help="Hyperparameter of the router as key=value; repeatable.",
-)
+@ROUTER_OPTIONS
 @click.option(
     "--steps", type=click.IntRange(1), help="Training steps of RouterDC, epochs of an MLP."
 )
@@ -84,11 +51,7 @@ def _router_options(
 @click.option(
     "--backend", type=click.Choice(["cpu", "cuda"]), help="Default: `cuda` if there is a GPU."
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
-    help="Default: the format that the device runs natively.",
-)
+@DTYPE
 @click.option(
     "--forward",
     type=click.Choice(["transformers", "lean"]),

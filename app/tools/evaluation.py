@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from racer_core.encoder.base import Encoder
 from racer_core.encoder.hybrid import HybridEncoder
@@ -13,11 +14,17 @@ from racer_core.errors import InputError
 from racer_core.offline.embeddings import CachedEncoder, default_cache
 from racer_core.offline.evaluate import evaluate
 from racer_core.offline.evaluation_result import AVERAGE, MERGED, Evaluation
+from racer_core.offline.fit import RouterChoice
 from racer_core.offline.protocol import Order, Protocol, Shares
 from racer_core.offline.report.write import check_report, write_report
+from racer_core.offline.reporting import Progress
+from racer_core.offline.score_matrix import read_scores
+from racer_core.offline.sources import FixedSource, RouterSource, trained_source
 from racer_core.offline.table import build_table
-from racer_core.offline.train import EncoderChoice, Progress, RouterKind
+from racer_core.offline.train import EncoderChoice
+from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
+from racer_core.routers import registry
 from racer_core.types import LabelledRows, Score
 
 OFF = "off"
@@ -31,7 +38,10 @@ class EvaluationArguments:
 
     data: tuple[str, ...]
     encoder: EncoderChoice
-    router: RouterKind
+    router: str  # a built-in one, or one of an installed package
+    router_options: Mapping[str, Any]
+    artifact: Path | None  # a trained router instead
+    scores: Path | None  # a matrix of scores instead
     protocol: Protocol
     shares: tuple[str, ...]
     prices: tuple[str, ...]
@@ -43,21 +53,21 @@ class EvaluationArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationInputs:
-    """Validated inputs: rows, encoder, and the complete protocol."""
+    """Validated inputs: rows, base router, and the complete protocol."""
 
     arguments: EvaluationArguments
     rows: Mapping[str, LabelledRows]
     protocol: Protocol
-    encoder: Encoder
+    source: RouterSource
 
 
 def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
-    """Validate the arguments, read the rows and open the encoder.
+    """Validate the arguments, read the rows and open the router with its encoder.
 
     Raises:
         InputError: An argument is invalid, or the report cannot be written.
         RowsError: Rows are wrong.
-        ArtifactError: The encoder cannot be opened.
+        ArtifactError: The encoder, the artifact or a router of a package cannot be opened.
     """
     files = benchmark_files(arguments.data)
     protocol = with_shares(arguments.protocol, arguments.shares, files)
@@ -68,26 +78,65 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
         arguments=arguments,
         rows=rows,
         protocol=with_prices(protocol, arguments.prices, next(iter(rows.values()))),
-        encoder=with_cache(arguments.encoder.open(), arguments.cache, arguments.ray),
+        source=open_source(arguments, rows),
+    )
+
+
+def open_source(arguments: EvaluationArguments, rows: Mapping[str, LabelledRows]) -> RouterSource:
+    """The base router that the arguments name.
+
+    Raises:
+        InputError: Two routers, several divisions of a router that no row trains, or wrong scores.
+        ArtifactError: The encoder, the artifact or a router of a package cannot be opened.
+    """
+    if arguments.artifact is not None:
+        if arguments.protocol.divisions > 1:
+            raise InputError("--divisions draws training rows anew, and an artifact takes none")
+        opened = Racer.load(arguments.artifact)
+        return FixedSource(
+            f"{opened.artifact.router.kind} of {arguments.artifact}",
+            opened.artifact.router,
+            with_cache(opened.encoder, arguments.cache, arguments.ray),
+            opened.artifact,
+        )
+    pool = next(iter(rows.values())).pool
+    if arguments.scores is not None:
+        queries = [query for each in rows.values() for query in each.queries]
+        matrix = read_scores(arguments.scores, pool, queries)
+        return FixedSource(f"scores of {arguments.scores}", matrix)
+    encoder = with_cache(arguments.encoder.open(), arguments.cache, arguments.ray)
+    if arguments.router not in registry.BUILT_IN:
+        custom = registry.create(arguments.router, pool, arguments.router_options)
+        return FixedSource(arguments.router, custom, encoder)
+    return trained_source(
+        RouterChoice(kind=arguments.router, options=arguments.router_options),
+        encoder,
+        folder=None if arguments.cache == OFF else default_cache().parent / "routers",
+        cached=lambda tuned: with_cache(tuned, arguments.cache),
     )
 
 
 def measure(prepared: EvaluationInputs, progress: Progress) -> Evaluation:
     """Embed, split, train and measure; write the report if one is requested."""
-    arguments, encoder = prepared.arguments, prepared.encoder
+    arguments, source = prepared.arguments, prepared.source
     tables = [
         build_table(
             prepared.rows,
-            encoder=encoder,
-            router=arguments.router,
+            router=source,
             protocol=prepared.protocol,
             division=division,
             progress=progress,
         )
         for division in range(prepared.protocol.divisions)
     ]
-    name = encoder.spec.name + (" + char n-grams" if encoder.spec.lexical else "")
-    result = evaluate(*tables, encoder=name, router=arguments.router, progress=progress)
+    spec = source.spec
+    result = evaluate(
+        *tables,
+        encoder="none" if spec is None else spec.name + (" + char n-grams" if spec.lexical else ""),
+        router=source.name,
+        dtype=None if spec is None else spec.dtype,
+        progress=progress,
+    )
     if arguments.report is not None:
         write_report(result, arguments.report, arguments.command)
     return result

@@ -39,6 +39,7 @@ from racer_core.offline.protocol import (
     Split,
     split_benchmarks,
 )
+from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import (
     ALPHAS,
     MIN_ROWS,
@@ -47,7 +48,6 @@ from racer_core.offline.selection import (
     cross_fitted,
 )
 from racer_core.offline.table import EvaluationTable
-from racer_core.offline.train import Progress, silent
 from racer_core.offline.votes import Votes
 from racer_core.records.units import renumbered
 from racer_core.renamed import renamed
@@ -55,7 +55,11 @@ from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_colum
 
 
 def evaluate(
-    *tables: EvaluationTable, encoder: str, router: str, progress: Progress = silent
+    *tables: EvaluationTable,
+    encoder: str,
+    router: str,
+    dtype: str | None = None,
+    progress: Progress = silent,
 ) -> Evaluation:
     """Split, calibrate and measure; repeated as the protocol demands.
 
@@ -63,6 +67,7 @@ def evaluate(
         tables: The table of each division of the protocol, in order; it has the division's splits.
         encoder: Its name, for the report.
         router: Its kind, for the report.
+        dtype: The number format of the encoder, for the report; None without an encoder.
         progress: Called after each split.
     """
     table = tables[0]
@@ -90,12 +95,14 @@ def evaluate(
         pool=table.pool,
         encoder=encoder,
         router=router,
+        dtype=dtype,
         protocol=protocol,
         rows=rows,
         n_train=table.n_train,
         copies=table.copies,
         kinds=table.kinds,
         guessed=table.guessed,
+        learned=table.learned,
         answered=table.classes is not None,
         cells=cells,
         laws=laws,
@@ -249,6 +256,8 @@ class _SplitEvaluation:
     def _choose_tau(self) -> float | None:
         rows = self._part.validation
         budget = self._table.protocol.false_abstain_budget
+        if budget is not None and self._table.null_threshold is not None:
+            return self._table.null_threshold
         return choose_tau(self._table.rows.scores[rows], self._labels[rows], budget)
 
     def _abstains(self, target: RiskTarget, rows: Rows) -> BoolArray:

@@ -70,6 +70,8 @@ class Evaluation:
     choices: tuple[BestSetting, ...]
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
+    dtype: str | None = None  # of the encoder's weights
+    learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
 
     def mean(self, setting: Setting, measure: str) -> float:
         """The mean over splits; NaN if a measure does not exist."""
@@ -94,6 +96,8 @@ class Evaluation:
             "pool": self.pool,
             "encoder": self.encoder,
             "router": self.router,
+            "dtype": self.dtype,
+            "learned": self.learned,
             "protocol": asdict(self.protocol),
             "rows": self.rows,
             "n_train": self.n_train,

@@ -123,10 +123,10 @@ def fit(
     if choice.kind not in registry.BUILT_IN:
         router = registry.create(choice.kind, pool, choice.options)
         return TrainingResult(router=router, encoder=encoder)
-    settings = _checked(choice)
+    settings = checked_settings(choice)
     checkpoint = None
     if choice.kind == MlpRouter.kind:
-        checkpoint = _checkpoint(choice, settings, rows, pool, encoder.spec, folder)
+        checkpoint = _checkpoint(choice, rows, pool, encoder.spec, folder)
     losses: list[float] = []
     embeddings = encoder.encode(rows.texts).embeddings
     return TrainingResult(
@@ -155,7 +155,7 @@ def fit_embedded(
     progress: Progress = silent,
 ) -> Router:
     """Train KNN or an MLP on embedded rows; ``losses`` receives one value an epoch."""
-    settings = _checked(choice)
+    settings = checked_settings(choice)
     if choice.kind == KnnRouter.kind:
         reach = max(NEIGHBOURS)
         return KnnRouter.fit(embeddings, labels, reach=reach, seed=choice.seed, **settings)
@@ -170,8 +170,13 @@ def fit_embedded(
     )
 
 
-def _checked(choice: RouterChoice) -> dict[str, Any]:
-    """The settings of KNN or an MLP. Raises InputError."""
+def checked_settings(choice: RouterChoice) -> dict[str, Any]:
+    """All settings of a built-in router, defaults included. Raises InputError."""
+    if choice.kind == RouterDcRouter.kind:
+        from racer_core.offline.router_dc import RouterDcSettings  # needs torch
+
+        settings = choice.settings(asdict(RouterDcSettings()))
+        return asdict(RouterDcSettings(**settings))
     defaults = _DEFAULTS[choice.kind]
     settings = choice.settings(defaults)
     for name, default in defaults.items():
@@ -190,19 +195,18 @@ def _fit_router_dc(
 ) -> TrainingResult:
     from racer_core.offline.router_dc import RouterDcSettings, fine_tune  # needs torch
 
-    settings = choice.settings(asdict(RouterDcSettings()))
-    checked = RouterDcSettings(**settings)
-    checkpoint = _checkpoint(choice, settings, rows, pool, encoder.spec, folder)
+    settings = checked_settings(choice)
+    checkpoint = _checkpoint(choice, rows, pool, encoder.spec, folder)
     losses: list[float] = []
     tuned = fine_tune(
         rows.texts,
         rows.labels,
         encoder=encoder,
         folder=folder / "encoder",
-        settings=checked,
+        settings=RouterDcSettings(**settings),
         seed=choice.seed,
         checkpoint=checkpoint,
-        progress=_listener("RouterDC", checked.steps, losses, progress),
+        progress=_listener("RouterDC", settings["steps"], losses, progress),
     )
     embeddings = ReportingEncoder(tuned.encoder, progress).encode(validation.texts).embeddings
     return TrainingResult(
@@ -227,37 +231,38 @@ def _listener(
 
 
 def _checkpoint(
-    choice: RouterChoice,
-    settings: Mapping[str, Any],
-    rows: Rows,
-    pool: Sequence[str],
-    spec: EncoderSpec,
-    folder: Path,
+    choice: RouterChoice, rows: Rows, pool: Sequence[str], spec: EncoderSpec, folder: Path
 ) -> Checkpoint:
-    """The checkpoint of a training, with everything that determines its result."""
-    encoder = {f"encoder_{name}": value for name, value in asdict(spec).items() if name != "name"}
-    identity = {
-        "router": choice.kind,
-        "seed": choice.seed,
-        "pool": list(pool),
-        "data": _digest(rows),
-        **settings,
-        **encoder,
-    }
+    """The checkpoint of a training."""
     return Checkpoint(
         folder=folder / "checkpoint",
-        identity=identity,
+        identity=identity(choice, rows, pool, spec),
         every=choice.checkpoint_every,
         resume=choice.resume,
     )
 
 
-def _digest(rows: Rows) -> str:
+def identity(
+    choice: RouterChoice, rows: Rows, pool: Sequence[str], spec: EncoderSpec
+) -> dict[str, Any]:
+    """JSON values that determine the result of a training: settings, seed, data and encoder."""
+    encoder = {f"encoder_{name}": value for name, value in asdict(spec).items() if name != "name"}
+    return {
+        "router": choice.kind,
+        "seed": choice.seed,
+        "pool": list(pool),
+        "data": digest(rows),
+        **checked_settings(choice),
+        **encoder,
+    }
+
+
+def digest(rows: Rows) -> str:
     """sha256 of the rows in their order."""
-    digest = hashlib.sha256(f"{rows.labels.shape}".encode() + rows.labels.tobytes())
+    found = hashlib.sha256(f"{rows.labels.shape}".encode() + rows.labels.tobytes())
     for text in rows.texts:
-        digest.update(hashlib.sha256(text.encode()).digest())
-    return digest.hexdigest()
+        found.update(hashlib.sha256(text.encode()).digest())
+    return found.hexdigest()
 
 
 __getattr__ = renamed(__name__, {"Fitted": "TrainingResult"})

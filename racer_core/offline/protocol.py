@@ -149,13 +149,25 @@ def training_units(benchmark: str, count: int, shares: Shares, seed: int) -> tup
     order = np.random.default_rng([seed, *benchmark.encode()]).permutation(count)
     cut = round(shares.train * count)
     training, rest = order[:cut], order[cut:]
-    sizes = _sizes(len(rest), shares)
-    if min(len(training), *sizes) < 1:
+    if min(len(training), *_sizes(len(rest), shares)) < 1:
         raise CalibrationError(
             f"{benchmark}: {count} rows are too few to train, calibrate, validate and test on "
             "(in a list of questions, all rows of one query or one cluster count as one)"
         )
     return training, rest
+
+
+def all_units(benchmark: str, count: int, shares: Shares) -> tuple[Rows, Rows]:
+    """No training units, and the rest, for a router that was trained before.
+
+    Raises:
+        CalibrationError: Too few rows.
+    """
+    if min(_sizes(count, shares)) < 1:
+        raise CalibrationError(
+            f"{benchmark}: {count} rows are too few to calibrate, validate and test on"
+        )
+    return np.arange(0), np.arange(count)
 
 
 def split(rest: Rows, shares: Shares, rng: np.random.Generator) -> Split:

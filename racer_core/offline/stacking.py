@@ -77,7 +77,7 @@ def stack(
     units: Rows | None = None,
 ) -> StackedVote | None:
     """:func:`fit_stacked` on rows scored :func:`out_of_fold`, where there are enough to fit it."""
-    if not _suffices(classes, labels):
+    if not suffices(classes, labels):
         return None
     return fit_stacked(out_of_fold(pool, fingerprints, batch, labels, fit, units), classes)
 
@@ -94,7 +94,7 @@ def fit_stacked(rows: ScoredRows, classes: ClassArray) -> StackedVote | None:
     Returns:
         None if fewer than 50 rows have both a right and a wrong answer.
     """
-    if not _suffices(classes, rows.labels):
+    if not suffices(classes, rows.labels):
         return None
     masks = [np.ones_like(rows.labels), *served_masks(rows)]
     masked = [np.where(mask, classes, -1) for mask in masks]
@@ -147,7 +147,8 @@ def served_masks(rows: ScoredRows) -> list[BoolArray]:
     ]
 
 
-def _suffices(classes: ClassArray, labels: BoolArray) -> bool:
+def suffices(classes: ClassArray, labels: BoolArray) -> bool:
+    """Whether the rows are enough for :func:`fit_stacked`."""
     return int(np.count_nonzero(_contested(classes, labels))) >= MIN_ROWS
 
 

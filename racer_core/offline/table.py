@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from racer_core.aggregation.batch import ClassArray, agreement, answer_classes
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.artifacts import fingerprint
+from racer_core.artifacts import Artifact, fingerprint
 from racer_core.calibration.augmentation import augment_truth, checked_scores
 from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
-from racer_core.errors import RowsError
-from racer_core.offline.protocol import Order, Protocol, Rows, home_units, training_units
+from racer_core.errors import InputError, RowsError
+from racer_core.offline.fit import RouterChoice
+from racer_core.offline.protocol import Order, Protocol, Rows, all_units, home_units, training_units
+from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import ScoredRows, offered_patterns
-from racer_core.offline.stacking import stack
-from racer_core.offline.train import (
-    Progress,
-    ReportingEncoder,
-    RouterKind,
-    check_queries,
-    fit_router,
-    silent,
-)
+from racer_core.offline.sources import RouterSource, trained_source
+from racer_core.offline.stacking import fit_stacked, suffices
+from racer_core.offline.train import check_queries
 from racer_core.offline.votes import Votes
 from racer_core.records.conversation import plain_form
 from racer_core.records.units import kind_of, renumbered, units_of
 from racer_core.renamed import renamed
-from racer_core.routers.base import Batch, on_grid
+from racer_core.routers.base import on_grid
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -84,6 +81,8 @@ class EvaluationTable:
     groups: GroupOrders | None = None  # None where all rows are of one group
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
+    null_threshold: float | None = None  # an artifact's tau; None: each split chooses one
+    learned: int = 0  # rows left out because the artifact was trained or tuned on them
 
     @property
     def pool(self) -> tuple[str, ...]:
@@ -166,19 +165,35 @@ class EvaluationTable:
 def build_table(
     benchmarks: Mapping[str, LabelledRows],
     *,
-    encoder: Encoder,
-    router: RouterKind,
+    router: RouterSource | str,
     protocol: Protocol,
+    encoder: Encoder | None = None,
     division: int = 0,
     progress: Progress = silent,
 ) -> EvaluationTable:
     """Train the router on the merged training rows of a division, and score all others.
 
+    Args:
+        benchmarks: Labelled rows by name.
+        router: The base router, or the name of one to train on ``encoder`` with its defaults.
+        protocol: The experiment. An artifact takes no training rows, whatever its shares are.
+        encoder: Embeds the rows if ``router`` is a name.
+        division: The number of the division, which its seed depends on.
+        progress: Called at each stage.
+
     Raises:
-        RowsError: Benchmarks of different pools, or rows without a query.
+        RowsError: Benchmarks of different pools, rows without a query, or rows that an artifact
+            was trained on and nothing else.
         CalibrationError: Too few rows to split.
     """
+    if isinstance(router, str):
+        if encoder is None:
+            raise InputError(f"router {router} needs an encoder")
+        router = trained_source(RouterChoice(kind=router), encoder)
+    artifact = router.artifact
     _check(benchmarks)
+    kinds = {name: kind_of(rows) for name, rows in benchmarks.items()}
+    benchmarks, learned = _without_trained(benchmarks, artifact)
     pool = next(iter(benchmarks.values())).pool
     merged = [row for rows in benchmarks.values() for row in rows.rows]
     queries = [row.query for row in merged]
@@ -194,25 +209,29 @@ def build_table(
         return_inverse=True,
     )[1]
     seed = protocol.seed + division
-    kinds = {name: kind_of(rows) for name, rows in benchmarks.items()}
     units = benchmark_units(benchmarks, kinds)
-    training, rest, places = draw_division(benchmarks, units, protocol, seed)
-    encoder = ReportingEncoder(encoder, progress)
-    training_batch = Batch(_at(queries, training), encoder)
-    fit = partial(fit_router, router, seed=seed, progress=progress)
-    output = fit(training_batch, labels[training]).predict(Batch(_at(queries, rest), encoder))
-    stacked = None
-    if classes is not None:
-        stacked = stack(
-            pool,
-            _prints(_at(queries, training)),
-            training_batch,
-            labels[training],
-            classes[training],
-            fit,
-            renumbered(units[training]),
+    training, rest, places = draw_division(
+        benchmarks, units, protocol, None if artifact is not None else seed
+    )
+    fitted = router.fit(
+        LabelledRows(pool=pool, rows=tuple(merged[int(i)] for i in training)),
+        renumbered(units[training]),
+        seed=seed,
+        progress=progress,
+    )
+    output = fitted.predict(_at(queries, rest))
+    stacked = None if artifact is None else artifact.stacked
+    voters = training[fitted.vote_rows]
+    if artifact is None and classes is not None and suffices(classes[voters], labels[voters]):
+        scored = ScoredRows(
+            pool=pool,
+            fingerprints=_prints(_at(queries, voters)),
+            scores=on_grid(fitted.vote_scores()),
+            neighbours=None,  # of different folds, whose pattern ids are not comparable
+            labels=labels[voters],
         )
-    patterns = PatternModel.of(labels[training])
+        stacked = fit_stacked(scored, classes[voters])
+    patterns = PatternModel.of(labels[training]) if artifact is None else artifact.patterns
     return EvaluationTable(
         benchmarks=places,
         rows=ScoredRows(
@@ -223,18 +242,44 @@ def build_table(
             labels=labels[rest],
             units=renumbered(units[rest]),
         ),
-        patterns=offered_patterns(patterns, output.neighbours),
+        patterns=offered_patterns(patterns, output.neighbours) if artifact is None else (patterns,),
+        null_threshold=None if artifact is None else artifact_threshold(artifact),
         classes=None if classes is None else classes[rest],
         stacked=stacked,
-        n_train=len(training),
+        n_train=len(training) if artifact is None else len(artifact.training_fingerprints),
         copies=len(queries) - len(set(map(plain_form, queries))),
+        learned=learned,
         protocol=protocol,
         kinds=kinds,
         guessed=frozenset(name for name, rows in benchmarks.items() if rows.kind is None),
         groups=GroupOrders.fit(patterns, labels[training], groups[training], groups[rest])
-        if groups.any()
+        if groups.any() and artifact is None
         else None,
     )
+
+
+def artifact_threshold(artifact: Artifact) -> float:
+    """The tau that an artifact serves; above every p_null where it never abstains."""
+    return math.inf if artifact.null_threshold is None else artifact.null_threshold
+
+
+def _without_trained(
+    benchmarks: Mapping[str, LabelledRows], artifact: Artifact | None
+) -> tuple[Mapping[str, LabelledRows], int]:
+    """The rows that did not train or tune an artifact, in the order of its pool; others counted."""
+    if artifact is None:
+        return benchmarks, 0
+    left: dict[str, LabelledRows] = {}
+    known = artifact.training_fingerprints | artifact.validation_fingerprints
+    for name, rows in benchmarks.items():
+        if set(rows.pool) != set(artifact.pool):
+            raise RowsError(name, [f"its pool {list(rows.pool)} is not {list(artifact.pool)}"])
+        own = (row for row in rows.rows if fingerprint(artifact.salt, row.query) not in known)
+        left[name] = replace(rows, pool=artifact.pool, rows=tuple(own))
+    count = sum(map(len, benchmarks.values())) - sum(map(len, left.values()))
+    if empty := [name for name, rows in left.items() if not len(rows)]:
+        raise RowsError(empty[0], ["the artifact was trained or tuned on all of its rows"])
+    return left, count
 
 
 def _check(benchmarks: Mapping[str, LabelledRows]) -> None:
@@ -272,9 +317,12 @@ def benchmark_units(benchmarks: Mapping[str, LabelledRows], kinds: Mapping[str, 
 
 
 def draw_division(
-    benchmarks: Mapping[str, LabelledRows], units: Rows, protocol: Protocol, seed: int
+    benchmarks: Mapping[str, LabelledRows], units: Rows, protocol: Protocol, seed: int | None
 ) -> tuple[Rows, Rows, dict[str, Rows]]:
-    """Training rows, all other rows, and each benchmark's row numbers among the others."""
+    """Training rows, all other rows, and each benchmark's row numbers among the others.
+
+    Without a seed no row trains.
+    """
     ends = np.cumsum([len(rows) for rows in benchmarks.values()])
     own_rows: dict[str, Rows] = {
         name: np.arange(end - len(rows), end)
@@ -283,7 +331,11 @@ def draw_division(
     rank = np.empty(int(units.max()) + 1, dtype=np.intp)
     trains = np.zeros(len(rank), dtype=bool)
     for name, homes in home_units(own_rows, units).items():
-        training, rest = training_units(name, len(homes), protocol.of(name), seed)
+        shares = protocol.of(name)
+        if seed is None:
+            training, rest = all_units(name, len(homes), shares)
+        else:
+            training, rest = training_units(name, len(homes), shares, seed)
         trains[homes[training]] = True
         for part in (training, rest):
             rank[homes[part]] = np.arange(len(part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality, is_textual
@@ -37,8 +37,6 @@ from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
 from racer_core.types import BoolArray, LabelledRows
 
-RouterKind = Literal["knn", "mlp"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderChoice:
@@ -65,14 +63,6 @@ class EncoderChoice:
             forward=self.forward,
         )
         return HybridEncoder(encoder) if self.lexical else encoder
-
-
-def fit_router(
-    kind: RouterKind, batch: Batch, labels: BoolArray, *, seed: int, progress: Progress = silent
-) -> Router:
-    """Train a router on the rows' embeddings; ``progress`` is called at each epoch of an MLP."""
-    choice = RouterChoice(kind=kind, seed=seed)
-    return fit_embedded(choice, batch.encoded.embeddings, labels, progress=progress)
 
 
 def check_queries(rows: LabelledRows, source: str) -> None:

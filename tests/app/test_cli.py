@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.tools.gateway_client import GatewayClient
@@ -284,6 +285,67 @@ def test_evaluate_measures_an_mlp_too(racer: Command, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result["router"] == "mlp"
     assert len(result["cells"]) == 2
+
+
+def test_evaluate_measures_an_artifact(racer: Command, tmp_path: Path) -> None:
+    """Its own rows are left out of the files, and its encoder and router stand in the report."""
+    train, tune, rest = (
+        write(tmp_path / f"{name}.jsonl", labelled(start, 60))
+        for name, start in (("train", 0), ("tune", 100), ("rest", 200))
+    )
+    folder = tmp_path / "artifact"
+    parsed(
+        racer("train", "--data", train, "--validation", tune, "--out", folder, "--encoder",
+              "char-ngrams", "--json")
+    )  # fmt: skip
+    both = tmp_path / "both.jsonl"
+    both.write_text(train.read_text() + rest.read_text())
+    arguments = ["evaluate", "--data", both, "--splits", 2, "--alpha", 0.2, "--artifact", folder]
+    result = parsed(racer(*arguments, "--json"))
+    assert result["router"] == f"knn of {folder}"
+    assert (result["encoder"], result["dtype"]) == ("char-ngrams", "float32")
+    assert (result["learned"], result["n_train"]) == (60, 60)
+    assert result["rows"] == {"both": [30, 6, 24]}
+    assert "60 rows of the artifact's training left out" in racer(*arguments)[1]
+    failed(racer(*arguments, "--divisions", 2), 1, "--divisions")
+    failed(racer(*arguments, "--router", "mlp"), 2, "--artifact and --router exclude each other")
+    failed(racer(*arguments, "--scores", both), 2, "--artifact and --scores exclude each other")
+
+
+def test_evaluate_measures_scores_of_a_file(racer: Command, tmp_path: Path) -> None:
+    """No encoder is opened; a file that lacks a row is one sentence."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    np.save(tmp_path / "scores.npy", np.random.default_rng(0).uniform(size=(60, len(POOL))))
+    arguments = ["evaluate", "--data", data, "--splits", 1, "--alpha", 0.2]
+    result = parsed(racer(*arguments, "--scores", tmp_path / "scores.npy", "--json"))
+    assert (result["encoder"], result["dtype"]) == ("none", None)
+    assert result["router"] == f"scores of {tmp_path / 'scores.npy'}"
+    assert result["rows"] == {"rows": [18, 4, 14]}
+    np.save(tmp_path / "short.npy", np.zeros((59, len(POOL))))
+    failed(racer(*arguments, "--scores", tmp_path / "short.npy"), 1, "59 rows of scores for 60")
+    wrong = racer(*arguments, "--scores", tmp_path / "short.npy", "--encoder", "char-ngrams")
+    failed(wrong, 2, "--scores and --encoder exclude each other")
+
+
+def test_evaluate_states_the_number_format(racer: Command, tmp_path: Path) -> None:
+    """`--dtype` reaches the encoder; report and JSON name what was used, and the seed."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    arguments = ["evaluate", "--data", data, "--splits", 1, "--alpha", 0.2, "--seed", 3]
+    result = parsed(racer(*arguments, "--encoder", "char-ngrams", "--json"))
+    assert (result["dtype"], result["protocol"]["seed"]) == ("float32", 3)
+    assert "float32, seed 3" in racer(*arguments, "--encoder", "char-ngrams")[1]
+    failed(racer(*arguments, "--dtype", "float8"), 2, "'float8' is not one of")
+
+
+def test_evaluate_passes_options_to_the_router(racer: Command, tmp_path: Path) -> None:
+    """As `racer train` does; an unknown one is one sentence."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    arguments = ["evaluate", "--data", data, "--encoder", "char-ngrams", "--splits", 1,
+                 "--alpha", 0.2, "--score", "gap", "--json"]  # fmt: skip
+    one, all_ = (parsed(racer(*arguments, "--router-option", f"k={k}"))["cells"] for k in (1, 1000))
+    assert one != all_
+    failed(racer(*arguments, "--router-option", "size=3"), 1, "no option 'size'")
+    failed(racer(*arguments, "--router", "nothing"), 2, "'nothing' is none of knn, mlp, routerdc")
 
 
 def test_evaluate_trains_anew_in_each_division(racer: Command, tmp_path: Path) -> None:

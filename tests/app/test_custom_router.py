@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from racer_core import artifacts
@@ -51,6 +52,11 @@ class ByFirstWord:
             case "slow": time.sleep(1)
         return RouterOutput(scores)
 '''
+SKILLS_OF_WORDS = {
+    "What": (0.9, 0.1, 0.1),
+    "Spell": (0.1, 0.9, 0.1),
+    "Compare": (0.8, 0.8, 0.1),
+}
 FAULTS = ["raise", "nan", "above 1", "one row short", "one column short", "nothing", "slow"]
 
 
@@ -81,6 +87,21 @@ def test_a_router_of_ones_own_routes(serve: Serve, own_artifact: Path, pool: Fak
     assert racer["selected"] == ["adder"]
     assert racer["certificate"]["reasons"] == []
     assert pool.models_called() == ["adder"]
+
+
+@pytest.mark.usefixtures("router")
+def test_a_router_of_ones_own_is_evaluated(racer: Command, tmp_path: Path) -> None:
+    """By the name of its entry point: the numbers of its scores from a file."""
+    data = write(tmp_path / "rows.jsonl", labelled(0, 60))
+    skills = [SKILLS_OF_WORDS.get(row.query.split()[0], (0.1,) * 3) for row in labelled(0, 60).rows]
+    np.save(tmp_path / "scores.npy", np.array(skills))
+    arguments = ["evaluate", "--data", data, "--splits", 1, "--alpha", 0.2, "--json"]
+    own = parsed(racer(*arguments, "--router", "by-first-word", "--encoder", "char-ngrams"))
+    from_file = parsed(racer(*arguments, "--scores", tmp_path / "scores.npy"))
+    assert own["router"] == "by-first-word"
+    assert own["cells"] == from_file["cells"]
+    failed(racer(*arguments, "--router", "by-first-word", "--encoder", "char-ngrams",
+                 "--router-option", "k=1"), 2, "options: k")  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

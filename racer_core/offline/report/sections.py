@@ -106,8 +106,8 @@ def _protocol(evaluation: Evaluation, command: str) -> Section:
             f"Made by: {command}",
             f"Thresholds are set on {_CALIBRATED[protocol.calibrated]}; equality of answers "
             f"{protocol.equality}; smoothing {'in both phases' if protocol.smoothing else 'none'}; "
-            f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'};"
-            f" seed {protocol.seed}. Training rows are never tested; of queries asked twice, "
+            f"abstention because of p_null {'never' if budget is None else f'budgeted {budget:g}'}."
+            " Training rows are never tested; of queries asked twice, "
             f"{repeats(evaluation)}.",
             _spread(protocol),
             *(() if protocol.smoothing else (_UNSMOOTHED,)),

@@ -128,14 +128,18 @@ def repeats(evaluation: Evaluation) -> str:
         f"{name}: {kind}{' (guessed)' if name in evaluation.guessed else ''}"
         for name, kind in evaluation.kinds.items()
     ]
+    if evaluation.learned:
+        kinds.append(f"{evaluation.learned} rows of the artifact's training left out")
     return "; ".join([f"{evaluation.copies} {verb} a query", *kinds])
 
 
 def described(evaluation: Evaluation) -> str:
-    """Encoder, router and splits."""
-    divisions = evaluation.protocol.divisions
+    """Encoder, router, splits, number format and seed."""
+    protocol = evaluation.protocol
     return (
         f"encoder {evaluation.encoder}, router {evaluation.router} "
-        f"({evaluation.n_train} training rows), {evaluation.protocol.splits} splits"
-        + (f" in {divisions} divisions" if divisions > 1 else "")
+        f"({evaluation.n_train} training rows), {protocol.splits} splits"
+        + (f" in {protocol.divisions} divisions" if protocol.divisions > 1 else "")
+        + (f", {evaluation.dtype}" if evaluation.dtype else "")
+        + f", seed {protocol.seed}"
     )
