@@ -13,8 +13,9 @@ touches the network and never pickles.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from racer_core.calibration.calibration import Calibration
@@ -30,54 +31,69 @@ if TYPE_CHECKING:
     from racer_core.notebook.evaluate import ResultTable, evaluate
     from racer_core.notebook.figures import plot_risk, plot_size
     from racer_core.notebook.router import EmbeddingRouter
-    from racer_core.notebook.rows import rows_from_arrays, rows_from_frame
+    from racer_core.notebook.rows import rows_from_arrays, rows_from_frame, split_rows
     from racer_core.offline.train import train
     from racer_core.racer import Racer
     from racer_core.records.lm_eval import read_lm_eval
     from racer_core.records.reader import read_routerbench, read_rows
     from racer_core.records.writer import write_rows
-    from racer_core.types import LabelledRow, LabelledRows, RiskTarget, RoutingDecision, Score
+    from racer_core.types import (
+        LabelledRow,
+        LabelledRows,
+        RiskTarget,
+        RoutingDecision,
+        RowsKind,
+        Score,
+    )
 
 __version__ = "0.1.0"
 
-_PLACES = {
-    # Rows
-    "LabelledRow": "types",
-    "LabelledRows": "types",
-    "read_rows": "records.reader",
-    "read_lm_eval": "records.lm_eval",
-    "read_routerbench": "records.reader",
-    "rows_from_arrays": "notebook.rows",
-    "rows_from_frame": "notebook.rows",
-    "write_rows": "records.writer",
-    # Routers
-    "EmbeddingRouter": "notebook.router",
-    "CharNgramEncoder": "encoder.char_ngrams",
-    "HuggingFaceEncoder": "encoder.huggingface",
-    "train": "offline.train",
-    "Racer": "racer",
-    # Calibration
-    "calibrate": "notebook.calibrate",
-    "Calibration": "calibration.calibration",
-    "CalibrationOptions": "calibration.options",
-    "PatternModel": "calibration.patterns",
-    "Score": "types",
-    "RiskTarget": "types",
-    "RoutingDecision": "types",
-    "Certificate": "calibration.certificate",
-    "calibrate_threshold": "calibration.threshold",
-    "choose_null_threshold": "calibration.null_threshold",
-    # Evaluation
-    "evaluate": "notebook.evaluate",
-    "ResultTable": "notebook.evaluate",
-    "plot_risk": "notebook.figures",
-    "plot_size": "notebook.figures",
-    # Errors
-    "RacerError": "errors",
-    "InputError": "errors",
-    "RowsError": "errors",
-    "CalibrationError": "errors",
-    "OverlapError": "errors",
+# The public names by subject, and the module of each.
+SUBJECTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Rows": {
+        "LabelledRow": "types",
+        "LabelledRows": "types",
+        "RowsKind": "types",
+        "read_rows": "records.reader",
+        "read_lm_eval": "records.lm_eval",
+        "read_routerbench": "records.reader",
+        "rows_from_arrays": "notebook.rows",
+        "rows_from_frame": "notebook.rows",
+        "split_rows": "notebook.rows",
+        "write_rows": "records.writer",
+    },
+    "Routers": {
+        "EmbeddingRouter": "notebook.router",
+        "CharNgramEncoder": "encoder.char_ngrams",
+        "HuggingFaceEncoder": "encoder.huggingface",
+        "train": "offline.train",
+        "Racer": "racer",
+    },
+    "Calibration": {
+        "calibrate": "notebook.calibrate",
+        "Calibration": "calibration.calibration",
+        "CalibrationOptions": "calibration.options",
+        "PatternModel": "calibration.patterns",
+        "Score": "types",
+        "RiskTarget": "types",
+        "RoutingDecision": "types",
+        "Certificate": "calibration.certificate",
+        "calibrate_threshold": "calibration.threshold",
+        "choose_null_threshold": "calibration.null_threshold",
+    },
+    "Evaluation": {
+        "evaluate": "notebook.evaluate",
+        "ResultTable": "notebook.evaluate",
+        "plot_risk": "notebook.figures",
+        "plot_size": "notebook.figures",
+    },
+    "Errors": {
+        "RacerError": "errors",
+        "InputError": "errors",
+        "RowsError": "errors",
+        "CalibrationError": "errors",
+        "OverlapError": "errors",
+    },
 }
 
 __all__ = [
@@ -99,6 +115,7 @@ __all__ = [
     "RiskTarget",
     "RoutingDecision",
     "RowsError",
+    "RowsKind",
     "Score",
     "calibrate",
     "calibrate_threshold",
@@ -111,6 +128,7 @@ __all__ = [
     "read_rows",
     "rows_from_arrays",
     "rows_from_frame",
+    "split_rows",
     "train",
     "write_rows",
 ]
@@ -118,11 +136,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public name."""
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-    globals()[name] = value
-    return value
+    for modules in SUBJECTS.values():
+        if name in modules:
+            value = getattr(import_module(f"{__name__}.{modules[name]}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

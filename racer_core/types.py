@@ -175,7 +175,8 @@ class LabelledRows:
         """The rows of both. Raises InputError if their pools differ."""
         if self.pool != other.pool:
             raise InputError(f"rows of the pools {list(self.pool)} and {list(other.pool)}")
-        return replace(self, rows=self.rows + other.rows)
+        kind = self.kind if self.kind == other.kind else None
+        return replace(self, rows=self.rows + other.rows, kind=kind)
 
     @property
     def duplicates(self) -> int:

@@ -1,19 +1,22 @@
-"""Generator of the reference: http.md, cli.md, configuration.md and errors.md beside this file.
+"""Generator of the reference: http, cli, configuration, errors and python, pages beside this file.
 
     python docs/reference/generate.py
 
 Each page lists what the code declares: operations of the interface description, click commands,
-fields of the settings, error classes and certificate reasons. What the code cannot say (examples,
-introductions, causes and remedies of errors) comes from the folder ``notes``: a section of
-``notes/NAME.txt`` follows the generated section with the same heading.
+fields of the settings, error classes, certificate reasons, public names of the package. What the
+code cannot say (examples, introductions, causes and remedies of errors) comes from the folder
+``notes``: a section of ``notes/NAME.txt`` follows the generated section with the same heading.
 """
 
 import ast
 import inspect
 import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
@@ -24,6 +27,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
+import racer_core
 from app.api.openapi import openapi_document
 from app.api.routes import ROUTES
 from app.cli import main as cli
@@ -303,11 +307,105 @@ def _members(enum: str) -> Iterator[tuple[str, str]]:
                 yield name.id, str(value.value)
 
 
+# --- Python -------------------------------------------------------------------------------------
+
+_ROLE: Final = re.compile(r":\w+:`~?([\w.]+)`|``(.+?)``")
+_SECTION: Final = re.compile(r"^(Args|Attributes|Returns|Raises|References):(?: (.+))?$")
+
+
+def python() -> str:
+    """Every public name of ``racer_core`` with its signature and its docstring, by subject."""
+    sections: dict[str, list[str]] = {}
+    for heading, names in racer_core.SUBJECTS.items():
+        sections[f"## {heading}"] = [part for name in names for part in _name(name)]
+    return page("Python", "python", sections)
+
+
+def _name(name: str) -> Iterator[str]:
+    """Yield the heading and the docstring of a name, then its public properties and methods."""
+    value = getattr(racer_core, name)
+    yield f"### `{name}`\n"
+    if inspect.isclass(value) and issubclass(value, Enum):
+        yield f"One of {', '.join(f'`{member.value}`' for member in value)}.\n"
+    elif not (inspect.isclass(value) and issubclass(value, Exception)):
+        yield f"```python\n{_signature(name, value)}\n```\n"
+    yield from _docstring(value)
+    if inspect.isclass(value) and not issubclass(value, Enum | Exception):
+        for member, own in vars(value).items():
+            if member.startswith("_"):
+                continue
+            function = getattr(own, "__func__", own)
+            if isinstance(own, property | cached_property):
+                yield f"#### `{name}.{member}`\n"
+                yield from _docstring(own)
+            elif inspect.isfunction(function):
+                yield f"#### `{name}.{member}`\n"
+                yield f"```python\n{_signature(member, function)}\n```\n"
+                yield from _docstring(function)
+
+
+def _signature(name: str, value: Any) -> str:
+    """Return a call, with the annotations as they stand in the code; on lines of their own."""
+    parts: list[str] = []
+    is_keyword = False
+    for each in inspect.signature(value).parameters.values():
+        if each.name in ("self", "cls"):
+            continue
+        if each.kind is each.KEYWORD_ONLY and not is_keyword:
+            is_keyword = True
+            parts += ["*"] if not any(part.startswith("*") for part in parts) else []
+        star = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        kind = "" if each.annotation is each.empty else f": {each.annotation}"
+        default = each.default
+        shown = getattr(default, "value", default)
+        is_plain = isinstance(shown, str | int | float | tuple | None)
+        given = "" if default is each.empty else f" = {shown!r}" if is_plain else " = ..."
+        parts.append(f"{star}{each.name}{kind}{given}")
+    result = None if inspect.isclass(value) else value.__annotations__.get("return")
+    end = f" -> {result}" if result else ""
+    line = f"{name}({', '.join(parts)}){end}"
+    return line if len(line) <= 100 else f"{name}(\n    " + ",\n    ".join(parts) + f",\n){end}"
+
+
+def _docstring(value: Any) -> Iterator[str]:
+    """Yield the paragraphs of a docstring, its Google sections as lists."""
+    text = _ROLE.sub(lambda found: f"`{found[1] or found[2]}`", inspect.getdoc(value) or "")
+    for paragraph in re.split(r"\n\n+", text):
+        first, _, rest = paragraph.partition("\n")
+        section = _SECTION.match(first)
+        if section is None:
+            yield _paragraph(paragraph)
+        elif section[1] in ("Returns", "References"):
+            text = _paragraph(textwrap.dedent(rest)).lstrip()
+            yield f"*{section[1]}:* {_line(section[2] or '')}{text}"
+        else:
+            entries = re.split(r"^ {4}(?=\S)", rest, flags=re.MULTILINE)[1:]
+            lines = [_entry(entry) for entry in entries]
+            yield f"*{section[1]}:*\n\n" + "\n".join(lines) + "\n"
+
+
+def _entry(text: str) -> str:
+    name, _, meaning = text.partition(":")
+    return f"- `{name}`: {_line(meaning)}"
+
+
+def _paragraph(text: str) -> str:
+    """Return a paragraph on one line; lists and code keep their lines."""
+    dedented = textwrap.dedent(text)
+    if dedented.startswith("- "):
+        items = re.split(r"^- ", dedented, flags=re.MULTILINE)[1:]
+        return "".join(f"- {_line(item)}\n" for item in items)
+    if text.startswith("    "):
+        return f"```text\n{dedented}\n```\n" if "=" in text else _line(text) + "\n"
+    return _line(text) + "\n"
+
+
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "http.md": http,
     "cli.md": commands,
     "configuration.md": configuration,
     "errors.md": errors,
+    "python.md": python,
 }
 
 

@@ -398,16 +398,36 @@ class Calibration:
             truncated=truncated,
         )
 
-    def certify(self, decision: RoutingDecision, *, reasons: Iterable[str] = ()) -> Certificate:
-        """Certify a decision that this calibration made.
+    def certify(
+        self,
+        decision: RoutingDecision | None = None,
+        *,
+        alpha: float | None = None,
+        score: Score | None = None,
+        reasons: Iterable[str] = (),
+    ) -> Certificate:
+        """Certify a decision that this calibration made, or all sets of one :meth:`predict`.
 
         Args:
-            decision: From :meth:`decide`, :meth:`levels` or ``Racer.route_batch``.
+            decision: From :meth:`decide`, :meth:`levels` or ``Racer.route_batch``; None certifies
+                the sets that ``predict`` gives for alpha and score.
+            alpha: Without a decision, as for :meth:`predict`.
+            score: Without a decision, as for :meth:`predict`.
             reasons: Further failed premises, which the calibration cannot see.
 
         Returns:
             The certificate. Its group is that of the rows, where all have the same.
         """
+        if decision is None:
+            decision = RoutingDecision(
+                selected=(),
+                scores=(),
+                null_selected=False,
+                alpha=self.options.alpha if alpha is None else alpha,
+                score=score or self.options.score,
+                lambda_hat=self.lambda_hat(alpha, score),
+                truncated=False,
+            )
         facts = (
             (decision.alpha != self.options.alpha, CoreReason.ALPHA_ASSUMED),
             (decision.score != self.options.score, CoreReason.SCORE_ASSUMED),

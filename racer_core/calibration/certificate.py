@@ -102,7 +102,7 @@ class Certificate:
             reasons: As the attribute; repeats are dropped.
         """
         return cls(
-            risk_target=options.risk_target,
+            risk_target=options.risk_target.value,
             alpha=decision.alpha,
             delta=options.delta,
             r=options.r,
@@ -110,11 +110,11 @@ class Certificate:
             pool=pool,
             trivial=decision.trivial,
             lambda_hat=decision.lambda_hat,
-            score=decision.score,
+            score=decision.score.value,
             n=n,
             risk_band=None if decision.alpha == options.alpha else risk_band,
             calibration_id=calibration_id,
-            reasons=tuple(dict.fromkeys(reasons)),
+            reasons=tuple(dict.fromkeys(map(str, reasons))),
         )
 
     @property

@@ -38,7 +38,7 @@ class CharNgramEncoder:
         return SPEC
 
     def encode(self, texts: Sequence[str]) -> EncoderOutput:
-        """Embed texts; see :class:`racer_core.encoder.base.Encoder`."""
+        """Embed texts: embeddings (B, 4096) of length 1, and whether each text was cut."""
         vectors = np.zeros((len(texts), _WIDTH), dtype=np.float32)
         for row, text in zip(vectors, texts, strict=True):
             hashes = np.array(_gram_hashes(text[:_MAX_CHARS]), dtype=np.int64)

@@ -84,6 +84,14 @@ def test_another_score_is_an_assumption():
     assert rows.certify(decision).reasons == (CoreReason.SCORE_ASSUMED,)
 
 
+def test_the_sets_of_a_batch_have_the_certificate_of_each_decision():
+    """The terms, the threshold and the reasons depend on alpha and score alone."""
+    rows = calibration()
+    for terms in ({}, {"alpha": 0.2}, {"alpha": 0.01}, {"score": Score.GAP}):
+        decision = rows.decide(b"query", [0.5, 0.2], **terms)
+        assert rows.certify(**terms) == rows.certify(decision)
+
+
 def test_a_group_is_named_where_all_rows_belong_to_it():
     """The rows of one group promise P(miss | group) <= alpha."""
     rows = calibration(groups=("de",) * 9 + ("en",) * 10)

@@ -85,3 +85,41 @@ def test_rows_are_sliced_like_an_array():
         rows[np.array([True, False])]
     with pytest.raises(rc.InputError, match="pools"):
         rows + rc.LabelledRows(pool=("other",), rows=())
+
+
+def test_a_split_is_random_and_loses_no_row():
+    """Parts of the shares' sizes, the same for the same seed, in the order of the file."""
+    rows = synthetic_rows(100, seed=1)
+    parts = rc.split_rows(rows, 0.5, 0.3, 0.2, seed=4)
+    assert list(map(len, parts)) == [50, 30, 20]
+    assert {query for part in parts for query in part.queries} == set(rows.queries)
+    assert parts == rc.split_rows(rows, 0.5, 0.3, 0.2, seed=4)
+    assert parts != rc.split_rows(rows, 0.5, 0.3, 0.2, seed=5)
+    places = [rows.queries.index(query) for query in parts[0].queries]
+    assert places == sorted(places)
+    assert len(rc.split_rows(rows, 0.1, seed=1)[0]) == 10
+
+
+def test_copies_and_clusters_of_questions_stay_together_and_traffic_is_split_by_rows():
+    """20 queries, five times each: as questions no query is in two parts."""
+    queries = [f"What is {i % 20}?" for i in range(100)]
+    clusters = [None if i % 20 > 3 else "document" for i in range(100)]
+    rows = rc.rows_from_arrays(queries, np.ones((100, 1)), pool=("m",), cluster=clusters)
+    one, other = rc.split_rows(rows, 0.5, 0.5)
+    assert not set(one.queries) & set(other.queries)
+    assert sum(any(row.cluster for row in part) for part in (one, other)) == 1
+    traffic = rc.rows_from_arrays(queries, np.ones((100, 1)), pool=("m",))
+    one, other = rc.split_rows(traffic, 0.5, 0.5)
+    assert (len(one), len(other)) == (50, 50)
+    assert set(one.queries) & set(other.queries)
+    assert one.kind == "traffic"
+
+
+def test_wrong_shares_are_refused():
+    """More than all rows, none, or a part without a row."""
+    rows = synthetic_rows(10, seed=1)
+    for shares in ((), (0.6, 0.6), (0.5, 0.0), (0.5, -0.1)):
+        with pytest.raises(rc.InputError, match="shares must be"):
+            rc.split_rows(rows, *shares)
+    with pytest.raises(rc.InputError, match="too few for 2 parts"):
+        rc.split_rows(rows, 0.01, 0.9)
