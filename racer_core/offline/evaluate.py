@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 
-from racer_core.aggregation.vote import Method
 from racer_core.calibration.augmentation import null_score
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.prediction_set import prediction_sets
@@ -28,9 +28,11 @@ from racer_core.offline.evaluation_result import (
     MERGED,
     BestSetting,
     Evaluation,
+    EvaluatorKey,
     Runs,
     Setting,
 )
+from racer_core.offline.evaluators import RatedAnswers
 from racer_core.offline.protocol import (
     COMPARED_AT,
     CalibrationScope,
@@ -48,7 +50,7 @@ from racer_core.offline.selection import (
     cross_fitted,
 )
 from racer_core.offline.table import EvaluationTable
-from racer_core.offline.votes import Votes
+from racer_core.offline.votes import EVALUATED, Rule, Temperatures, VoteComparison
 from racer_core.records.units import renumbered
 from racer_core.renamed import renamed
 from racer_core.types import BoolArray, FloatArray, RiskTarget, Score, any_column
@@ -77,6 +79,7 @@ def evaluate(
     laws: dict[Setting, list[SplitRisk | None]] = {}
     controls: dict[str, Runs] = {}
     choices: list[BestSetting] = []
+    evaluators: dict[EvaluatorKey, Runs] = {}
     rows: dict[str, tuple[int, int, int]] = {}
     for number, own in enumerate(_by_split(tables), 1):
         for scope, part in _scopes(own, rng):
@@ -87,6 +90,8 @@ def evaluate(
                 _append(cells.setdefault(setting, {}), measured)
             _append(controls.setdefault(scope, {}), run.controls())
             choices += run.choices()
+            for key, measured in run.evaluators():
+                _append(evaluators.setdefault(key, {}), measured)
         progress("splits", number, protocol.splits)
     if len(controls) > 1:
         cells |= _averaged_cells(cells)
@@ -108,6 +113,8 @@ def evaluate(
         laws=laws,
         controls=controls,
         choices=tuple(choices),
+        evaluators=evaluators,
+        unrated={} if table.rated is None else table.rated.unrated,
     )
 
 
@@ -162,9 +169,8 @@ class _SplitEvaluation:
         self._tau = self._choose_tau()
         # A random order of the candidates for every row: the control of the same sizes.
         self._luck = rng.random((len(part.test), len(table.pool))).argsort(axis=1).argsort(axis=1)
-        self._test_votes = table.votes and table.votes.at(part.test)
-        self._validation_votes = table.votes and table.votes.at(part.validation)
-        self._temperatures: dict[tuple[RiskTarget, Order], float] = {}
+        self._test_votes, self._validation_votes = self._compared()
+        self._temperatures: dict[tuple[RiskTarget, Order], Temperatures] = {}
         self._validated: list[_ValidationScore] = []
 
     def cells(self) -> Iterator[tuple[Setting, dict[str, float], SplitRisk | None]]:
@@ -222,12 +228,12 @@ class _SplitEvaluation:
         measured["answerable"] = float(any_column(labels).mean())
         if self._test_votes is not None and self._validation_votes is not None:
             validation = np.ones_like(self._labels[self._part.validation])
-            temperature = self._validation_votes.best_temperature(validation)
+            temperatures = self._validation_votes.best_temperatures(validation)
             for rule in self._test_votes.rules:
                 measured[f"full pool {rule}"] = self._test_votes.accuracy(
-                    rule, whole_pool, temperature
+                    rule, whole_pool, temperatures
                 )
-            best = self._validation_votes.best_rule(validation, temperature)
+            best = self._validation_votes.best_rule(validation, temperatures)
             measured["full pool tuned"] = measured[f"full pool {best}"]
         return measured
 
@@ -238,6 +244,53 @@ class _SplitEvaluation:
             rows = rows[any_column(self._labels[rows])]
         sizes = np.bincount(self._table.rows.split_units[rows])
         return float((sizes**2).sum() / max(len(rows), 1))
+
+    def evaluators(self) -> Iterator[tuple[EvaluatorKey, dict[str, float]]]:
+        """The quality of each evaluator on the validation rows, and whether it was chosen."""
+        if self._rated is None:
+            return
+        for each in self._rated.qualities():
+            if each.group is None:
+                chosen = self._rated.choose(each.weight).common == each.evaluator
+                yield (
+                    EvaluatorKey(scope=self._scope, weight=each.weight, evaluator=each.evaluator),
+                    {
+                        "auc": each.auc,
+                        "accuracy": each.accuracy,
+                        "failed": each.failed,
+                        "chosen": float(chosen),
+                    },
+                )
+
+    @cached_property
+    def _rated(self) -> RatedAnswers | None:
+        """The recorded confidences of the validation rows, which choose the evaluators."""
+        rated = self._table.rated
+        return None if rated is None else rated.at(self._part.validation)
+
+    def _compared(self) -> tuple[VoteComparison | None, VoteComparison | None]:
+        """The votes over the test rows, and over the validation rows."""
+        if self._table.votes is None:
+            return None, None
+        chosen = {
+            rule: self._rated.choose(weight)
+            for rule, weight in EVALUATED.items()
+            if self._rated is not None and weight in self._rated.values
+        }
+
+        def over(rows: Rows) -> VoteComparison:
+            assert self._table.votes is not None
+            rated = self._table.rated and self._table.rated.at(rows)
+            return VoteComparison(
+                votes=self._table.votes.at(rows),
+                ratings={
+                    rule: rated.ratings(EVALUATED[rule], choice)
+                    for rule, choice in chosen.items()
+                    if rated is not None
+                },
+            )
+
+        return over(self._part.test), over(self._part.validation)
 
     def _choose_patterns(self) -> int:
         """The setting of the patterns with the smallest cover sets on the validation rows."""
@@ -322,16 +375,16 @@ class _SplitEvaluation:
         measured["random_miss"] = random_metrics.miss_given_answerable
         if self._test_votes is not None and self._validation_votes is not None:
             held_out = self._cross_fitted(target, setting.alpha, fit)
-            temperature = self._temperature(setting, self._validation_votes, fit)
-            measured["random_majority"] = self._test_votes.accuracy(Method.MAJORITY, random, 1.0)
+            temperatures = self._tuned(setting, self._validation_votes, fit)
+            measured["random_majority"] = self._test_votes.accuracy(Rule.MAJORITY, random, {})
             for rule in self._test_votes.rules:
-                accuracy = self._test_votes.accuracy(rule, selected, temperature)
+                accuracy = self._test_votes.accuracy(rule, selected, temperatures)
                 measured[f"accuracy_{rule}"] = accuracy
                 if held_out is None:
                     continue
                 self._validated.append(
                     _ValidationScore(
-                        self._validation_votes.accuracy(rule, held_out, temperature),
+                        self._validation_votes.accuracy(rule, held_out, temperatures),
                         float(held_out.sum(axis=1).mean()),
                         BestSetting(
                             scope=setting.scope,
@@ -349,17 +402,17 @@ class _SplitEvaluation:
                 )
         return measured
 
-    def _temperature(self, setting: Setting, votes: Votes, fit: FloatArray) -> float:
-        """T of the weighted vote, tuned once per score and target.
+    def _tuned(self, setting: Setting, votes: VoteComparison, fit: FloatArray) -> Temperatures:
+        """T of the weighted votes, tuned once per score and target on validation rows.
 
         At the alpha nearest to 0.1 for which the validation rows are enough, else on whole pools.
         """
         key = setting.risk_target, setting.score
         if key not in self._temperatures:
             found = (self._cross_fitted(setting.risk_target, each, fit) for each in self._alphas)
-            whole_pool = np.ones_like(votes.labels)
+            whole_pool = np.ones_like(votes.votes.labels)
             held_out = next((sets for sets in found if sets is not None), whole_pool)
-            self._temperatures[key] = votes.best_temperature(held_out)
+            self._temperatures[key] = votes.best_temperatures(held_out)
         return self._temperatures[key]
 
 

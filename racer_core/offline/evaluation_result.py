@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from racer_core.aggregation.vote import Method
+from racer_core.aggregation.vote import Weight
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol, order_member
+from racer_core.offline.votes import Rule
 from racer_core.types import RiskTarget, RowsKind, enum_member
 
 MERGED = "merged"
@@ -46,10 +47,19 @@ class BestSetting:
     risk_target: RiskTarget
     score: Order
     alpha: float
-    rule: Method
+    rule: Rule
     accuracy: float  # on the test rows, as are the next two
     size: float
     risk: float
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class EvaluatorKey:
+    """An evaluator of answers in one scope."""
+
+    scope: str
+    weight: Weight
+    evaluator: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,10 @@ class Evaluation:
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     dtype: str | None = None  # of the encoder's weights
     learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
+    # `auc`, `accuracy` and `failed` on the validation rows, and `chosen`: 1 where it was chosen.
+    evaluators: Mapping[EvaluatorKey, Runs] = field(default_factory=dict[EvaluatorKey, Runs])
+    # Rows without a kind of confidence, of the kinds that some rows lack.
+    unrated: Mapping[Weight, int] = field(default_factory=dict[Weight, int])
 
     def mean(self, setting: Setting, measure: str) -> float:
         """The mean over splits; NaN if a measure does not exist."""
@@ -124,6 +138,15 @@ class Evaluation:
                 for scope, runs in self.controls.items()
             },
             "choices": [asdict(choice) for choice in self.choices],
+            "evaluators": [
+                asdict(key)
+                | {
+                    "mean": {name: _number(np.mean(values)) for name, values in runs.items()},
+                    "splits": {name: [_number(x) for x in xs] for name, xs in runs.items()},
+                }
+                for key, runs in self.evaluators.items()
+            ],
+            "unrated": dict(self.unrated),
         }
 
 

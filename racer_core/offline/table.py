@@ -17,6 +17,7 @@ from racer_core.calibration.patterns import PatternModel, pattern_ids
 from racer_core.calibration.scoring import NonconformityScorer
 from racer_core.encoder.base import Encoder
 from racer_core.errors import InputError, RowsError
+from racer_core.offline.evaluators import RatedAnswers
 from racer_core.offline.fit import RouterChoice
 from racer_core.offline.protocol import Order, Protocol, Rows, all_units, home_units, training_units
 from racer_core.offline.reporting import Progress, silent
@@ -79,6 +80,7 @@ class EvaluationTable:
     copies: int  # rows that repeat an earlier query but for case or space
     protocol: Protocol
     groups: GroupOrders | None = None  # None where all rows are of one group
+    rated: RatedAnswers | None = None  # recorded confidences; None where rows have no answers
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     null_threshold: float | None = None  # an artifact's tau; None: each split chooses one
@@ -250,6 +252,9 @@ def build_table(
         copies=len(queries) - len(set(map(plain_form, queries))),
         learned=learned,
         protocol=protocol,
+        rated=None
+        if classes is None
+        else RatedAnswers.of([merged[int(row)] for row in rest], pool),
         kinds=kinds,
         guessed=frozenset(name for name, rows in benchmarks.items() if rows.kind is None),
         groups=GroupOrders.fit(patterns, labels[training], groups[training], groups[rest])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
 from racer_core.aggregation.batch import winners
 from racer_core.aggregation.stacked import StackedVote
-from racer_core.aggregation.vote import OPTIONS, SURE, Method
+from racer_core.aggregation.vote import OPTIONS, SURE, Method, Weight
 from racer_core.offline.protocol import Rows
 from racer_core.types import BoolArray, FloatArray
 
@@ -113,3 +115,64 @@ class Votes:
         """The number of distinct answers of each set, shape (n,)."""
         size = (self.same * selected[:, None, :]).sum(axis=2)
         return np.where(selected & (size > 0.0), 1.0 / np.maximum(size, 1.0), 0.0).sum(axis=1)
+
+
+class Rule(StrEnum):
+    """Every vote that is compared, those that need no call after the answers first."""
+
+    MAJORITY = "majority"
+    WEIGHTED = "weighted"  # by the router score
+    LOG_ODDS = "log_odds"
+    STACKED = "stacked"
+    VERBAL = "verbal"  # weighted by an evaluator's verdict
+    P_TRUE = "p_true"  # weighted by an evaluator's P(True)
+
+    @property
+    def method(self) -> Method:
+        """How it counts."""
+        return Method.WEIGHTED if self in EVALUATED else Method(self.value)
+
+
+EVALUATED = {Rule.VERBAL: Weight.VERBAL, Rule.P_TRUE: Weight.P_TRUE}
+Temperatures = Mapping[Rule, float]  # T of the weighted rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteComparison:
+    """All rules over the same rows.
+
+    Attributes:
+        votes: Those of router scores.
+        ratings: Evaluators' confidences, shape (n, K) with NaN for missing ones; a rule without
+            them is not compared.
+    """
+
+    votes: Votes
+    ratings: Mapping[Rule, FloatArray] = field(default_factory=dict[Rule, FloatArray])
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that can be compared on these rows."""
+        own = {rule.value for rule in self.votes.rules}
+        return tuple(rule for rule in Rule if rule in self.ratings or rule.value in own)
+
+    def accuracy(self, rule: Rule, selected: BoolArray, temperatures: Temperatures) -> float:
+        """Share of rows whose voted answer is right; abstentions count as not right."""
+        return self._of(rule).accuracy(rule.method, selected, temperatures.get(rule, 1.0))
+
+    def best_rule(self, selected: BoolArray, temperatures: Temperatures) -> Rule:
+        """The rule with the best accuracy on these rows; the first among equals."""
+        return max(self.rules, key=lambda rule: self.accuracy(rule, selected, temperatures))
+
+    def best_temperatures(self, selected: BoolArray) -> dict[Rule, float]:
+        """T of each weighted rule with the best accuracy on these rows."""
+        return {
+            rule: self._of(rule).best_temperature(selected)
+            for rule in self.rules
+            if rule.method is Method.WEIGHTED
+        }
+
+    def _of(self, rule: Rule) -> Votes:
+        if rule not in self.ratings:
+            return self.votes
+        return replace(self.votes, ratings=self.ratings[rule])

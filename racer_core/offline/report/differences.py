@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.view import FULL_POOL, View, described, views
+from racer_core.offline.votes import EVALUATED, Rule
 from racer_core.types import FloatArray, RiskTarget, Score
 
 REMARK = (
@@ -41,7 +41,7 @@ class Difference:
 
 
 def differences(evaluation: Evaluation) -> tuple[Difference, ...]:
-    """Sizes of ``cover`` minus every other score; accuracy of ``stacked`` minus other votes."""
+    """Sizes of ``cover`` minus every other score; accuracy of learned votes minus others."""
     found: list[Difference] = []
     for target in evaluation.protocol.risk_targets:
         for view in views(evaluation, target):
@@ -84,25 +84,28 @@ def _sizes(view: View) -> Iterator[Difference]:
 
 
 def _votes(view: View) -> Iterator[Difference]:
-    for rule in _others(view):
+    for rule, other in _pairs(view):
         for score in view.scores:
             for alpha in view.alphas:
-                stacked = view.runs(score, alpha, f"accuracy_{Method.STACKED}")
-                runs = stacked - view.runs(score, alpha, f"accuracy_{rule}")
-                what = f"{Method.STACKED} - {rule}, sets of {score}"
+                own = view.runs(score, alpha, f"accuracy_{rule}")
+                runs = own - view.runs(score, alpha, f"accuracy_{other}")
+                what = f"{rule} - {other}, sets of {score}"
                 yield _difference(view, "accuracy", what, alpha, runs)
 
 
 def _full_pools(view: View) -> Iterator[Difference]:
-    for rule in _others(view):
-        stacked = view.accuracy(f"{FULL_POOL}{Method.STACKED}")
-        runs = stacked - view.accuracy(f"{FULL_POOL}{rule}")
-        yield _difference(view, "accuracy", f"{Method.STACKED} - {rule}, full pool", None, runs)
+    for rule, other in _pairs(view):
+        runs = view.accuracy(f"{FULL_POOL}{rule}") - view.accuracy(f"{FULL_POOL}{other}")
+        yield _difference(view, "accuracy", f"{rule} - {other}, full pool", None, runs)
 
 
-def _others(view: View) -> tuple[Method, ...]:
-    """What ``stacked`` is compared with, where it exists."""
-    return (Method.MAJORITY, Method.WEIGHTED) if Method.STACKED in view.rules else ()
+def _pairs(view: View) -> list[tuple[Rule, Rule]]:
+    """The learned and the evaluated votes, each against the votes that need neither."""
+    pairs = [
+        *((Rule.STACKED, other) for other in (Rule.MAJORITY, Rule.WEIGHTED)),
+        *((rule, other) for rule in EVALUATED for other in (Rule.MAJORITY, Rule.WEIGHTED)),
+    ]
+    return [(rule, other) for rule, other in pairs if rule in view.rules]
 
 
 def _difference(

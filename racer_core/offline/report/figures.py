@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.protocol import Control, Order
 from racer_core.offline.report import tables
@@ -17,6 +16,7 @@ from racer_core.offline.report.grid import Grid, number
 from racer_core.offline.report.overview import SHOWN
 from racer_core.offline.report.risk_law import risk_law
 from racer_core.offline.report.view import BEST, BEST_HERE, FULL_POOL, View, views
+from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget, Score
 
 _QUANTILES = (0.0, 2.5, 25.0, 50.0, 75.0, 97.5, 100.0)
@@ -107,7 +107,7 @@ def curves(evaluation: Evaluation, target: RiskTarget) -> Picture:
 def efficiency(evaluation: Evaluation, target: RiskTarget) -> Picture:
     """Calls saved against accuracy, beside the controls."""
     shown = list(views(evaluation, target))
-    rule = Method.STACKED if Method.STACKED in shown[0].rules else Method.MAJORITY
+    rule = Rule.STACKED if Rule.STACKED in shown[0].rules else Rule.MAJORITY
     canvas = Canvas.of(1, len(shown))
     for view, panel in zip(shown, canvas.panels, strict=True):
         for score in view.scores:

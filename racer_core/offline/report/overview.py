@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation
 from racer_core.offline.protocol import Order
 from racer_core.offline.report.grid import Grid, number, spread
@@ -100,6 +102,27 @@ def controls(evaluation: Evaluation) -> Grid:
             for name in names
         ),
     )
+
+
+def evaluators(evaluation: Evaluation) -> list[Grid]:
+    """The quality of each evaluator on validation rows; none where rows have no confidences."""
+    if not evaluation.evaluators:
+        return []
+    return [
+        Grid(
+            title="evaluators on the validation rows: the largest AUC weighs the votes",
+            measured_on=described(evaluation),
+            head=("scope", "confidence", "evaluator", "AUC", "accuracy", "failed", "chosen"),
+            rows=tuple(
+                (
+                    *(key.scope, key.weight.value, key.evaluator),
+                    *(spread(np.array(runs[name])) for name in ("auc", "accuracy")),
+                    *(number(float(np.mean(runs[name]))) for name in ("failed", "chosen")),
+                )
+                for key, runs in evaluation.evaluators.items()
+            ),
+        )
+    ]
 
 
 def rows(evaluation: Evaluation) -> Grid:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from racer_core.aggregation.vote import Method
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.report import differences, figures, overview, tables
@@ -13,6 +12,7 @@ from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
 from racer_core.offline.report.grid import Grid
 from racer_core.offline.report.view import FULL_POOL, View, described, repeats, views
+from racer_core.offline.votes import EVALUATED, Rule
 from racer_core.types import RiskTarget, Score
 
 _CALIBRATED = {
@@ -46,6 +46,7 @@ def sections(
         grids=(
             *overview.overview(evaluation, overview.SHOWN),
             overview.controls(evaluation),
+            *overview.evaluators(evaluation),
         ),
     )
     for target in evaluation.protocol.risk_targets:
@@ -135,13 +136,13 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
     protocol = evaluation.protocol
     if not evaluation.answered:
         yield "accuracy, votes and the choice of alpha and vote, as the rows have no answers"
-    elif f"{FULL_POOL}{Method.STACKED}" not in next(iter(evaluation.controls.values())):
+    elif f"{FULL_POOL}{Rule.STACKED}" not in next(iter(evaluation.controls.values())):
         yield (
             "the stacked vote, as too few training rows have both a right and a wrong answer "
             "to fit it on"
         )
     if evaluation.answered:
-        yield "votes weighted by an evaluator model, as no evaluator was asked"
+        yield from _unrated(evaluation)
     if protocol.prices is None:
         yield "money, as no prices were given"
     if Score.STATIC not in protocol.scores:
@@ -156,6 +157,19 @@ def unmeasured(evaluation: Evaluation) -> Iterator[str]:
                     "the whole pool is called there, and this alpha is not asserted"
                 )
     yield "latency and tokens, as the rows hold labels and not calls"
+
+
+def _unrated(evaluation: Evaluation) -> Iterator[str]:
+    """The votes that need confidences which the rows do not record."""
+    rated = {key.weight for key in evaluation.evaluators}
+    for rule, weight in EVALUATED.items():
+        if weight not in rated:
+            count = evaluation.unrated.get(weight)
+            rows = "the rows record" if count is None else f"{count} rows record"
+            yield (
+                f"the vote weighted by an evaluator's {rule}, as {rows} no such confidences: "
+                f"`racer label --evaluator NAME --confidence {weight}` records them"
+            )
 
 
 def _infeasible(view: View) -> Iterator[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from racer_core.aggregation.vote import Method
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation, Setting
 from racer_core.offline.protocol import Order
+from racer_core.offline.votes import Rule
 from racer_core.types import FloatArray, RiskTarget
 
 FULL_POOL = "full pool "
@@ -40,10 +40,10 @@ class View:
         return tuple(dict.fromkeys(self.evaluation.protocol.scores))
 
     @property
-    def rules(self) -> tuple[Method, ...]:
+    def rules(self) -> tuple[Rule, ...]:
         """The votes that could be measured; none without recorded answers."""
         known = self.evaluation.controls[self.scope]
-        return tuple(rule for rule in Method if f"{FULL_POOL}{rule}" in known)
+        return tuple(rule for rule in Rule if f"{FULL_POOL}{rule}" in known)
 
     @property
     def fixed(self) -> tuple[str, ...]:
