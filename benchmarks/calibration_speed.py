@@ -22,7 +22,7 @@ from verdict import Goal, aims, table
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, Score
 
 CANDIDATES = 8
 NEIGHBOURS = 200
@@ -52,7 +52,7 @@ def measured(rows: int) -> dict[str, Any]:
     patterns = PatternModel.of(rng.random((20_000, CANDIDATES)) < 0.5)
     ids = rng.integers(0, len(patterns.frequencies), (rows, NEIGHBOURS), dtype=np.uint8)
     found: list[dict[str, Any]] = []
-    for target in RiskTarget:
+    for target in BINARY_TARGETS:
         for score in SCORES:
             calibration = Calibration(
                 pool=tuple(f"candidate-{i}" for i in range(CANDIDATES)),

@@ -38,6 +38,7 @@ from racer_core.types import (
     FloatArray,
     IdArray,
     LabelledRows,
+    RiskTarget,
     RoutingDecision,
     Score,
 )
@@ -75,6 +76,9 @@ class LabelledColumns:
         labels: Correctness, shape (n, K).
         scores: Router scores given with the rows, shape (n, K), NaN for rows without.
         groups: The group of each row; None if no row has one.
+        quality: Quality of each candidate's answer, shape (n, K), NaN for rows without; None if no
+            row has one.
+        weights: Weight of each row, shape (n,); None if all are 1.
     """
 
     queries: Sequence[str]
@@ -82,6 +86,8 @@ class LabelledColumns:
     labels: BoolArray
     scores: FloatArray
     groups: tuple[str | None, ...] | None = None
+    quality: FloatArray | None = None
+    weights: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ class TrainedRouter:
         prices: Sequence[float] | None,
     ) -> Calibration:
         """As :meth:`Racer.calibrate`, on rows that were checked already. Blocks."""
+        quality = _quality(rows, options)
         scored = _row_scores(rows, scorer)
         calibration = Calibration(
             pool=self.pool,
@@ -121,6 +128,8 @@ class TrainedRouter:
             patterns=self.artifact.patterns,
             prices=None if prices is None else tuple(prices),
             groups=rows.groups,
+            quality=quality,
+            weights=rows.weights,
         )
         return calibration
 
@@ -242,6 +251,8 @@ class Racer(TrainedRouter):
             labels=rows.labels(self.pool),
             scores=scores[:, order],
             groups=groups if any(groups) else None,
+            quality=rows.quality(self.pool),
+            weights=rows.weights,
         )
 
     def route_batch(
@@ -282,9 +293,40 @@ class Racer(TrainedRouter):
 
 
 def refuse_uncounted(calibration: Calibration) -> None:
-    """Raises :class:`CalibrationError` if no row counts for the risk."""
-    if calibration.n == 0:
+    """Refuse rows that promise nothing.
+
+    Raises:
+        CalibrationError: No row counts for the risk, or weights leave too few effective rows.
+    """
+    if calibration.options.risk_target == RiskTarget.QUALITY:
+        if not calibration.loss_curve(calibration.options.score).scores.size:
+            raise CalibrationError("no row has a quality above 0: nothing to calibrate on")
+    elif calibration.n == 0:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
+    fewest = 1.0 / calibration.options.alpha - 1.0
+    if calibration.weights is not None and calibration.effective_n < fewest:
+        raise CalibrationError(
+            f"the weights leave {calibration.effective_n:.1f} effective rows, and alpha "
+            f"{calibration.options.alpha:g} needs {fewest:.0f}: add rows or choose a larger alpha"
+        )
+
+
+def _quality(rows: LabelledColumns, options: CalibrationOptions) -> FloatArray | None:
+    """The qualities if all rows have them; without them no target but ``quality`` is missed.
+
+    Raises:
+        CalibrationError: ``quality`` is the target, and a row has none.
+    """
+    quality = rows.quality
+    without = np.ones(len(rows.queries), bool) if quality is None else np.isnan(quality[:, 0])
+    if not without.any():
+        return quality
+    if options.risk_target == RiskTarget.QUALITY:
+        raise CalibrationError(
+            f"{int(without.sum())} of {without.size} rows have no quality (first: row "
+            f"{int(without.argmax()) + 1}), which risk_target quality needs in every row"
+        )
+    return None
 
 
 def _row_scores(rows: LabelledColumns, scorer: Scorer) -> RouterScores:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +41,15 @@ class RiskTarget(StrEnum):
 
     ``paper``: P(C misses G'), the null model a column like any other.
     ``answerable``: P(C misses G | some candidate is right); the null model is left out.
+    ``quality``: E[best quality in the pool - best quality in C], for rows with graded qualities.
     """
 
     PAPER = "paper"
     ANSWERABLE = "answerable"
+    QUALITY = "quality"
+
+
+BINARY_TARGETS: Final = (RiskTarget.PAPER, RiskTarget.ANSWERABLE)  # a set misses or it does not
 
 
 class RowsKind(StrEnum):
@@ -142,6 +147,8 @@ class LabelledRow:
     confidences: Confidences = field(
         default_factory=dict[str, "Mapping[str, Mapping[str, float | None]]"]
     )
+    quality: tuple[float, ...] | None = None  # of each answer, in [0, 1] and the order of the pool
+    weight: float = 1.0  # density of served queries over that of rows, up to a constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +201,20 @@ class LabelledRows:
         names = self.pool if pool is None else pool
         labels = [[name in row.correct for name in names] for row in self.rows]
         return np.array(labels, dtype=bool).reshape(len(labels), len(names))
+
+    def quality(self, pool: Sequence[str]) -> FloatArray | None:
+        """Qualities in the order of ``pool``, shape (n, K), NaN for a row without; None: no row."""
+        if all(row.quality is None for row in self.rows):
+            return None
+        none = (math.nan,) * len(self.pool)
+        order = [self.pool.index(name) for name in pool]
+        return np.array([row.quality or none for row in self.rows], np.float64)[:, order]
+
+    @property
+    def weights(self) -> FloatArray | None:
+        """The weight of each row, shape (n,); None if all are 1."""
+        weights = np.array([row.weight for row in self.rows], dtype=np.float64)
+        return None if (weights == 1.0).all() else weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,12 +51,15 @@ class ColumnWriter:
         self._prints = bytearray()
         self._texts = texts
         self._equality = equality
-        self._unscored = [float("nan")] * len(pool)
+        self._unknown = [float("nan")] * len(pool)
         self._unanswered = [-1] * len(pool)
         self._ends = array("q")
         self._end = 0
         self._labels = bytearray()
         self._scores = array("d")
+        self._quality = array("d")
+        self._is_graded = False
+        self._weights = array("d")
         self._group_ids = array("l")
         self._groups: dict[str, int] = {}
         self._cluster_ids = array("l")
@@ -76,7 +79,10 @@ class ColumnWriter:
         name = query or f"\0row {len(self._answered)}"
         self._prints += fingerprint(self._salt, name)
         self._labels += bytes(name in row.correct for name in self._pool)
-        self._scores.extend(self._unscored if row.scores is None else row.scores)
+        self._scores.extend(self._unknown if row.scores is None else row.scores)
+        self._quality.extend(self._unknown if row.quality is None else row.quality)
+        self._is_graded = self._is_graded or row.quality is not None
+        self._weights.append(row.weight)
         ids, group = self._groups, row.group
         self._group_ids.append(-1 if group is None else ids.setdefault(group, len(ids)))
         ids, cluster = self._clusters, row.cluster
@@ -118,6 +124,10 @@ class ColumnWriter:
             ends=np.frombuffer(self._ends, np.int64),
             labels=self._table(np.frombuffer(self._labels, np.bool_)),
             scores=self._table(np.frombuffer(self._scores, np.float64)),
+            quality=self._table(np.frombuffer(self._quality, np.float64))[
+                : None if self._is_graded else 0
+            ],
+            weights=np.frombuffer(self._weights, np.float64),
             group_ids=np.asarray(self._group_ids, np.int64),
             group_texts=np.frombuffer(b"".join(groups), np.uint8),
             group_ends=np.cumsum([len(each) for each in groups], dtype=np.int64),
@@ -151,7 +161,7 @@ def load(
     with np.load(arrays, allow_pickle=False) as saved:
         group_names = Texts(saved["group_texts"].tobytes(), saved["group_ends"])
         prints = saved["fingerprints"].tobytes()
-        classes = saved["classes"]
+        classes, quality, weights = saved["classes"], saved["quality"], saved["weights"]
         return RowColumns(
             pool=pool,
             queries=Texts(_contents(texts), saved["ends"]),
@@ -160,6 +170,8 @@ def load(
             ),
             labels=saved["labels"],
             scores=saved["scores"],
+            quality=quality if quality.size else None,
+            weights=None if (weights == 1.0).all() else weights,
             groups=_groups([*group_names], saved["group_ids"]) if len(group_names) else None,
             clusters=saved["clusters"],
             classes=classes.reshape(-1, len(pool)) if classes.size else None,

@@ -85,6 +85,9 @@ class RowColumns:
         near_duplicates: How many more rows of first turns equal an earlier one but for case, space
             or Unicode form.
         guessed_kind: The kind of the file, for an upload that does not say it.
+        quality: Quality of each candidate's answer, shape (n, K), NaN for a row without; None if no
+            row has one.
+        weights: Weight of each row, shape (n,); None if all are 1.
     """
 
     pool: tuple[str, ...]
@@ -102,18 +105,21 @@ class RowColumns:
     duplicates: int
     near_duplicates: int
     guessed_kind: RowsKind
+    quality: FloatArray | None = None
+    weights: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Refuse columns that do not belong together."""
         shape = (len(self.queries), len(self.pool))
-        tables = [self.labels, self.scores] + ([] if self.classes is None else [self.classes])
-        if any(table.shape != shape for table in tables):
+        tables = (self.labels, self.scores, self.quality, self.classes)
+        if any(table is not None and table.shape != shape for table in tables):
             raise ValueError(f"the columns are not all of shape {shape}")
         grouped = len(self.queries if self.groups is None else self.groups)
         lengths = {
             len(self.fingerprints),
             grouped,
             len(self.clusters),
+            len(self.queries if self.weights is None else self.weights),
             len(self.answered),
             len(self.later),
             len(self.condition_ids),
@@ -135,6 +141,8 @@ class RowColumns:
             fingerprints=tuple(self.fingerprints[i] for i in chosen),
             labels=self.labels[rows],
             scores=self.scores[rows],
+            quality=None if self.quality is None else self.quality[rows],
+            weights=None if self.weights is None else self.weights[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in chosen),
             clusters=self.clusters[rows],
             classes=None if self.classes is None else self.classes[rows],

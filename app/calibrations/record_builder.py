@@ -91,6 +91,8 @@ def build(
         labels=rows.labels[:, order],
         scores=rows.scores[:, order],
         groups=rows.groups,
+        quality=None if rows.quality is None else rows.quality[:, order],
+        weights=rows.weights,
     )
     return BuiltCalibration(
         calibration=trained.calibrate_columns(columns, options, scorer=score, prices=prices),

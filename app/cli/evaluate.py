@@ -15,7 +15,7 @@ from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 
 BY_GROUP = "static_by_group"  # a control; racer_core.offline is imported when it is needed
 
@@ -98,7 +98,7 @@ def _assertions(
     "risk_targets",
     type=click.Choice([each.value for each in RiskTarget]),
     multiple=True,
-    help="Which risk alpha bounds; repeatable. Default: both.",
+    help="Which risk alpha bounds; repeatable. Default: paper and answerable.",
 )
 @click.option(
     "--calibrated",
@@ -200,7 +200,7 @@ def evaluate(
         calibrated=CalibrationScope(calibrated),
         alphas=alphas or PAPER_ALPHAS,
         scores=tuple(map(order_member, scores)) or evaluation.default_scores(prices),
-        risk_targets=tuple(map(RiskTarget, risk_targets)) or tuple(RiskTarget),
+        risk_targets=tuple(map(RiskTarget, risk_targets)) or BINARY_TARGETS,
         smoothing=smoothing,
         false_abstain_budget=evaluation.false_abstain_budget(budget),
         equality=Equality(equality),

@@ -21,6 +21,9 @@ from racer_core.types import RiskTarget, Score
 # digests are unknown for good.
 DIGESTS: Final = "conditions"
 
+# Arrays that some calibrations lack: all of a record's populations have them, or none has.
+_OPTIONAL: Final = ("neighbours", "projections", "quality", "weights")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Population:
@@ -42,7 +45,7 @@ class Population:
     @property
     def is_enough(self) -> bool:
         """Whether the rows are enough for the calibration's own alpha."""
-        return self.calibration.misses(self.calibration.options.alpha) >= 0
+        return self.calibration.is_enough(self.calibration.options.alpha)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +185,10 @@ def _arrays_of(calibration: Calibration) -> dict[str, NDArray[Any]]:
         "labels": calibration.labels,
         "fingerprints": prints.reshape(len(calibration.fingerprints), -1),
     }
-    if calibration.neighbours is not None:
-        arrays["neighbours"] = calibration.neighbours
-    if calibration.projections is not None:
-        arrays["projections"] = calibration.projections
+    for name in _OPTIONAL:
+        array = getattr(calibration, name)
+        if array is not None:
+            arrays[name] = array
     return arrays
 
 
@@ -194,8 +197,7 @@ def _rows_from(arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> dict[str
         "scores": arrays[prefix + "scores"],
         "labels": arrays[prefix + "labels"],
         "fingerprints": tuple(each.tobytes() for each in arrays[prefix + "fingerprints"]),
-        "neighbours": arrays.get(prefix + "neighbours"),
-        "projections": arrays.get(prefix + "projections"),
+        **{name: arrays.get(prefix + name) for name in _OPTIONAL},
     }
 
 

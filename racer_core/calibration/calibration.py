@@ -7,9 +7,10 @@ or a smaller pool is a look-up or a recomputation, never a new upload.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +25,13 @@ from racer_core.calibration.decision import (
     scores_and_neighbours,
     whole_pool_decision,
 )
+from racer_core.calibration.loss_curve import (
+    UNIT,
+    IntArray,
+    LossCurve,
+    loss_units,
+    shortfall_steps,
+)
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
@@ -37,6 +45,7 @@ from racer_core.calibration.threshold import (
 from racer_core.errors import CalibrationError, InputError
 from racer_core.renamed import renamed
 from racer_core.types import (
+    BINARY_TARGETS,
     BoolArray,
     FloatArray,
     IdArray,
@@ -67,6 +76,9 @@ class Calibration:
         patterns: The training rows' patterns, for the cover scores; None disables these scores.
         prices: Price per call of each candidate, above 0, for ``cover_cost``.
         groups: The group of each row; None if rows have no groups.
+        quality: Quality of each candidate's answer, shape (n, K), in [0, 1]; None: not graded.
+        weights: Density of served queries over that of rows, up to a constant, shape (n,); None:
+            the rows are drawn as queries are.
     """
 
     pool: tuple[str, ...]
@@ -79,6 +91,8 @@ class Calibration:
     patterns: PatternModel | None = None
     prices: tuple[float, ...] | None = None
     groups: tuple[str | None, ...] | None = None
+    quality: FloatArray | None = None
+    weights: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
@@ -102,11 +116,59 @@ class Calibration:
             raise CalibrationError(f"prices must be {columns} numbers above 0")
         if self.groups is not None and len(self.groups) != rows:
             raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
+        self._check_quality(shape)
+        if self.weights is not None:
+            object.__setattr__(self, "options", self._weighted_options(self.weights))
+        elif self.options.max_weight is not None:
+            raise CalibrationError("max_weight needs rows with weights")
         if self.options.score not in self._scorer.offered:
             raise CalibrationError(
                 f"score {self.options.score.value!r} is not offered here; "
                 f"choose one of {[score.value for score in self._scorer.offered]}"
             )
+
+    def _check_quality(self, shape: tuple[int, int]) -> None:
+        if self.quality is None:
+            if self.options.risk_target == RiskTarget.QUALITY:
+                raise CalibrationError(
+                    "risk_target quality needs a quality of every candidate in every row"
+                )
+        elif self.quality.shape != shape:
+            raise CalibrationError(f"qualities {self.quality.shape} must be {shape}")
+        elif not ((self.quality >= 0.0) & (self.quality <= 1.0)).all():  # false for NaN, too
+            raise CalibrationError("qualities must be numbers in [0, 1]")
+
+    def _weighted_options(self, weights: FloatArray) -> CalibrationOptions:
+        """The options with the largest weight, which every subset of the rows keeps."""
+        if weights.shape != (len(self.fingerprints),):
+            raise CalibrationError(f"{len(weights)} weights for {len(self.fingerprints)} rows")
+        if not ((weights > 0.0) & np.isfinite(weights)).all():
+            raise CalibrationError("weights must be above 0 and finite")
+        if self.options.delta is not None:
+            raise CalibrationError("delta needs rows of equal weight: leave it out, or the weights")
+        largest = float(weights.max(initial=0.0))
+        if self.options.max_weight is None:
+            return replace(self.options, max_weight=largest or 1.0)
+        if largest > self.options.max_weight:
+            raise CalibrationError(
+                f"a row has the weight {largest:g}, above max_weight {self.options.max_weight:g}"
+            )
+        return self.options
+
+    @property
+    def weighting(self) -> Literal["known", "estimated"] | None:
+        """Where the weights come from; None: rows have none."""
+        if self.weights is None:
+            return None
+        return "estimated" if self.options.has_estimated_weights else "known"
+
+    @cached_property
+    def effective_n(self) -> float:
+        """Rows of equal weight that are worth the rows that count: (sum w)^2 / sum w^2."""
+        if self.weights is None or not self.n:
+            return float(self.n)
+        counted = self.weights[self._counted] / self.weights.max()
+        return float(counted.sum() ** 2 / (counted**2).sum())
 
     @cached_property
     def n(self) -> int:
@@ -124,9 +186,9 @@ class Calibration:
 
     @cached_property
     def _counted(self) -> BoolArray:
-        if self.options.risk_target == RiskTarget.PAPER:
-            return np.ones(len(self.fingerprints), dtype=bool)
-        return any_column(self.labels)
+        if self.options.risk_target == RiskTarget.ANSWERABLE:
+            return any_column(self.labels)
+        return np.ones(len(self.fingerprints), dtype=bool)
 
     @property
     def offered(self) -> tuple[Score, ...]:
@@ -151,19 +213,62 @@ class Calibration:
     def _critical(self, score: Score) -> FloatArray:
         """Ascending s_i of the counted rows; +inf for rows that abstain."""
         if score not in self._sorted:
-            critical = np.empty(len(self.scores))
-            for part in self._scorer.slices(score, len(critical)):
-                critical[part] = self._critical_of(score, part)
-            critical[self._null_abstains(self.scores)] = np.inf
-            self._sorted[score] = np.sort(critical[self._counted])
+            self._sorted[score] = np.sort(self._unsorted(score))
         return self._sorted[score]
 
-    def _critical_of(self, score: Score, part: slice) -> FloatArray:
-        """s_i of some rows; meaningless for rows that do not count."""
-        near = None if self.neighbours is None else self.neighbours[part]
-        prints = self.fingerprints[part]
-        fit = self._scorer.nonconformity(score, self.scores[part], near, prints)
-        return critical_scores(fit, self._truth(self.labels[part]), self.options.r)
+    def _unsorted(self, score: Score) -> FloatArray:
+        critical = np.empty(len(self.scores))
+        for part, fit in self._nonconformity(score):
+            truth = self._truth(self.labels[part])
+            critical[part] = critical_scores(fit, truth, self.options.r)
+        critical[self._null_abstains(self.scores)] = np.inf
+        return critical[self._counted]
+
+    def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
+        """S of the rows, in slices."""
+        for part in self._scorer.slices(score, len(self.scores)):
+            near = None if self.neighbours is None else self.neighbours[part]
+            prints = self.fingerprints[part]
+            yield part, self._scorer.nonconformity(score, self.scores[part], near, prints)
+
+    @property
+    def has_order_statistic(self) -> bool:
+        """Whether the threshold is an order statistic of critical scores, and its risk a Beta law.
+
+        Otherwise losses are graded or rows weighted, and a :class:`LossCurve` has the threshold.
+        """
+        return self.weights is None and self.options.risk_target in BINARY_TARGETS
+
+    @cached_property
+    def _curves(self) -> dict[Score, LossCurve]:
+        """Cache of loss curves by kind of score."""
+        return {}
+
+    def loss_curve(self, score: Score) -> LossCurve:
+        """The loss of the rows that count at every threshold, for any risk target and weights."""
+        if score not in self._curves:
+            graded = self.options.risk_target == RiskTarget.QUALITY
+            steps, drops = self._shortfalls(score) if graded else self._misses_at(score)
+            self._curves[score] = LossCurve.of(
+                steps,
+                drops,
+                weights=None if self.weights is None else self.weights[self._counted],
+                max_weight=self.options.max_weight or 1.0,
+            )
+        return self._curves[score]
+
+    def _misses_at(self, score: Score) -> tuple[FloatArray, IntArray]:
+        steps = self._unsorted(score)[:, None]
+        return steps, np.full(steps.shape, UNIT)
+
+    def _shortfalls(self, score: Score) -> tuple[FloatArray, IntArray]:
+        assert self.quality is not None
+        quality = loss_units(self.quality)
+        steps, drops = np.empty(quality.shape), np.empty_like(quality)
+        for part, fit in self._nonconformity(score):
+            steps[part], drops[part] = shortfall_steps(fit, quality[part])
+        steps[self._null_abstains(self.scores)] = np.inf
+        return steps, drops
 
     def _truth(self, labels: BoolArray) -> BoolArray:
         """G' of rows; every column is right in a row that does not count."""
@@ -173,7 +278,7 @@ class Calibration:
     def sort_scores(self) -> None:
         """Sort the critical scores of every offered score; ``lambda_hat`` is then a look-up."""
         for score in self.offered:
-            self._critical(score)
+            self._critical(score) if self.has_order_statistic else self.loss_curve(score)
 
     @property
     def row_critical_scores(self) -> FloatArray:
@@ -187,7 +292,10 @@ class Calibration:
         labels: BoolArray,
         neighbours: IdArray | None = None,
     ) -> FloatArray:
-        """s_i of labelled queries that count, for the calibration's own score, as for its rows."""
+        """s_i of labelled queries that count, for the calibration's own score, as for its rows.
+
+        Only for losses of 0 and 1: a graded loss falls at several scores.
+        """
         self._check(scores, fingerprints, neighbours)
         fit = self._scorer.nonconformity(self.options.score, scores, neighbours, fingerprints)
         critical = critical_scores(fit, self._truth(labels), self.options.r)
@@ -200,9 +308,18 @@ class Calibration:
         return null_score(scores) >= tau
 
     def misses(self, alpha: float | None = None, delta: float | None = None) -> int:
-        """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible."""
+        """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible.
+
+        Only where the threshold is an order statistic.
+        """
         alpha = self.options.alpha if alpha is None else alpha
         return allowed_misses(self.n, alpha, delta if delta is not None else self.options.delta)
+
+    def is_enough(self, alpha: float) -> bool:
+        """Whether the rows that count are enough for alpha, if none of them abstained."""
+        if self.has_order_statistic:
+            return self.misses(alpha) >= 0
+        return self.loss_curve(self.options.score).allowed(alpha, self.options.delta) >= 0
 
     def lambda_hat(
         self,
@@ -214,25 +331,42 @@ class Calibration:
 
         Arguments that are None are those of ``options``. +inf calls the whole pool.
         """
-        critical = self._critical(score or self.options.score)
-        return threshold_from_sorted(critical, self.misses(alpha, delta))
+        score = score or self.options.score
+        if self.has_order_statistic:
+            return threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
+        alpha = self.options.alpha if alpha is None else alpha
+        delta = self.options.delta if delta is None else delta
+        return self.loss_curve(score).threshold(alpha, delta)
 
     def realised_risk(self, alpha: float, score: Score | None = None) -> RealisedRisk | None:
-        """What the rows tell about the risk of the threshold; None if all candidates are called."""
-        misses, score = self.misses(alpha), score or self.options.score
-        if misses < 0 or math.isinf(self.lambda_hat(alpha, score)):
+        """What the rows tell about the risk of the threshold.
+
+        None if all candidates are called, or if graded losses or weights leave no exact law.
+        """
+        score = score or self.options.score
+        if not self.has_order_statistic or math.isinf(self.lambda_hat(alpha, score)):
             return None
-        return RealisedRisk.of(self._critical(score), misses)
+        return RealisedRisk.of(self._critical(score), self.misses(alpha))
 
-    def risk_q95(self, alpha: float) -> float:
-        """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie."""
+    def risk_q95(self, alpha: float) -> float | None:
+        """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie.
+
+        None if graded losses or weights leave no exact law.
+        """
+        if math.isinf(self.lambda_hat(alpha, self.options.score)):
+            return 0.0
         risk = self.realised_risk(alpha)
-        return 0.0 if risk is None else risk.upper()
+        return None if risk is None else risk.upper()
 
-    def risk_band(self, alpha: float, score: Score | None = None) -> float:
-        """The bound on the risk at an alpha that may have been chosen by looking at the rows."""
+    def risk_band(self, alpha: float, score: Score | None = None) -> float | None:
+        """The bound on the risk at an alpha that may have been chosen by looking at the rows.
+
+        None as for :meth:`risk_q95`.
+        """
+        if math.isinf(self.lambda_hat(alpha, score)):
+            return 0.0
         risk = self.realised_risk(alpha, score)
-        return 0.0 if risk is None else risk.band()
+        return None if risk is None else risk.band()
 
     def predict(
         self,
@@ -446,7 +580,7 @@ class Calibration:
 
     def trivial_reason(self, alpha: float) -> CoreReason:
         """Why no finite threshold is valid for ``alpha``, if none is."""
-        if self.misses(alpha) < 0:
+        if not self.is_enough(alpha):
             return CoreReason.ALPHA_INFEASIBLE
         return CoreReason.ABSTENTION_EXCEEDS_ALPHA
 
@@ -465,6 +599,7 @@ class Calibration:
             labels=self.labels[:, columns],
             patterns=None if self.patterns is None else self.patterns.restrict(columns),
             prices=None if self.prices is None else tuple(self.prices[i] for i in columns),
+            quality=None if self.quality is None else self.quality[:, columns],
         )
 
     def group(self, name: str | None) -> Calibration:
@@ -489,6 +624,8 @@ class Calibration:
             neighbours=None if self.neighbours is None else self.neighbours[rows],
             projections=None if self.projections is None else self.projections[rows],
             groups=None if self.groups is None else tuple(self.groups[i] for i in rows),
+            quality=None if self.quality is None else self.quality[rows],
+            weights=None if self.weights is None else self.weights[rows],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from racer_core.errors import CalibrationError
@@ -19,6 +20,8 @@ class CalibrationOptions:
     r: int = 1  # right candidates wanted in the set
     null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
+    max_weight: float | None = None  # of any served query; None: the largest weight of the rows
+    has_estimated_weights: bool = False  # weights are a model's, and the bound is approximate
 
     def __post_init__(self) -> None:
         """Refuse invalid options; turn the names of enum members into members."""
@@ -31,3 +34,7 @@ class CalibrationOptions:
             checked_alpha(self.delta, "delta")
         if self.r < 1:
             raise CalibrationError("r must be at least 1")
+        if self.r > 1 and target == RiskTarget.QUALITY:
+            raise CalibrationError("r counts right candidates, and risk_target quality has none")
+        if self.max_weight is not None and not 0.0 < self.max_weight < math.inf:
+            raise CalibrationError("max_weight must be above 0 and finite")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from racer_core.aggregation.answers import Equality, check_textual
 from racer_core.errors import CalibrationError, InputError
 from racer_core.renamed import renamed
-from racer_core.types import RiskTarget, Score, checked_alpha, enum_member
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score, checked_alpha, enum_member
 
 PAPER_ALPHAS = (
     *(i / 100 for i in range(1, 11)),
@@ -88,7 +88,7 @@ class Protocol:
         *(Score.GAP, Score.PROB, Score.COVER, Score.STATIC),
         Control.STATIC_BY_GROUP,  # left out where the rows are of one group
     )
-    risk_targets: tuple[RiskTarget, ...] = tuple(RiskTarget)
+    risk_targets: tuple[RiskTarget, ...] = BINARY_TARGETS
     smoothing: bool = False
     false_abstain_budget: float | None = 0.01  # None: never abstain because of p_null
     equality: Equality = Equality.EXACT

@@ -155,6 +155,7 @@ def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Number
 
 
 _CSV_FIELDS = ("query", "task", "reference", "group", "cluster")
+_CSV_QUALITY = "quality:"  # prefix of a candidate's column of qualities
 _CSV_LABELS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -168,8 +169,22 @@ def _csv_rows(table: TabularFile) -> Iterator[Numbered]:
 
 
 def _csv_row(row: Mapping[str, str]) -> object:
-    labels = {name: cell for name, cell in row.items() if name not in _CSV_FIELDS}
-    if bad := [name for name, cell in labels.items() if cell.strip().lower() not in _CSV_LABELS]:
-        return InputError(f"column {bad[0]!r} must hold 1, 0, true or false")
-    correct = {name: _CSV_LABELS[cell.strip().lower()] for name, cell in labels.items()}
-    return {**{k: row[k] for k in _CSV_FIELDS if row.get(k)}, "correct": correct}
+    fields: dict[str, object] = {name: row[name] for name in _CSV_FIELDS if row.get(name)}
+    labels: dict[str, bool] = {}
+    quality: dict[str, float] = {}
+    for column, cell in row.items():
+        text = cell.strip().lower()
+        try:
+            if column == "weight":
+                fields["weight"] = float(text or 1.0)
+            elif column.startswith(_CSV_QUALITY):
+                quality[column.removeprefix(_CSV_QUALITY)] = float(text)
+            elif column not in _CSV_FIELDS:
+                labels[column] = _CSV_LABELS[text]
+        except ValueError:
+            return InputError(f"column {column!r} must hold a number")
+        except KeyError:
+            return InputError(f"column {column!r} must hold 1, 0, true or false")
+    if quality:
+        fields["quality"] = quality
+    return fields | {"correct": labels} if labels or not quality else fields

@@ -4,6 +4,9 @@
     {"query": "...", "correct": ["a"], "candidates": ["a", "b"]}   a list and the pool
     {"messages": [{"role": "user", "content": "..."}], ...}        a query, or turns that lead to it
 
+    {"query": "...", "quality": {"a": 0.7, "b": 0.2}, ...}         grades of all answers, in [0, 1]
+
+Without ``correct``, a quality of 0.5 or more counts as right, for routers, patterns and votes.
 ``candidates`` may also stand once in the file's header line. Rows with recorded ``answers`` for
 the whole pool name it by their keys. ``conditions`` maps each candidate to the digest of what it
 was sent, and ``confidences`` each evaluator to its confidences in the answers, as `racer label`
@@ -15,6 +18,7 @@ unlabelled and is rejected: reading "unknown" as "wrong" is not conservative.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -24,6 +28,7 @@ from racer_core.types import Confidences, LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
 CONFIDENCES = ("verbal", "p_true")  # kinds; `aggregation.weight` has the same names
+RIGHT_QUALITY = 0.5  # a quality from which an answer counts as right
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -37,7 +42,7 @@ def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The pool that the row itself names; None when it names none."""
     if "candidates" in row:
         return checked_pool(_names(row["candidates"], "candidates"))
-    for field in ("correct", "answers", "scores"):
+    for field in ("correct", "quality", "answers", "scores"):
         if isinstance(row.get(field), dict):
             return checked_pool(tuple(cast("dict[str, Any]", row[field])))
     return None
@@ -69,11 +74,12 @@ def parse_row(
     if "candidates" in fields and set(_names(fields["candidates"], "candidates")) != set(pool):
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
+    quality = _quality(fields, pool)
     earlier, query = ((), "") if scores else row_query(fields, max_query_chars, text)
     return LabelledRow(
         query=query,
         earlier=earlier,
-        correct=_correct(fields, pool, header=header),
+        correct=_correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=optional_text(fields, "reference"),
         task=optional_text(fields, "task"),
@@ -82,6 +88,8 @@ def parse_row(
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
         confidences=_confidences(fields.get("confidences"), pool),
+        quality=quality,
+        weight=_weight(fields.get("weight")),
     )
 
 
@@ -126,8 +134,17 @@ def row_query(
     return earlier, query
 
 
-def _correct(row: Mapping[str, Any], pool: tuple[str, ...], *, header: bool) -> frozenset[str]:
+def _correct(
+    row: Mapping[str, Any],
+    pool: tuple[str, ...],
+    quality: tuple[float, ...] | None,
+    *,
+    header: bool,
+) -> frozenset[str]:
     value = row.get("correct")
+    if value is None and quality is not None:
+        graded = zip(pool, quality, strict=True)
+        return frozenset(name for name, grade in graded if grade >= RIGHT_QUALITY)
     if value is None:
         raise InputError(
             'no label: "correct" is missing or null ([] means that no candidate is right)'
@@ -219,19 +236,39 @@ def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] 
     """Router scores that replace a query; scores beside a query are ignored."""
     if "scores" not in row or "query" in row or "messages" in row:
         return None
-    value = row["scores"]
-    if not isinstance(value, dict):
-        raise InputError('"scores" must be an object: candidate to router score')
-    scores = cast("dict[str, Any]", value)
-    _refuse_unknown(scores, pool)
-    return tuple(_score(scores, name) for name in pool)
+    return _shares(row["scores"], "scores", pool)
 
 
-def _score(scores: Mapping[str, Any], name: str) -> float:
-    value = scores.get(name)
+def _quality(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
+    """Qualities on a grid of 1e-6, on which sums of losses are exact."""
+    if row.get("quality") is None:
+        return None
+    return tuple(round(grade, 6) for grade in _shares(row["quality"], "quality", pool))
+
+
+def _weight(value: object) -> float:
+    if value is None:
+        return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f'"scores" has no number for {name!r}')
-    return _chance(value, f"the score of {name!r}")
+        raise InputError('"weight" must be a number')
+    if not 0.0 < value <= sys.float_info.max:  # also true for NaN
+        raise InputError('"weight" must be above 0 and finite')
+    return float(value)
+
+
+def _shares(value: object, field: str, pool: tuple[str, ...]) -> tuple[float, ...]:
+    """A number in [0, 1] for every candidate, in the order of the pool."""
+    if not isinstance(value, dict):
+        raise InputError(f'"{field}" must be an object: candidate to a number')
+    shares = cast("dict[str, Any]", value)
+    _refuse_unknown(shares, pool)
+    return tuple(_share(shares.get(name), field, name) for name in pool)
+
+
+def _share(value: object, field: str, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f'"{field}" has no number for {name!r}')
+    return _chance(value, f"the {field.removesuffix('s')} of {name!r}")
 
 
 def _chance(value: object, what: str) -> float:

@@ -36,6 +36,10 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}
+    if row.quality is not None:
+        written["quality"] = dict(zip(pool, row.quality, strict=True))
+    if row.weight != 1.0:
+        written["weight"] = row.weight
     if row.scores is not None:
         written["scores"] = dict(zip(pool, row.scores, strict=True))
     return json.dumps(written, ensure_ascii=False, allow_nan=False) + "\n"

@@ -29,7 +29,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.records.near_copies import count_near_copies
-from racer_core.types import FloatArray, LabelledRows, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, FloatArray, LabelledRows, RiskTarget, Score
 from tests.support.gateway import (
     ADMIN_KEY,
     DATA_KEY,
@@ -260,7 +260,7 @@ def test_copies_are_rows_like_any_other(unsure: Gateway) -> None:
 # What comes out -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 @pytest.mark.parametrize("score", list(Score))
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.25])
 def test_the_threshold_is_the_cores(

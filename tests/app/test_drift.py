@@ -29,7 +29,7 @@ from app.store import Store
 from app.store.calibration_record import CalibrationRecord
 from app.store.tables import WatchRow
 from racer_core.calibration.augmentation import augment_truth
-from racer_core.types import FloatArray, RiskTarget
+from racer_core.types import BINARY_TARGETS, FloatArray, RiskTarget
 from tests.support.gateway import ADMIN_KEY, ONE, TWO, UNANSWERABLE, Gateway, Serve
 from tests.support.monitored import (
     POOL,
@@ -329,7 +329,7 @@ async def judge(
     return losses
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_the_shadow_sample_estimates_the_risk(store: Store, target: RiskTarget) -> None:
     """The mean loss of those that count, with an interval that holds 0.1 here; no alarm (1e-6)."""
     rng = np.random.default_rng(11)

@@ -16,7 +16,7 @@ from app.monitoring.decision_record import DecisionRecord
 from app.monitoring.verification import verify
 from app.routing.decision import ChosenBy
 from racer_core.errors import InputError
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.support.gateway import (
     ADMIN_KEY,
     ENVIRONMENT,
@@ -190,7 +190,7 @@ def test_a_decision_that_cannot_be_verified_is_a_one_line_error(
 # The recomputation itself ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 @pytest.mark.parametrize("salt", [None, b"salt"], ids=["plain", "smoothed"])
 def test_a_recomputed_set_is_that_of_the_core(target: RiskTarget, salt: bytes | None) -> None:
     """With the null model in the set or not, with the noise of the query's own hash or without."""

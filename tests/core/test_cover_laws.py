@@ -7,7 +7,7 @@ anew for each trial and tested on several queries, whose misses are then BetaBin
 import numpy as np
 import pytest
 
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.core.kinds import Kinds, missed
 from tests.core.laws import assert_split_risk, assert_split_risk_at_most
 
@@ -57,7 +57,7 @@ def together(one, other):
 
 @pytest.mark.parametrize(("n", "alpha", "trials", "queries"), SIZES)
 @pytest.mark.parametrize("score", COVERS)
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_smoothed_risk_has_its_exact_value(target, score, n, alpha, trials, queries):
     """Smoothed on both sides no two scores are equal, so the risk is floor(alpha(n+1))/(n+1).
 
@@ -73,7 +73,7 @@ def test_smoothed_risk_has_its_exact_value(target, score, n, alpha, trials, quer
 
 
 @pytest.mark.parametrize("score", COVERS)
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 @pytest.mark.parametrize("finds", [True, False])
 def test_risk_with_ties_stays_below_alpha(target, score, finds):
     """Unsmoothed, ``static`` has five scores for all queries: ties only lower the risk.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from racer_core.errors import InputError
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.support.strategies import calibration_of
 
 
@@ -80,7 +80,7 @@ def test_alpha_of_a_request_is_checked(alpha):
         calibration_of(np.ones((1, 1)), np.ones((1, 1), bool)).decide(b"q", [0.5], alpha=alpha)
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 @pytest.mark.parametrize("f", [[0.5], [0.5, 0.5, 0.5]])
 def test_scores_of_another_pool_are_refused(target, f):
     """One score too few would make the null model a candidate; one too many, a candidate null."""

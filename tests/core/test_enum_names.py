@@ -18,7 +18,7 @@ from racer_core.errors import CalibrationError, InputError
 from racer_core.offline.evaluation_result import Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
 from racer_core.offline.tune import AnswerRatings
-from racer_core.types import CandidateAnswer, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, CandidateAnswer, RiskTarget, Score
 from tests.support.strategies import calibration_options, fingerprints_of, tables
 
 ALPHAS = (0.05, 0.1, 0.34, 0.5, 0.9)
@@ -33,7 +33,7 @@ def named(options):
     table=tables(),
     options=calibration_options(),
     score=st.sampled_from(list(Score)),
-    target=st.sampled_from(list(RiskTarget)),
+    target=st.sampled_from(BINARY_TARGETS),
 )
 def test_a_named_risk_has_the_threshold_and_the_sets_of_its_member(table, options, score, target):
     """``paper`` by name counted the rows of ``answerable``; ``cover_cost`` was ``cover``."""

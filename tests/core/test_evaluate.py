@@ -18,7 +18,7 @@ from racer_core.offline.evaluation_result import AVERAGE, MERGED, Setting
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol, Shares, split
 from racer_core.offline.selection import ScoredRows
 from racer_core.offline.table import EvaluationTable, GroupOrders, build_table
-from racer_core.types import LabelledRow, LabelledRows, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, LabelledRow, LabelledRows, RiskTarget, Score
 from tests.support.synthetic import POOL, synthetic_rows
 
 ONE, TWO = "one", "two"
@@ -68,7 +68,7 @@ def tables():
 
 @pytest.mark.parametrize("budget", [0.2, None])
 @pytest.mark.parametrize("router", ["knn", "mlp"])
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_sets_are_those_that_a_calibration_serves(tables, target, budget, router):
     """Rank, truth, tau and null model by `Calibration` on the same rows: every number agrees.
 
@@ -168,7 +168,7 @@ def test_choices_are_made_per_split_target_and_score(files):
     evaluation = measured(scored({ONE: files[ONE]}, splits=3, alphas=ALPHAS))
     keys = [(each.risk_target, each.score) for each in evaluation.choices]
     assert sorted(keys) == sorted(
-        [(t, s) for t in RiskTarget for s in evaluation.protocol.scores] * 3
+        [(t, s) for t in BINARY_TARGETS for s in evaluation.protocol.scores] * 3
     )
     for number, choice in enumerate(evaluation.choices):
         runs = evaluation.cells[

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from racer_core.calibration.threshold import allowed_misses, calibrate_threshold
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, Score
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.support.lazy import LazyModule
 from tests.support.strategies import calibration_of
@@ -158,7 +158,7 @@ def test_tau_that_alpha_cannot_pay_for_does_not_break_the_bound():
     assert_at_most(missed, trials, p=alpha, false_alarm=FALSE_ALARM)
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_smoothing_on_both_sides_keeps_the_law(target):
     """Most critical gaps are exactly 0; smoothed there are no ties, so the risk is 0.2 = 10/50.
 

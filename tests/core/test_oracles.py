@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from racer_core.calibration.threshold import calibrate_threshold
-from racer_core.types import RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, Score
 from tests.core.by_hand import critical_by_hand
 from tests.core.kinds import Kinds
 from tests.support.lazy import LazyModule
@@ -58,7 +58,7 @@ def test_lambda_hat_is_mapies_quantile(critical, alpha):
 
 
 @pytest.mark.parametrize("score", list(Score))
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 def test_every_score_has_mapies_threshold(score, target):
     """400 rows of three kinds of queries; the critical scores are a calibration's own."""
     world = Kinds(51)

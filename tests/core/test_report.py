@@ -26,7 +26,7 @@ from racer_core.offline.report.risk_law import RiskLaw, risk_law
 from racer_core.offline.report.view import RISK, View, views
 from racer_core.offline.report.write import check_report, write_report
 from racer_core.offline.table import build_table
-from racer_core.types import LabelledRows, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, LabelledRows, RiskTarget, Score
 from tests.support.lazy import LazyModule
 from tests.support.synthetic import POOL, synthetic_rows
 
@@ -98,7 +98,7 @@ KINDS = ("risk", "size", "curves", "efficiency", "chosen", "money")
 
 def test_files_are_there_and_nothing_else(folder):
     """Three texts and a drawing of each kind for both targets; the Markdown links to all."""
-    drawings = {f"{kind}-{target}.png" for kind in KINDS for target in RiskTarget}
+    drawings = {f"{kind}-{target}.png" for kind in KINDS for target in BINARY_TARGETS}
     assert {path.name for path in folder.iterdir()} == {
         *("results.json", "results.md", "index.html"),
         *drawings,
@@ -117,7 +117,7 @@ def colours(png):
     return np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
 
 
-@pytest.mark.parametrize("target", list(RiskTarget))
+@pytest.mark.parametrize("target", BINARY_TARGETS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_drawings_show_what_they_say(folder, kind, target):
     """Valid and not blank; each score's colour is there, and the law's where risk is drawn."""
@@ -396,7 +396,7 @@ def test_verdict_says_on_which_side_of_the_band_the_mean_lies(evaluation):
 def test_risk_of_controls_is_that_of_their_sets(evaluation):
     """A single candidate misses what it answers wrong; the full pool misses nothing answerable."""
     controls = evaluation.controls[ONE]
-    paper, answerable = (View(evaluation, ONE, target) for target in RiskTarget)
+    paper, answerable = (View(evaluation, ONE, target) for target in BINARY_TARGETS)
     right, some = np.array(controls["router top-1"]), np.array(controls["answerable"])
     np.testing.assert_allclose(paper.fixed_risk("router top-1"), 1 - right)
     np.testing.assert_allclose(answerable.fixed_risk("router top-1"), 1 - right / some)

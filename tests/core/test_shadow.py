@@ -22,7 +22,7 @@ from racer_core.calibration.shadow import (
     is_sampled,
 )
 from racer_core.errors import InputError
-from racer_core.types import RiskTarget
+from racer_core.types import BINARY_TARGETS, RiskTarget
 from tests.core.laws import assert_at_most, assert_binomial
 from tests.support.lazy import LazyModule
 
@@ -240,7 +240,7 @@ def risk_of(labels, selected, null, target, r):
         st.tuples(*[st.sampled_from([RIGHT, WRONG, UNKNOWN])] * 3), min_size=1, max_size=3
     ),
     bits=st.integers(0, 2**12 - 1),
-    target=st.sampled_from(list(RiskTarget)),
+    target=st.sampled_from(BINARY_TARGETS),
     r=st.integers(1, 3),
 )
 def test_bounds_are_the_extremes_over_all_truths(verdicts, bits, target, r):

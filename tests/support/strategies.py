@@ -14,7 +14,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.scoring import NonconformityScorer
-from racer_core.types import BoolArray, FloatArray, IdArray, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, BoolArray, FloatArray, IdArray, Score
 
 # A KNN router's scores are a lattice, full of ties; other routers' are not.
 probabilities = st.one_of(st.integers(0, 8).map(lambda k: k / 8), st.floats(0.0, 1.0))
@@ -26,7 +26,7 @@ alpha_texts = st.one_of(
 alphas = alpha_texts.map(float)
 thresholds = st.one_of(nonconformities, st.just(float("inf")))
 scores_kinds = st.sampled_from(list(Score))
-risk_targets = st.sampled_from(list(RiskTarget))
+risk_targets = st.sampled_from(BINARY_TARGETS)
 
 REACH = 5  # neighbours of a row of a table
 
