@@ -40,9 +40,15 @@ def answer_risk(
 
     Returns:
         None if it cannot be computed: no row has answers, half of the rows are too few for alpha,
-        answers are not compared as texts, or the weights of votes come from an evaluator.
+        answers are not compared as texts, the weights of votes come from an evaluator, or rows have
+        weights, so that they are no sample of the served queries.
     """
-    if rows.classes is None or not rows.answered.any() or not _needs_no_evaluator(aggregation):
+    if (
+        rows.weights is not None
+        or rows.classes is None
+        or not rows.answered.any()
+        or not _needs_no_evaluator(aggregation)
+    ):
         return None
     order = [rows.pool.index(name) for name in calibration.pool]
     answered = np.flatnonzero(rows.answered)

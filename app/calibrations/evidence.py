@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from app.calibrations.columns import RowColumns
 from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration
+from racer_core.types import RiskTarget
 
 # The grid of risk levels, here and in offline evaluation.
 ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
@@ -37,6 +39,7 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "lambda_hat": lambda_hat if feasible else None,
             "feasible": feasible,
             "min_n": min_n(options.alpha, options.delta),
+            "weights": _weights(calibration),
         }
         | realised_risk(calibration, options.alpha)
         | _sets(calibration, lambda_hat)
@@ -44,19 +47,44 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
 
 
 def realised_risk(calibration: Calibration, alpha: float) -> dict[str, Any]:
-    """Two points of the realised risk, and the ranks from which they follow.
+    """Two points of the realised risk, and the ranks from which they follow; null: no exact law.
 
     ``missed`` and ``tied`` are the rows with a critical score above the threshold, and with the
     threshold's own. Without a finite threshold all candidates are called: the risk is 0.
     """
+    lambda_hat = calibration.lambda_hat(alpha, calibration.options.score)
     risk = calibration.realised_risk(alpha)
     if risk is None:
-        return {"missed": None, "tied": None, "risk_q05": 0.0, "risk_q95": 0.0}
+        point = 0.0 if math.isinf(lambda_hat) else None
+        found = {"missed": None, "tied": None, "risk_q05": point, "risk_q95": point}
+        return found | _mean_shortfall(calibration, lambda_hat)
     return {
         "missed": risk.missed,
         "tied": risk.tied,
         "risk_q05": risk.lower(),
         "risk_q95": risk.upper(),
+    }
+
+
+def _mean_shortfall(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
+    """The rows' own mean shortfall, for graded rows; 0 where the whole pool is called."""
+    options = calibration.options
+    if options.risk_target is not RiskTarget.QUALITY:
+        return {}
+    finite = math.isfinite(lambda_hat)
+    curve = calibration.loss_curve(options.score)
+    return {"mean_shortfall": curve.mean_loss(lambda_hat) if finite else 0.0}
+
+
+def _weights(calibration: Calibration) -> dict[str, Any] | None:
+    """The weights of the rows, and how many rows of equal weight they are worth."""
+    options = calibration.options
+    if options.weights is None:
+        return None
+    return {
+        "kind": options.weights,
+        "max_weight": options.max_weight,
+        "effective_n": calibration.effective_n,
     }
 
 
@@ -197,7 +225,7 @@ def _change(before: float | None, after: float | None) -> float | None:
 
 
 def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
-    """Mean size and abstention of the rows' own sets, and their mean price if prices are known."""
+    """Weighted mean size, abstention and, if prices are known, price of the rows' own sets."""
     sets = calibration.sets(
         calibration.scores,
         calibration.fingerprints,
@@ -205,10 +233,14 @@ def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
         calibration.options.score,
         calibration.neighbours,
     )
+
+    def mean(values: ArrayLike) -> float:
+        return float(np.average(values, weights=calibration.weights))
+
     shown = {
-        "mean_size": float(sets.selected.sum(axis=1).mean()),
-        "abstain": float((~sets.selected.any(axis=1)).mean()),
+        "mean_size": mean(sets.selected.sum(axis=1)),
+        "abstain": mean(~sets.selected.any(axis=1)),
     }
     if calibration.prices is not None:
-        shown["mean_cost"] = float((sets.selected @ np.array(calibration.prices)).mean())
+        shown["mean_cost"] = mean(sets.selected @ np.array(calibration.prices))
     return shown

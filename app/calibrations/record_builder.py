@@ -34,6 +34,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError
 from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
 from racer_core.records.near_copies import count_near_copies
+from racer_core.types import FloatArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,7 @@ class RecordBuilder:
             CalibrationError: The rows cannot be calibrated on.
             JobCancelled: The job was cancelled.
         """
-        guarantee = self._guarantee(options)
+        guarantee = self._guarantee(options, rows.weights)
         first, *others = self._kinds(rows)
         if first.is_later:
             raise CalibrationError(
@@ -220,14 +221,18 @@ class RecordBuilder:
         ]
         return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
 
-    def _guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
+    def _guarantee(
+        self, options: CalibrateOptions, weights: FloatArray | None
+    ) -> CalibrationOptions:
         routing = self._settings.routing
+        largest = None if weights is None else float(weights.max())  # of all populations
         return CalibrationOptions(
             alpha=routing.alpha if options.alpha is None else options.alpha,
             delta=options.delta,
             score=options.score or routing.score,
             risk_target=options.risk_target or routing.risk_target,
             r=options.r,
+            max_weight=largest if options.max_weight is None else options.max_weight,
             null_threshold=self._trained.artifact.null_threshold,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )

@@ -40,6 +40,11 @@ from racer_core.types import RiskTarget, Score
     help="Number of correct candidates that the set must contain; default: 1.",
 )
 @click.option(
+    "--max-weight",
+    type=click.FloatRange(0, min_open=True),
+    help="Largest `weight` of any served query; default: the rows' largest.",
+)
+@click.option(
     "--smoothing",
     type=click.Choice(["none", "hash"]),
     help="`hash` breaks ties between scores with keyed noise; default: `none`.",
@@ -77,6 +82,7 @@ def calibrate(
     score: str | None,
     risk_target: str | None,
     r: int | None,
+    max_weight: float | None,
     smoothing: str | None,
     expected_active_id: str | None,
     allow_overlap: bool,
@@ -93,6 +99,7 @@ def calibrate(
         "score": score,
         "risk_target": risk_target,
         "r": r,
+        "max_weight": max_weight,
         "smoothing": smoothing,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,

@@ -24,7 +24,7 @@ from racer_core.calibration.martingales import (
 from racer_core.calibration.monitoring import DriftState, Stream, split_false_alarm
 from racer_core.calibration.risk_e_process import RiskEProcess
 from racer_core.calibration.shadow import RIGHT, WRONG, feedback_bounds
-from racer_core.types import FloatArray, IdArray, RiskTarget
+from racer_core.types import BINARY_TARGETS, FloatArray, IdArray, RiskTarget
 
 LARGEST_SCORE, MEAN_SCORE, SET_SIZE = "largest_score", "mean_score", "set_size"
 EMBEDDING: Final = "embedding"
@@ -54,7 +54,8 @@ def new_drift_state(
 
     p_null is 1 - the largest score, so it would be the same bet twice. The set size of the rows
     depends on the threshold that the rows gave, so the sizes of queries are compared with each
-    other. Without a finite threshold there is no risk to watch. Rows that an earlier version
+    other. Without a finite threshold there is no risk to watch, and graded or weighted rows
+    give no exact law to test it against. Rows that an earlier version
     scored, and rows uploaded with their own scores, have no embedding to compare.
     """
     alpha, projections = calibration.options.alpha, calibration.projections
@@ -143,12 +144,16 @@ def judged_query(
 ) -> JudgedQuery | None:
     """What the verdicts on a query say about the calibration; None if the query does not count.
 
+    None for graded qualities, too: a verdict of right or wrong is no quality.
+
     Args:
         calibration: The calibration.
         decision: A decision that has a loss for it, by ``eligibility.has_loss``.
         correct: A verdict on every candidate of the calibration's pool.
     """
     options = calibration.options
+    if options.risk_target not in BINARY_TARGETS:
+        return None
     if options.risk_target is RiskTarget.ANSWERABLE and not any(correct.values()):
         return None
     sets = own_sets(calibration, [decision])

@@ -19,6 +19,7 @@ from racer_core.calibration.shadow import (
     estimate_risk,
     feedback_bounds,
 )
+from racer_core.types import BINARY_TARGETS
 
 
 def feedback_range(
@@ -33,6 +34,9 @@ def feedback_range(
     """
     pool, options = calibration.pool, calibration.options
     sets = [*without, *with_verdicts]
+    if options.risk_target not in BINARY_TARGETS:  # a verdict of right or wrong is no quality
+        decisions = sum(each.count for each in without) + len(with_verdicts)
+        return FeedbackBounds(lower=0.0, upper=1.0, decisions=decisions, identified=0)
     labels = [[UNKNOWN] * len(pool) for _ in without]
     labels += [_labels(pool, each) for each in with_verdicts]
     chosen = [[name in each.selected for name in pool] for each in sets]

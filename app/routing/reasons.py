@@ -61,6 +61,12 @@ class Reason(StrEnum):
     Set `on_abstain: refuse`.
     """
 
+    WEIGHTS_ESTIMATED = CoreReason.WEIGHTS_ESTIMATED.value
+    """The weights of the calibration rows were estimated. Alpha is approximate.
+
+    Label rows drawn from the served queries, or give rows known weights.
+    """
+
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
     """The calibration has rows that trained the router, and `allow_overlap` accepted them.
 

@@ -275,7 +275,7 @@ function historyCard(all, active, activate) {
         : each.active
           ? el("span", { class: "muted" }, "active elsewhere")
           : el("button", { type: "button", class: "quiet small", "aria-label": `Make ${shortId(id)} active`, onclick: () => activate(id, active) }, "Make active");
-    return [el("code", { title: id }, shortId(id)), moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.mean_size), evidence.risk_q95 === undefined ? "–" : percent(evidence.risk_q95), state];
+    return [el("code", { title: id }, shortId(id)), moment(each.created_at), percent(evidence.alpha), count(evidence.n), number(evidence.mean_size), (evidence.risk_q95 ?? null) === null ? "–" : percent(evidence.risk_q95), state];
   });
   return el(
     "section",

@@ -64,7 +64,7 @@ function riskView(response) {
   if (shadow.sampled > 0) rows.push(interval("Shadow sample", shadow.lower, shadow.upper, alpha, shadow.risk));
   return [
     el("div", { class: "intervals" }, rows),
-    el("p", { class: "muted" }, `Asked for: at most ${percent(alpha)} on average; 95 of 100 such calibrations stay below ${percent(high)}.`),
+    el("p", { class: "muted" }, `Asked for: at most ${percent(alpha)} on average${high === null ? "" : `; 95 of 100 such calibrations stay below ${percent(high)}`}.`),
     feedback.identified === 0
       ? el("p", { class: "hint" }, `Nothing is known of ${plural(decisions.at_own_alpha_and_pool ?? decisions.kept, "decision")} yet: say under “Try”, or with POST /feedback, who was right.`)
       : el("p", { class: "hint" }, `Of ${plural(decisions.at_own_alpha_and_pool, "decision")}, ${count(feedback.identified)} can be judged by feedback; the interval holds whatever the others were.`),

@@ -13,6 +13,7 @@ const REASONS = {
   no_calibration_for_pool: () => "no row is answered by a candidate that may be called, so all of these were called",
   abstained_strongest: () => "the gateway abstained, but the best candidate was called",
   row_scores_unverified: () => "the rows brought router scores of their own, which cannot be verified",
+  weights_estimated: () => "the weights of the labelled rows are estimates",
   training_overlap: () => "calibration rows were training rows of the router",
   alpha_assumed_independent_of_query: () =>
     "you chose the risk level: this assumes that the choice does not depend on the question",
@@ -56,7 +57,7 @@ export function guaranteeInWords({ guarantee, n }) {
   const { risk_target: target, alpha, delta, r, group, pool, trivial } = guarantee;
   if (trivial) return `The whole pool is called, so the set cannot miss a right answer: ${listed(pool)}.`;
   const queries =
-    target === "paper"
+    target !== "answerable"
       ? "Of queries like those calibrated on"
       : "Of queries like those calibrated on that some candidate of the pool can answer";
   const inGroup = group === null ? "" : ` in the group “${group}”`;
@@ -66,12 +67,16 @@ export function guaranteeInWords({ guarantee, n }) {
       : r > 1
         ? `get a set with fewer than ${r} right candidates (where fewer are right: without some of those)`
         : "get a set without any candidate that answers right";
+  const bound =
+    target === "quality"
+      ? `the best called candidate falls short of the best of the pool by at most ${alpha} in quality`
+      : `at most ${percent(alpha)} ${missed}`;
   const average =
     delta === null
       ? "That is an average over queries and over calibrations with as many rows"
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
   const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
-  return `${queries}${inGroup}, at most ${percent(alpha)} ${missed}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
+  return `${queries}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
 }
 
 const CALLS = {

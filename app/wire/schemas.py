@@ -186,6 +186,12 @@ class CalibrateOptions(BaseModel):
         default=None, strict=False, description="What alpha bounds; default: the configuration's."
     )
     r: int = Field(default=1, ge=1, le=1000, description="Right candidates wanted in a set.")
+    max_weight: float | None = Field(
+        default=None,
+        gt=0,
+        description="Largest weight of any served query; default: the rows' largest, valid only if "
+        "no served query's is larger.",
+    )
     smoothing: Literal["none", "hash"] = Field(
         default="none", description="`hash` breaks ties of scores by keyed noise."
     )

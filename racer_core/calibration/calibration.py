@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -154,13 +153,6 @@ class Calibration:
                 f"a row has the weight {largest:g}, above max_weight {self.options.max_weight:g}"
             )
         return self.options
-
-    @property
-    def weighting(self) -> Literal["known", "estimated"] | None:
-        """Where the weights come from; None: rows have none."""
-        if self.weights is None:
-            return None
-        return "estimated" if self.options.has_estimated_weights else "known"
 
     @cached_property
     def effective_n(self) -> float:

@@ -24,6 +24,7 @@ class CoreReason(StrEnum):
     SCORE_ASSUMED = "score_assumed_independent_of_query"
     GROUP_UNCALIBRATED = "group_uncalibrated"
     TRAINING_OVERLAP = "training_overlap"
+    WEIGHTS_ESTIMATED = "weights_estimated"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
 
@@ -50,6 +51,8 @@ class Certificate:
     Attributes:
         group: The group whose rows set the threshold; None: rows without a group, or all rows.
         pool: The candidates among which the set was chosen.
+        weights: ``known`` or ``estimated`` weights of the rows, which stand for another population;
+            None: the rows have none.
         trivial: The whole pool is called, because no finite threshold is valid.
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
@@ -68,6 +71,7 @@ class Certificate:
     r: int
     group: str | None
     pool: tuple[str, ...]
+    weights: str | None
     trivial: bool
     lambda_hat: float
     score: str
@@ -99,8 +103,11 @@ class Certificate:
             risk_band: The band's bound of the threshold; used if alpha is not the options'.
             group: As the attribute.
             calibration_id: As the attribute.
-            reasons: As the attribute; repeats are dropped.
+            reasons: As the attribute; repeats are dropped. ``weights_estimated`` is added where it
+                applies.
         """
+        if options.weights == "estimated":
+            reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
         return cls(
             risk_target=options.risk_target.value,
             alpha=decision.alpha,
@@ -108,6 +115,7 @@ class Certificate:
             r=options.r,
             group=group,
             pool=pool,
+            weights=options.weights,
             trivial=decision.trivial,
             lambda_hat=decision.lambda_hat,
             score=decision.score.value,
@@ -147,6 +155,7 @@ class Certificate:
                 "alpha_basis": "fixed" if self.risk_band is None else "band",
                 "risk_band": self.risk_band,
                 "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
+                "weights": self.weights,
                 "trivial": self.trivial,
             },
             "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,

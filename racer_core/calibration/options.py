@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from racer_core.errors import CalibrationError
 from racer_core.types import RiskTarget, Score, checked_alpha, enum_member
@@ -21,7 +22,14 @@ class CalibrationOptions:
     null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
     max_weight: float | None = None  # of any served query; None: the largest weight of the rows
-    has_estimated_weights: bool = False  # weights are a model's, and the bound is approximate
+    has_estimated_weights: bool = False  # a model's weights: the bound is approximate
+
+    @property
+    def weights(self) -> Literal["known", "estimated"] | None:
+        """Where the weights of a calibration's rows come from; None: rows have none."""
+        if self.max_weight is None:
+            return None
+        return "estimated" if self.has_estimated_weights else "known"
 
     def __post_init__(self) -> None:
         """Refuse invalid options; turn the names of enum members into members."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.errors import InputError
 from racer_core.types import (
+    BINARY_TARGETS,
     BoolArray,
     FloatArray,
     RiskTarget,
@@ -200,6 +201,8 @@ def feedback_bounds(
     if not np.isin(verdicts, (RIGHT, WRONG, UNKNOWN)).all():
         raise InputError("a verdict must be right, wrong or unknown")
     risk_target = enum_member(RiskTarget, risk_target, "risk_target")
+    if risk_target not in BINARY_TARGETS:
+        raise InputError("verdicts of right and wrong say nothing about graded qualities")
     hit, miss, none = _possible(verdicts, selected, r)
     identified = int(np.count_nonzero(hit.astype(int) + miss + none == 1))
     if risk_target == RiskTarget.PAPER:

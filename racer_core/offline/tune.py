@@ -36,7 +36,15 @@ from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
 from racer_core.records.units import rows_units
-from racer_core.types import BoolArray, FloatArray, LabelledRows, RiskTarget, Score, enum_member
+from racer_core.types import (
+    BINARY_TARGETS,
+    BoolArray,
+    FloatArray,
+    LabelledRows,
+    RiskTarget,
+    Score,
+    enum_member,
+)
 
 MIN_ROWS = 100
 
@@ -116,8 +124,13 @@ def tune(
 
     Raises:
         RowsError: As :func:`check_rows`, or too few rows for every alpha.
-        InputError: The ratings are not those of these rows.
+        InputError: The ratings are not those of these rows, or risk_target is ``quality``.
     """
+    if enum_member(RiskTarget, risk_target, "risk_target") not in BINARY_TARGETS:
+        raise InputError(
+            "settings are compared for sets that miss or do not: set risk_target to answerable or "
+            "paper while tuning"
+        )
     check_rows(racer, rows)
     scored = score_rows(racer, rows)
     patterns = racer.artifact.patterns

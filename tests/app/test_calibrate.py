@@ -365,7 +365,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     certificate = gateway.route(ONE)["certificate"]
     assert certificate["guarantee"] == {
         "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "group": None,
-        "pool": list(POOL), "conditional": "pac", "trivial": False,
+        "pool": list(POOL), "conditional": "pac", "weights": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
     }  # fmt: skip
     assert certificate["calibration_id"] == record["id"]

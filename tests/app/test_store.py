@@ -80,7 +80,8 @@ def same(one: CalibrationRecord, other: CalibrationRecord) -> None:
         assert getattr(one.calibration, field) == getattr(other.calibration, field)
     assert one.calibration.scores.tobytes() == other.calibration.scores.tobytes()
     assert one.calibration.labels.tobytes() == other.calibration.labels.tobytes()
-    same_array(one.calibration.neighbours, other.calibration.neighbours)
+    for field in ("neighbours", "projections", "quality", "weights"):
+        same_array(getattr(one.calibration, field), getattr(other.calibration, field))
     same_patterns(one.calibration.patterns, other.calibration.patterns)
 
 
@@ -122,6 +123,11 @@ PARTS: dict[str, dict[str, Any]] = {
         "prices": (3.0, 2.0, 1.0),
         "groups": ("a", "b") * 20,
     },
+    "grades and weights": {
+        "patterns": PATTERNS,
+        "quality": np.random.default_rng(8).integers(0, 10**6, (40, 3)) / 10**6,
+        "weights": np.linspace(0.1, 3.0, 40),
+    },
 }
 
 
@@ -144,7 +150,7 @@ def test_the_inputs_of_cover_scores_are_stored_exactly(
             ]
             assert thresholds[0] == thresholds[1]
     for calibration in (found.calibration, stored.calibration):
-        assert (calibration.group("a").misses(0.1) >= 0) == (parts == "everything")
+        assert calibration.group("a").is_enough(0.1) == (parts == "everything")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "alpha_basis": "fixed",
             "risk_band": None,
             "risk_band_delta": None,
+            "weights": None,
             "trivial": False,
         },
         "lambda_hat": 0.0,
