@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 
 from app.calibrations.columns import RowColumns
 from app.store.calibration_record import Population
 from racer_core.calibration.calibration import Calibration
-from racer_core.types import RiskTarget
+from racer_core.types import RiskTarget, any_column
 
 # The grid of risk levels, here and in offline evaluation.
 ALPHAS: Final = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.09, 0.1, 0.15, 0.2, 0.25, 0.3,
@@ -234,12 +234,12 @@ def _sets(calibration: Calibration, lambda_hat: float) -> dict[str, float]:
         calibration.neighbours,
     )
 
-    def mean(values: ArrayLike) -> float:
+    def mean(values: NDArray[Any]) -> float:
         return float(np.average(values, weights=calibration.weights))
 
     shown = {
         "mean_size": mean(sets.selected.sum(axis=1)),
-        "abstain": mean(~sets.selected.any(axis=1)),
+        "abstain": mean(~any_column(sets.selected)),
     }
     if calibration.prices is not None:
         shown["mean_cost"] = mean(sets.selected @ np.array(calibration.prices))

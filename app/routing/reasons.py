@@ -62,9 +62,9 @@ class Reason(StrEnum):
     """
 
     WEIGHTS_ESTIMATED = CoreReason.WEIGHTS_ESTIMATED.value
-    """The weights of the calibration rows were estimated. Alpha is approximate.
+    """The rows' weights are estimates, and alpha is approximate.
 
-    Label rows drawn from the served queries, or give rows known weights.
+    Label served queries, or give known weights.
     """
 
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value

@@ -31,7 +31,7 @@ class Routing(Frozen):
     score: Score = Score.COVER
     """Nonconformity score: `gap`, `prob`, `cover`, `cover_cost` (needs prices), `static`."""
     risk_target: RiskTarget = RiskTarget.ANSWERABLE
-    """Which risk alpha bounds: `answerable` or `paper`."""
+    """Which risk alpha bounds: `answerable`, `paper` or `quality`."""
     on_abstain: Literal["refuse", "strongest", "error"] = "refuse"
     """When no candidate is likely right: `refuse`, `strongest` (void) or `error` (422)."""
     on_infeasible: Literal["trivial", "reject"] = "trivial"

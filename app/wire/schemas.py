@@ -189,8 +189,7 @@ class CalibrateOptions(BaseModel):
     max_weight: float | None = Field(
         default=None,
         gt=0,
-        description="Largest weight of any served query; default: the rows' largest, valid only if "
-        "no served query's is larger.",
+        description="Largest weight of any served query; default: the rows', if none is larger.",
     )
     smoothing: Literal["none", "hash"] = Field(
         default="none", description="`hash` breaks ties of scores by keyed noise."

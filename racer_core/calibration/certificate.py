@@ -56,9 +56,11 @@ class Certificate:
         trivial: The whole pool is called, because no finite threshold is valid.
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
+        is_own_alpha: Whether alpha is the calibration's own.
         risk_band: The bound on the threshold's risk that holds, together with those of all other
             thresholds, with probability 1 - ``BAND_DELTA``: the guarantee of an alpha that was
-            chosen by looking at the rows. None: alpha is the calibration's own, fixed before.
+            chosen by looking at the rows. None: alpha is the calibration's own, fixed before, or
+            graded or weighted rows have no band.
         calibration_id: The stored calibration; None: it is not stored.
         reasons: The failed premises and the assumptions, each once.
     """
@@ -76,6 +78,7 @@ class Certificate:
     lambda_hat: float
     score: str
     n: int
+    is_own_alpha: bool
     risk_band: float | None
     calibration_id: str | None
     reasons: tuple[str, ...]
@@ -88,7 +91,7 @@ class Certificate:
         *,
         pool: tuple[str, ...],
         n: int,
-        risk_band: float,
+        risk_band: float | None,
         group: str | None = None,
         calibration_id: str | None = None,
         reasons: Iterable[str] = (),
@@ -120,10 +123,18 @@ class Certificate:
             lambda_hat=decision.lambda_hat,
             score=decision.score.value,
             n=n,
+            is_own_alpha=decision.alpha == options.alpha,
             risk_band=None if decision.alpha == options.alpha else risk_band,
             calibration_id=calibration_id,
             reasons=tuple(dict.fromkeys(map(str, reasons))),
         )
+
+    @property
+    def alpha_basis(self) -> str:
+        """``fixed``: the calibration's own; ``band``: bounded by it; ``assumed``: there is none."""
+        if self.is_own_alpha:
+            return "fixed"
+        return "assumed" if self.risk_band is None else "band"
 
     @property
     def void_reasons(self) -> tuple[str, ...]:
@@ -152,7 +163,7 @@ class Certificate:
                 "group": self.group,
                 "pool": list(self.pool),
                 "conditional": "marginal" if self.delta is None else "pac",
-                "alpha_basis": "fixed" if self.risk_band is None else "band",
+                "alpha_basis": self.alpha_basis,
                 "risk_band": self.risk_band,
                 "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
                 "weights": self.weights,
