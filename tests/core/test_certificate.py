@@ -36,6 +36,7 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "alpha_basis": "fixed",
             "risk_band": None,
             "risk_band_delta": None,
+            "weights": None,
             "trivial": False,
         },
         "lambda_hat": rows.lambda_hat(0.1, Score.PROB),
