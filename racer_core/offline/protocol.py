@@ -115,6 +115,8 @@ class Protocol:
             )
         if not self.alphas or not self.scores or not self.risk_targets:
             raise InputError("at least one alpha, score and risk target is needed")
+        if RiskTarget.QUALITY in targets:
+            raise InputError("evaluation measures sets that miss or do not: no risk_target quality")
         check_textual(self.equality)
 
     def of(self, benchmark: str) -> Shares:
