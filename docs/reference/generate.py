@@ -15,6 +15,7 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
 from enum import Enum
 from functools import cached_property
 from itertools import pairwise
@@ -330,6 +331,8 @@ def _name(name: str) -> Iterator[str]:
     elif not (inspect.isclass(value) and issubclass(value, Exception)):
         yield f"```python\n{_signature(name, value)}\n```\n"
     yield from _docstring(value)
+    if is_dataclass(value) and "Attributes:" not in (value.__doc__ or ""):
+        yield from _commented(value)
     if inspect.isclass(value) and not issubclass(value, Enum | Exception):
         for member, own in vars(value).items():
             if member.startswith("_"):
@@ -342,6 +345,22 @@ def _name(name: str) -> Iterator[str]:
                 yield f"#### `{name}.{member}`\n"
                 yield f"```python\n{_signature(member, function)}\n```\n"
                 yield from _docstring(function)
+
+
+def _commented(kind: type) -> Iterator[str]:
+    """Yield the list of a dataclass's fields that a comment explains, above them or beside them."""
+    found = re.findall(
+        r"^((?:    # [^\n]*\n)*)    (\w+): [^\n#]*?(?:  # ([^\n]*))?$",
+        inspect.getsource(kind),
+        re.M,
+    )
+    lines = [
+        f"- `{name}`: {_line(_as_markdown(above.replace('# ', '') or beside))}\n"
+        for above, name, beside in found
+        if name in kind.__annotations__ and (above or beside)
+    ]
+    if lines:
+        yield f"*Attributes:*\n\n{''.join(lines)}"
 
 
 def _signature(name: str, value: Any) -> str:
@@ -369,7 +388,7 @@ def _signature(name: str, value: Any) -> str:
 
 def _docstring(value: Any) -> Iterator[str]:
     """Yield the paragraphs of a docstring, its Google sections as lists."""
-    text = _ROLE.sub(lambda found: f"`{found[1] or found[2]}`", inspect.getdoc(value) or "")
+    text = _as_markdown(inspect.getdoc(value) or "")
     for paragraph in re.split(r"\n\n+", text):
         first, _, rest = paragraph.partition("\n")
         section = _SECTION.match(first)
@@ -382,6 +401,11 @@ def _docstring(value: Any) -> Iterator[str]:
             entries = re.split(r"^ {4}(?=\S)", rest, flags=re.MULTILINE)[1:]
             lines = [_entry(entry) for entry in entries]
             yield f"*{section[1]}:*\n\n" + "\n".join(lines) + "\n"
+
+
+def _as_markdown(text: str) -> str:
+    """Return a text with the roles and literals of reStructuredText as code."""
+    return _ROLE.sub(lambda found: f"`{found[1] or found[2]}`", text)
 
 
 def _entry(text: str) -> str:

@@ -16,6 +16,7 @@ from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.types import BoolArray, IdArray, RiskTarget, Score, checked_pool, enum_member
 
 FALSE_ABSTAIN_BUDGET = 0.01  # as `racer train` chooses tau
+NO_FINGERPRINT = (b"",)  # rows of arrays have no query; without smoothing none is read
 
 
 def calibrate(
@@ -89,7 +90,7 @@ def calibrate(
     usual = Score.GAP if model is None else Score.COVER
     calibration = Calibration(
         pool=names,
-        fingerprints=row_fingerprints(len(f)),
+        fingerprints=NO_FINGERPRINT * len(f),
         scores=f,
         labels=labels,
         options=CalibrationOptions(
@@ -132,11 +133,6 @@ def default_pool(count: int) -> tuple[str, ...]:
     return tuple(f"m{i:0{width}}" for i in range(count))
 
 
-def row_fingerprints(count: int) -> tuple[bytes, ...]:
-    """A name for each row of an array; without smoothing it decides nothing."""
-    return tuple(i.to_bytes(8) for i in range(count))
-
-
 def _pattern_model(patterns: PatternModel | ArrayLike | None) -> PatternModel | None:
     if patterns is None or isinstance(patterns, PatternModel):
         return patterns
@@ -154,7 +150,7 @@ def _validation_rows(
     kept: IdArray | None = neighbours if has_patterns else None
     return ScoredRows(
         pool=pool,
-        fingerprints=row_fingerprints(len(f)),
+        fingerprints=NO_FINGERPRINT * len(f),
         scores=f,
         neighbours=kept,
         labels=checked_labels(validation[1], f.shape),

@@ -16,7 +16,7 @@ from racer_core.calibration.decision import ScoredBatch, Sets, scores_and_neighb
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InputError
-from racer_core.notebook.calibrate import checked_labels, row_fingerprints
+from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
 from racer_core.types import (
     BoolArray,
     FloatArray,
@@ -139,7 +139,7 @@ def _measure(
 ) -> dict[str, Any]:
     """The measures of one setting."""
     lambda_hat = calibration.lambda_hat(alpha, kind)
-    prints = row_fingerprints(len(scores))
+    prints = NO_FINGERPRINT * len(scores)
     sets = calibration.sets(scores, prints, lambda_hat, kind, neighbours)
     missed = _missed(calibration.options, sets, labels)
     errors, counted = int(missed.sum()), len(missed)
