@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +12,6 @@ from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import agreement
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import OPTIONS, Method, Weight
-from racer_core.calibration.answer_risk import AnswerRisk
 from racer_core.calibration.calibration import Calibration
 from racer_core.offline.votes import Votes
 from racer_core.types import BoolArray
@@ -32,57 +30,60 @@ def answer_risk(
     aggregation: Aggregation,
     stacked: StackedVote | None,
 ) -> dict[str, Any] | None:
-    """P(final answer wrong | answered) under the configured vote, with its upper bound.
+    """P(final answer wrong | answered) at the served threshold, with its upper bound.
 
-    No row is judged at a threshold that it helped to set: each half of the rows that have answers
-    is routed at the threshold of the other half. A final answer is right if its candidate was
-    labelled right.
+    A final answer is right if its candidate was labelled right.
 
     Returns:
-        None if it cannot be computed: no row has answers, half of the rows are too few for alpha,
-        answers are not compared as texts, the weights of votes come from an evaluator, or rows have
-        weights, so that they are no sample of the served queries.
+        None if it cannot be computed: no row has answers, abstentions exceed alpha, answers are not
+        compared as texts, the weights of votes come from an evaluator, or rows are weighted or
+        graded.
     """
-    if (
-        rows.weights is not None
-        or rows.classes is None
-        or not rows.answered.any()
-        or not _needs_no_evaluator(aggregation)
-    ):
+    final = final_answers(rows, calibration, aggregation, stacked, calibration.lambda_hat())
+    if final is None:
         return None
-    order = [rows.pool.index(name) for name in calibration.pool]
-    answered = np.flatnonzero(rows.answered)
-    np.random.default_rng(0).shuffle(answered)  # files are sorted by task
-    halves = answered[::2], answered[1::2]
-    thresholds = [_threshold(calibration.take(half.tolist())) for half in halves]
-    if math.isinf(max(thresholds)) and math.isfinite(_threshold(calibration)):
+    risk = calibration.answer_risk(*final, rows.answered)
+    if risk is None:
         return None
-    errors = count = 0
-    for own, threshold in zip(halves, reversed(thresholds), strict=True):
-        for start in range(0, own.size, _SLICE):
-            part = own[start : start + _SLICE]
-            judged = calibration.take(part.tolist())
-            selected = _selected(judged, threshold)
-            votes = Votes(
-                pool=calibration.pool,
-                labels=judged.labels,
-                scores=judged.scores,
-                same=agreement(rows.classes[part][:, order]),
-                stacked=stacked,
-            )
-            right = votes.right(aggregation.method, selected, aggregation.temperature)
-            called = selected.any(axis=1)
-            count += int(called.sum())
-            errors += int((called & ~right).sum())
-    risk = AnswerRisk(errors=errors, answered=count)
     return {
-        "rows": int(answered.size),
-        "answered": count,
-        "errors": errors,
-        "rate": risk.rate if count else None,
+        "rows": int(rows.answered.sum()),
+        "answered": risk.answered,
+        "errors": risk.errors,
+        "rate": risk.rate if risk.answered else None,
         "upper": risk.upper,
         "delta": risk.delta,
     }
+
+
+def final_answers(
+    rows: RowColumns,
+    calibration: Calibration,
+    aggregation: Aggregation,
+    stacked: StackedVote | None,
+    threshold: float,
+) -> tuple[BoolArray, BoolArray] | None:
+    """Whether a candidate of each row is called at a threshold, and whether the vote is right.
+
+    Rows without answers are never right. None if the recorded answers do not decide the vote.
+    """
+    if rows.classes is None or not rows.answered.any() or not _needs_no_evaluator(aggregation):
+        return None
+    order = [rows.pool.index(name) for name in calibration.pool]
+    called, right = (np.zeros(len(rows), dtype=bool) for _ in range(2))
+    for start in range(0, len(rows), _SLICE):
+        part = np.arange(start, min(start + _SLICE, len(rows)))
+        judged = calibration.take(part.tolist())
+        selected = _selected(judged, threshold)
+        votes = Votes(
+            pool=calibration.pool,
+            labels=judged.labels,
+            scores=judged.scores,
+            same=agreement(rows.classes[part][:, order]),
+            stacked=stacked,
+        )
+        called[part] = selected.any(axis=1)
+        right[part] = votes.right(aggregation.method, selected, aggregation.temperature)
+    return called, right & rows.answered
 
 
 def _needs_no_evaluator(aggregation: Aggregation) -> bool:
@@ -90,10 +91,6 @@ def _needs_no_evaluator(aggregation: Aggregation) -> bool:
     evaluated = aggregation.method is Method.WEIGHTED and aggregation.weight is not Weight.ROUTER
     other_options = aggregation.method is Method.LOG_ODDS and aggregation.options != OPTIONS
     return not evaluated and not other_options
-
-
-def _threshold(calibration: Calibration) -> float:
-    return calibration.lambda_hat(calibration.options.alpha, calibration.options.score)
 
 
 def _selected(calibration: Calibration, threshold: float) -> BoolArray:

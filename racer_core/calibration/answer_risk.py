@@ -1,4 +1,4 @@
-"""Answer risk: bounds on the rate of wrong final answers, and Learn then Test.
+"""Learn then Test: a threshold that keeps a limit on the rate of wrong final answers.
 
 P(final answer wrong | answered) is not monotone in lambda: one more candidate can turn a right
 majority wrong, or an abstention into an error. The conformal rule does not apply, so lambda is
@@ -7,7 +7,6 @@ chosen by hypothesis tests: Learn then Test, Angelopoulos, Bates, Candes, Jordan
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,33 +35,6 @@ def clopper_pearson_upper(errors: int, n: int, delta: float = 0.05) -> float:
 def clopper_pearson_lower(errors: int, n: int, delta: float = 0.05) -> float:
     """The exact lower bound: above the true rate for at most a share delta of samples."""
     return 1.0 - clopper_pearson_upper(n - errors, n, delta)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRisk:
-    """Evidence about final answers, from rows that neither lambda_hat nor the vote was fitted on.
-
-    For the point that ``learn_then_test`` chose, counted on the rows of the test, ``upper`` is too
-    small: the choice favours points that looked good. ``answer_risk_max`` is its valid bound.
-    """
-
-    errors: int  # answered, and the answer was wrong
-    answered: int
-    delta: float = 0.05
-
-    def __post_init__(self) -> None:
-        """Refuse impossible counts."""
-        clopper_pearson_upper(self.errors, self.answered, self.delta)
-
-    @property
-    def rate(self) -> float:
-        """The share of wrong answers; NaN when nothing was answered."""
-        return self.errors / self.answered if self.answered else math.nan
-
-    @property
-    def upper(self) -> float:
-        """Clopper-Pearson bound on P(final answer wrong | answered), at 1 - delta."""
-        return clopper_pearson_upper(self.errors, self.answered, self.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from racer_core.calibration.patterns import PatternModel
 from racer_core.calibration.prediction_set import prediction_sets
 from racer_core.calibration.realised_risk import RealisedRisk
 from racer_core.calibration.scoring import NonconformityScorer
+from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_risk
 from racer_core.calibration.threshold import (
     allowed_misses,
     critical_scores,
@@ -209,12 +210,16 @@ class Calibration:
         return self._sorted[score]
 
     def _unsorted(self, score: Score) -> FloatArray:
+        return self._row_critical(score)[self._counted]
+
+    def _row_critical(self, score: Score) -> FloatArray:
+        """s_i of all rows; +inf for rows that abstain, meaningless for rows that do not count."""
         critical = np.empty(len(self.scores))
         for part, fit in self._nonconformity(score):
             truth = self._truth(self.labels[part])
             critical[part] = critical_scores(fit, truth, self.options.r)
         critical[self._null_abstains(self.scores)] = np.inf
-        return critical[self._counted]
+        return critical
 
     def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
         """S of the rows, in slices."""
@@ -276,6 +281,35 @@ class Calibration:
     def row_critical_scores(self) -> FloatArray:
         """s_i of the rows that count, ascending, for the calibration's own score."""
         return self._critical(self.options.score)
+
+    def answer_risk(
+        self, called: BoolArray, right: BoolArray, recorded: BoolArray
+    ) -> AnswerRisk | None:
+        """Bound P(final answer wrong | answered) at the threshold of the calibration's own alpha.
+
+        Args:
+            called: Rows of which some candidate is called at that threshold, shape (n,).
+            right: Rows whose final answer is right, shape (n,).
+            recorded: Rows whose answers were recorded, shape (n,). The bound is about such queries.
+
+        Returns:
+            None where abstentions exceed alpha, so that the rows decided to call the whole pool;
+            None for graded losses and weights, whose threshold is no order statistic.
+        """
+        if not self.has_order_statistic:
+            return None
+        score, misses = self.options.score, self.misses()
+        if misses >= 0 and math.isinf(self.lambda_hat()):
+            return None
+        refused = self._null_abstains(self.scores) & (misses >= 0)
+        return served_answer_risk(
+            np.where(self._counted, self._row_critical(score), np.nan),
+            misses,
+            eligible=recorded & ~refused,
+            answered=recorded & called,
+            right=recorded & called & right,
+            may_be_empty=score == Score.PROB or self.options.risk_target == RiskTarget.PAPER,
+        )
 
     def critical_scores_of(
         self,

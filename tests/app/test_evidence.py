@@ -191,36 +191,25 @@ def served(
 
 @pytest.mark.parametrize("method", [Method.MAJORITY, Method.WEIGHTED, Method.LOG_ODDS])
 def test_answer_risk_is_counted_vote_by_vote(method: Method) -> None:
-    """Each half at the threshold of the other, merged as when serving, and the exact bound."""
-    count = 90  # few enough for the halves to have thresholds of their own
+    """All rows at the threshold that is served, merged as when serving, and the bound."""
+    count = 90
     refusing = CalibrationOptions(alpha=0.2, score=Score.PROB, null_threshold=0.5)
     calibration = replace(randoms(count), options=refusing)
     rows, answers = answering(calibration)
     found = answer_risk(rows, calibration, Aggregation(method=method), None)
     assert found is not None
-    order = np.arange(count)
-    np.random.default_rng(0).shuffle(order)
-    right: list[bool | None] = []
-    thresholds: list[float] = []
-    for own, other in ((order[::2], order[1::2]), (order[1::2], order[::2])):
-        half = replace(
-            calibration,
-            fingerprints=tuple(calibration.fingerprints[i] for i in other),
-            scores=calibration.scores[other],
-            labels=calibration.labels[other],
-        )
-        threshold = half.lambda_hat(0.2, Score.PROB)
-        thresholds.append(threshold)
-        right += [served(calibration, threshold, int(i), answers[i], method) for i in own]
+    threshold = calibration.lambda_hat()
+    right = [served(calibration, threshold, i, answers[i], method) for i in range(count)]
     answered = [each for each in right if each is not None]
     assert (found["rows"], found["answered"]) == (count, len(answered))
     assert len(answered) < count
-    assert thresholds[0] != thresholds[1]
     assert found["errors"] == answered.count(False)
     assert found["rate"] == pytest.approx(answered.count(False) / len(answered))
-    expected = stats.beta.ppf(0.95, found["errors"] + 1, len(answered) - found["errors"])
-    assert found["upper"] == pytest.approx(expected)
-    assert 0.05 < found["rate"] < found["upper"] < 0.7, "or the test would compare nothing"
+    called = np.array([each is not None for each in right])
+    risk = calibration.answer_risk(called, np.array(right) == True, rows.answered)  # noqa: E712
+    assert risk is not None
+    assert found["upper"] == risk.upper > clopper_pearson_upper(risk.errors, risk.answered)
+    assert 0.05 < found["rate"] < found["upper"] < 0.9, "or the test would compare nothing"
 
 
 def test_rows_without_answers_take_no_part() -> None:
@@ -235,12 +224,14 @@ def test_rows_without_answers_take_no_part() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no answers", "other equality", "evaluator", "too few", "other options"]
+    "case", ["no answers", "other equality", "evaluator", "abstains", "other options"]
 )
 def test_evidence_without_its_conditions_is_omitted(case: str) -> None:
     """The figure is None if it would describe another configuration than the served one."""
-    calibration = randoms(10 if case == "too few" else 400)
-    calibration = replace(calibration, options=CalibrationOptions(alpha=0.15))
+    tau = (
+        0.01 if case == "abstains" else None
+    )  # refuses nearly all rows, which alpha does not allow
+    calibration = replace(randoms(400), options=CalibrationOptions(alpha=0.15, null_threshold=tau))
     rows, _ = answering(calibration)
     aggregation = Aggregation()
     match case:
@@ -331,7 +322,7 @@ def test_a_calibration_keeps_its_answer_risk(priced: Gateway) -> None:
     assert stored == result["evidence"]
     risk = stored["answer_risk"]
     assert 0 < risk["errors"] < risk["answered"] <= risk["rows"] == 160
-    assert risk["upper"] == pytest.approx(clopper_pearson_upper(risk["errors"], risk["answered"]))
+    assert clopper_pearson_upper(risk["errors"], risk["answered"]) < risk["upper"] < 1.0
     assert stored["source"]["key"] == "admin"
     assert len(stored["source"]["sha256"]) == 64
     assert not {"curve", "groups"} & set(stored)

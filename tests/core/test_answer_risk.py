@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from racer_core.calibration.answer_risk import (
-    AnswerRisk,
     GridPoint,
     clopper_pearson_lower,
     clopper_pearson_upper,
@@ -68,10 +67,9 @@ def test_upper_bound_fails_for_at_most_delta_of_samples(n, rate):
 
 @pytest.mark.parametrize(("errors", "n"), [(-1, 5), (6, 5), (0, -1)])
 def test_counts_that_cannot_be_are_refused(errors, n):
-    """In the bound, the evidence and the test alike."""
+    """In the bound and the test alike."""
     for use in (
         lambda: clopper_pearson_upper(errors, n),
-        lambda: AnswerRisk(errors=errors, answered=n),
         lambda: learn_then_test([point(errors, n)], 0.1),
     ):
         with pytest.raises(CalibrationError, match="not a count"):
@@ -85,16 +83,6 @@ def test_delta_must_be_a_probability(delta):
         clopper_pearson_upper(1, 10, delta)
     with pytest.raises(InputError, match="delta"):
         learn_then_test([point(1, 10)], 0.1, delta)
-
-
-def test_evidence_says_rate_and_bound():
-    """And is honest about nothing answered."""
-    evidence = AnswerRisk(errors=5, answered=100)
-    assert evidence.rate == 0.05
-    assert evidence.upper == pytest.approx(stats.beta.ppf(0.95, 6, 95))
-    nothing = AnswerRisk(errors=0, answered=0)
-    assert math.isnan(nothing.rate)
-    assert nothing.upper == 1.0
 
 
 def passing(pmf_or_counts, grid_of, target, delta):

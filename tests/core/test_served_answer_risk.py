@@ -1,0 +1,223 @@
+"""The bound on wrong final answers at the threshold that the same rows set, against known truth.
+
+Each population has a known rate at every threshold. Seeds are fixed; the false-alarm probability of
+each check is 1e-6.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from racer_core.calibration.answer_risk import clopper_pearson_upper
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_risk
+from racer_core.calibration.threshold import allowed_misses
+from racer_core.types import BoolArray, FloatArray, Score
+from tests.core.laws import assert_at_most
+from tests.support.lazy import LazyModule
+from tests.support.strategies import calibration_of
+
+stats = LazyModule("scipy.stats")
+
+FALSE_ALARM = 1e-6
+ALPHA, DELTA = 0.1, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Queries whose final answer is right with a probability that depends on the threshold.
+
+    Attributes:
+        right: P(the vote is right | covered), by the threshold.
+        uncounted: P(no candidate is right).
+        refused: P(tau refuses), for queries that count and for the others.
+        atoms: Distinct critical scores; None: a uniform.
+        called_from: A query is called from this part of its critical score on; 0: always.
+    """
+
+    right: Callable[[float], float]
+    uncounted: float = 0.0
+    refused: tuple[float, float] = (0.0, 0.0)
+    atoms: int | None = None
+    called_from: float = 0.0
+
+    def rate(self, threshold: float) -> float:
+        """P(final answer wrong | answered)."""
+        covered = threshold
+        if self.atoms is not None:
+            covered = min(threshold + 1.0 / self.atoms, 1.0)
+        count, other = 1.0 - self.uncounted, self.uncounted
+        answering = count * (1.0 - self.refused[0]) + other * (1.0 - self.refused[1])
+        right = count * (1.0 - self.refused[0]) * covered * self.right(threshold)
+        if self.called_from > 0.0:  # called if called_from * s <= threshold
+            answering *= min(threshold / self.called_from, 1.0)
+        return 1.0 - right / answering
+
+    def draw(self, rng: np.random.Generator, rows: int) -> dict[str, FloatArray | BoolArray]:
+        """Rows, and the uniform that decides a row's vote."""
+        counted = rng.random(rows) >= self.uncounted
+        score = rng.random(rows)
+        if self.atoms is not None:
+            score = np.floor(score * self.atoms) / self.atoms
+        refused = rng.random(rows) < np.where(counted, *self.refused)
+        return {"counted": counted, "s": score, "refused": refused, "vote": rng.random(rows)}
+
+    def judged(
+        self, drawn: dict[str, FloatArray | BoolArray], threshold: float
+    ) -> tuple[BoolArray, BoolArray]:
+        """Rows that are answered at a threshold, and right."""
+        answered = ~drawn["refused"] & (self.called_from * drawn["s"] <= threshold)
+        covered = drawn["counted"] & (drawn["s"] <= threshold)
+        return answered, answered & covered & (drawn["vote"] < self.right(threshold))
+
+
+def critical_of(drawn: dict[str, FloatArray | BoolArray]) -> FloatArray:
+    """s_i; NaN where a row does not count."""
+    return np.where(drawn["counted"], np.where(drawn["refused"], np.inf, drawn["s"]), np.nan)
+
+
+def threshold_of(critical: FloatArray) -> tuple[float, int]:
+    """The served threshold of these rows, and its misses."""
+    ascending = np.sort(critical[~np.isnan(critical)])
+    misses = allowed_misses(ascending.size, ALPHA)
+    return float(ascending[ascending.size - 1 - misses]), misses
+
+
+def served(world: World, drawn: dict[str, FloatArray | BoolArray]) -> tuple[AnswerRisk, float]:
+    """The bound of these rows, and the threshold that they serve."""
+    critical = critical_of(drawn)
+    threshold, misses = threshold_of(critical)
+    answered, right = world.judged(drawn, threshold)
+    risk = served_answer_risk(
+        critical,
+        misses,
+        eligible=~np.asarray(drawn["refused"], bool),
+        answered=answered,
+        right=right,
+        may_be_empty=world.called_from > 0.0,
+        delta=DELTA,
+    )
+    return risk, threshold
+
+
+def memorising(n: int) -> Callable[[float], float]:
+    """The vote that makes Clopper-Pearson on the rows' own answers fail most often.
+
+    By each place p of the threshold, the rate of right answers at which n rows, k - 1 of them below
+    p, most often look better than the bound allows.
+    """
+    k = n - allowed_misses(n, ALPHA)
+    lower = np.append(0.0, stats.beta.ppf(DELTA, np.arange(1, n + 1), n - np.arange(n)))
+    rates = np.linspace(0.01, 1.0, 100)
+    places = np.linspace(0.7, 1.0, 61)
+    fewest = np.searchsorted(lower, places[:, None] * rates, side="right")
+    fails = stats.binom.sf(fewest - 1, k - 1, rates)
+    best = rates[fails.argmax(axis=1)]
+    return lambda threshold: float(np.interp(threshold, places, best))
+
+
+def window(threshold: float) -> float:
+    """Nearly every answer is wrong where 400 rows put their threshold, and right beside it."""
+    return 0.1 if abs(threshold - 0.9) < 0.008 else 0.95
+
+
+WORLDS = {
+    "distinct": World(right=lambda t: 0.6 + 0.3 * t),
+    "hopeless queries, abstention": World(right=lambda _: 0.85, uncounted=0.2, refused=(0.02, 0.5)),
+    "ties": World(right=lambda _: 0.9, atoms=4, uncounted=0.1, refused=(0.01, 0.2)),
+    "one atom": World(right=lambda _: 0.7, atoms=1),
+    "paper, empty sets": World(right=lambda _: 0.8, called_from=1.0),
+    "memorising": World(right=memorising(400)),
+    "window": World(right=window),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_bound_holds_for_the_served_threshold(name: str) -> None:
+    """Below the served rate in at most delta of 1,000 draws of 400 rows."""
+    world, rng, broken = WORLDS[name], np.random.default_rng(len(name)), 0
+    for _ in range(1_000):
+        risk, threshold = served(world, world.draw(rng, 400))
+        broken += risk.upper < world.rate(threshold)
+    assert_at_most(broken, 1_000, DELTA, FALSE_ALARM)
+
+
+def test_the_rows_own_clopper_pearson_bound_does_not() -> None:
+    """Negative control: it fails in more than delta of the draws, though not by much."""
+    world, rng, broken = WORLDS["memorising"], np.random.default_rng(3), 0
+    for _ in range(4_000):
+        risk, threshold = served(world, world.draw(rng, 400))
+        broken += clopper_pearson_upper(risk.errors, risk.answered) < world.rate(threshold)
+    assert broken > stats.binom.isf(FALSE_ALARM, 4_000, DELTA)
+
+
+def test_the_cross_fitted_bound_does_not() -> None:
+    """Negative control: each half judged at the other's threshold; neither threshold is served."""
+    world, rng, broken = WORLDS["window"], np.random.default_rng(4), 0
+    for _ in range(1_000):
+        drawn = world.draw(rng, 400)
+        first = np.arange(400) < 200
+        errors = count = 0
+        for own in (first, ~first):
+            half = {name: values[own] for name, values in drawn.items()}
+            other = {name: values[~own] for name, values in drawn.items()}
+            answered, right = world.judged(half, threshold_of(critical_of(other))[0])
+            errors, count = errors + (answered & ~right).sum(), count + answered.sum()
+        truth = world.rate(threshold_of(critical_of(drawn))[0])
+        broken += clopper_pearson_upper(int(errors), int(count)) < truth
+    assert broken > 2 * stats.binom.isf(FALSE_ALARM, 1_000, DELTA)
+
+
+def test_the_bound_costs_less_than_twice_that_of_a_half_kept_away() -> None:
+    """Without ties, at 1,000 rows: 0.047 above the rate, a half kept is 0.036 above it."""
+    world, rng = WORLDS["hopeless queries, abstention"], np.random.default_rng(5)
+    own: list[float] = []
+    kept: list[float] = []
+    for _ in range(100):
+        drawn = world.draw(rng, 1_000)
+        risk, _ = served(world, drawn)
+        own.append(risk.upper - risk.rate)
+        first = np.arange(1_000) < 500
+        half = {name: values[~first] for name, values in drawn.items()}
+        threshold, _ = threshold_of(critical_of(half))
+        answered, right = world.judged({n: v[first] for n, v in drawn.items()}, threshold)
+        errors, count = int((answered & ~right).sum()), int(answered.sum())
+        kept.append(clopper_pearson_upper(errors, count) - errors / count)
+    assert 0.02 < np.mean(own) < 1.5 * np.mean(kept)
+
+
+def test_a_whole_pool_needs_no_band() -> None:
+    """An infeasible alpha calls the whole pool whatever the rows: Clopper-Pearson is exact."""
+    yes = np.ones(20, bool)
+    risk = served_answer_risk(
+        np.zeros(20),
+        -1,
+        eligible=yes,
+        answered=yes,
+        right=np.arange(20) >= 4,
+        may_be_empty=False,
+    )
+    assert (risk.errors, risk.answered, risk.rate) == (4, 20, 0.2)
+    assert risk.upper == clopper_pearson_upper(4, 20)
+
+
+def test_a_calibration_counts_at_its_own_threshold() -> None:
+    """Rows that tau refuses are not answered; a set that refusals make the whole pool has none."""
+    rng = np.random.default_rng(8)
+    scores = rng.random((200, 3))
+    labels = rng.random((200, 3)) < scores
+    calibration = calibration_of(scores, labels, score=Score.PROB, alpha=0.2)
+    assert isinstance(calibration, Calibration)
+    sets = calibration.sets(scores, calibration.fingerprints, calibration.lambda_hat(), Score.PROB)
+    called = sets.selected.any(axis=1)
+    right = (sets.selected & labels).any(axis=1)
+    recorded = np.arange(200) % 4 > 0
+    risk = calibration.answer_risk(called, right, recorded)
+    assert risk is not None
+    assert risk.answered == (called & recorded).sum()
+    assert risk.errors == (called & ~right & recorded).sum()
+    assert risk.rate < risk.upper < 1.0
+    refusing = calibration_of(scores, labels, score=Score.PROB, alpha=0.2, null_threshold=0.05)
+    assert refusing.answer_risk(called, right, recorded) is None
