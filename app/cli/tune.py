@@ -26,7 +26,8 @@ from racer_core.records.reader import read_rows
 def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
-    An evaluator in the configuration rates the answers of the rows.
+    Votes by an evaluator use the confidences that the rows record; without any, an evaluator in the
+    configuration rates the answers.
     """
     from app.routing.artifact import open_racer
     from app.tools import tuning
@@ -38,9 +39,11 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
     rows = read_rows(validation, configured.pool)
     opened = open_racer(configured)
     search.check_rows(opened, rows)
+    rows = tuning.servable_confidences(rows, configured)
+    recorded = any(row.confidences for row in rows.rows)
     with progress_bars(as_json) as progress:
         rated = None
-        if configured.aggregation.raters:
+        if configured.aggregation.raters and not recorded:
             rated = tuning.rate_rows(configured, secrets, rows, progress)
         tuned = search.tune(
             opened,
@@ -51,7 +54,7 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
             ratings=rated.ratings if rated else None,
             progress=progress,
         )
-    change = tuning.configuration_change(config, tuned)
+    change = tuning.configuration_change(config, tuned, configured.aggregation)
     if rated and rated.failed:
         err.print(
             f"racer: {rated.failed} of {rated.answers} ratings failed ({rated.causes}); they "
@@ -61,7 +64,11 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
     if write:
         change.write()
     if as_json:
-        print_json(asdict(tuned) | {"diff": change.diff, "written": write})
+        evaluators = [each.as_json() for each in tuned.evaluators]
+        shown = asdict(tuned) | {"evaluators": evaluators}
+        print_json(shown | {"diff": change.diff, "written": write})
         return
+    if tuned.evaluators:
+        out.print(tuning.evaluator_table(tuned))
     out.print(tuning.table(tuned))
     out.print(change.diff or "nothing to change", markup=False, highlight=False)

@@ -10,7 +10,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ from ruamel.yaml.error import YAMLError
 
 from app.answering.evaluator import Evaluator, Ratings
 from app.errors import SettingsError, UpstreamError
-from app.settings import Secrets, Settings
+from app.settings import Aggregation, Secrets, Settings
 from app.settings.editing import Change, parse, update_section
 from app.telemetry.metrics import Metrics
+from app.tools.labelling.confidences import recorded_name
 from app.upstream.fleet import Fleet
 from racer_core.offline.reporting import Progress
 from racer_core.offline.tune import AnswerRatings, Trial, Tuning
@@ -111,30 +112,73 @@ async def _rate(
         return await asyncio.gather(*(rate(row) for row in rows.rows))
 
 
-def configuration_change(path: Path, tuning: Tuning) -> Change:
+def servable_confidences(rows: LabelledRows, settings: Settings) -> LabelledRows:
+    """The rows with the confidences of evaluators that the configuration can name.
+
+    These are its candidates and its evaluators.
+
+    Raises:
+        SettingsError: Rows record confidences, but not those of a configured evaluator.
+    """
+    recorded = {name for row in rows.rows for name in row.confidences}
+    configured = {recorded_name(spec) for spec in settings.aggregation.raters.values()}
+    if recorded and (missing := sorted(configured - recorded)):
+        raise SettingsError(
+            f"the rows record confidences of {', '.join(sorted(recorded))}, but not of the "
+            f"configured evaluator {missing[0]}: record them with `racer label --confidence`, or "
+            "remove the evaluator from the configuration"
+        )
+    servable = configured | set(settings.pool)
+    return replace(
+        rows,
+        rows=tuple(
+            replace(
+                row,
+                confidences={n: each for n, each in row.confidences.items() if n in servable},
+            )
+            if row.confidences
+            else row
+            for row in rows.rows
+        ),
+    )
+
+
+def configuration_change(
+    path: Path, tuning: Tuning, aggregation: Aggregation | None = None
+) -> Change:
     """Write the chosen score, alpha and vote into the configuration's text.
 
     Comments and order stay. Evaluators are removed unless the vote uses them: otherwise the
-    configuration would contradict itself.
+    configuration would contradict itself. Evaluators that were chosen by recorded confidences
+    replace those of the configuration.
+
+    Args:
+        path: The configuration.
+        tuning: The result of the search.
+        aggregation: The section as it was read; it has the evaluators' models.
 
     Raises:
         SettingsError: The file cannot be read.
     """
     try:
         before = path.read_text(encoding="utf-8")
-        text = before if tuning.chosen.evaluated else _without_evaluators(before)
+        chosen = _chosen_evaluators(tuning, aggregation)
+        keeps = tuning.chosen.evaluated and chosen is None
+        text = before if keeps else _without_evaluators(before)
         editor, document = parse(text)
     except (OSError, YAMLError) as exc:
         raise SettingsError(f"{path}: cannot be read: {exc}") from exc
     update_section(
         document, "routing", {"alpha": tuning.chosen.alpha, "score": tuning.chosen.score.value}
     )
-    update_section(document, "aggregation", _vote(tuning.chosen))
+    update_section(document, "aggregation", _vote(tuning.chosen) | (chosen or {}))
     if tuning.chosen.temperature is None:
         document["aggregation"].pop("temperature", None)
-    if not tuning.chosen.evaluated:
+    if not keeps:
+        written = {"weight", *chosen} if chosen else set[str]()
         for name in _EVALUATION:  # those that are not blocks of lines
-            document["aggregation"].pop(name, None)
+            if name not in written:
+                document["aggregation"].pop(name, None)
     after = io.StringIO()
     editor.dump(document, after)  # pyright: ignore[reportUnknownMemberType]
     return Change(path, before, after.getvalue())
@@ -154,6 +198,27 @@ def _without_evaluators(text: str) -> str:
         text,
         flags=re.MULTILINE,
     )
+
+
+def _chosen_evaluators(tuning: Tuning, aggregation: Aggregation | None) -> dict[str, Any] | None:
+    """The settings of the evaluators of the chosen vote; None if those of the file stay."""
+    choice = tuning.evaluator_choices.get(tuning.chosen.weight or "")
+    if choice is None:
+        return None
+    rule = aggregation or Aggregation()
+    specs = {recorded_name(spec): spec for spec in rule.raters.values()}
+
+    def written(name: str) -> dict[str, Any]:
+        if name not in specs:
+            return {"candidate": name}
+        return specs[name].model_dump(mode="json", exclude_unset=True)
+
+    own = {group: recorded_name(spec) for group, spec in rule.evaluators.items()}
+    is_same = rule.evaluator is not None and recorded_name(rule.evaluator) == choice.common
+    if is_same and own == dict(choice.of_groups):
+        return None
+    groups = {group: written(name) for group, name in choice.of_groups.items()}
+    return {"evaluator": written(choice.common)} | ({"evaluators": groups} if groups else {})
 
 
 def _vote(chosen: Trial) -> dict[str, Any]:
@@ -183,6 +248,29 @@ def table(tuning: Tuning) -> Table:
         best = tuning.chosen if chosen else max(trials, key=lambda trial: trial.accuracy)
         values = f"{best.accuracy:.3f}", f"{best.size:.2f}", f"{best.cost:.4g}"
         shown.add_row(f"{alpha:g}", best.score, _name(best), *values, "chosen" if chosen else "")
+    return shown
+
+
+def evaluator_table(tuning: Tuning) -> Table:
+    """The quality of each evaluator, and which were chosen by it."""
+    shown = Table(
+        title="evaluators by recorded confidences: AUC of a right answer against a wrong one to "
+        "the same question; the largest is chosen",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    for name in ("confidence", "group", "evaluator", "AUC", "accuracy", "failed", "contested", ""):
+        shown.add_column(name, no_wrap=True)
+    for each in tuning.evaluators:
+        choice = tuning.evaluator_choices[each.weight.value]
+        chosen = (
+            choice.common if each.group is None else choice.of_groups.get(each.group, choice.common)
+        )
+        values = f"{each.auc:.3f}", f"{each.accuracy:.3f}", f"{each.failed:.3f}"
+        shown.add_row(
+            *(each.weight.value, each.group or "all", each.evaluator, *values),
+            *(str(each.contested), "chosen" if each.evaluator == chosen else ""),
+        )
     return shown
 
 

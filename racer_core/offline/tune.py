@@ -8,8 +8,8 @@ which the other half is voted on.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.errors import InputError, RowsError
+from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality, RatedAnswers
 from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
 from racer_core.offline.selection import (
@@ -90,6 +91,11 @@ class Tuning:
     chosen: Trial
     slack: float  # one standard error of the best accuracy: differences below it are noise
     rows: int
+    # Of recorded confidences: the quality of each evaluator, and by kind the chosen ones.
+    evaluators: tuple[EvaluatorQuality, ...] = ()
+    evaluator_choices: Mapping[str, EvaluatorChoice] = field(
+        default_factory=dict[str, EvaluatorChoice]
+    )
 
 
 def tune(
@@ -110,7 +116,9 @@ def tune(
     not the fixed order is at most 5 %. A vote other than the majority counts only if it
     beats the majority by two paired standard errors. Of the remaining settings within one standard
     error of the best accuracy, the cheapest is chosen; ties go to a vote without an evaluator,
-    whose calls have no price. Levels for which half of the rows are too few are left out.
+    whose calls have no price. Of several recorded evaluators the one with the largest AUC weighs
+    the votes (:meth:`RatedAnswers.choose`). Levels for which half of the rows are too few are left
+    out.
 
     Args:
         racer: Loaded artifact.
@@ -119,7 +127,8 @@ def tune(
         risk_target: What alpha bounds.
         prices: Price per call of each candidate, in the order of the pool; None counts calls.
         alphas: The grid.
-        ratings: Of the rows' answers; None leaves out votes weighted by an evaluator.
+        ratings: Of the rows' answers, by the configured evaluator; None takes the confidences that
+            the rows record. A kind of confidence that some rows lack is left out.
         progress: Called at each alpha.
 
     Raises:
@@ -142,7 +151,14 @@ def tune(
         same=agreement(answer_classes(answers, equality)),
         stacked=None if _fitted_on(racer, scored) else racer.artifact.stacked,
     )
-    schemes = tuple(_schemes(votes, ratings))
+    recorded = RatedAnswers.of(rows.rows, racer.pool)
+    choices = {} if ratings else {each.value: recorded.choose(each) for each in recorded.values}
+    rated = [
+        AnswerRatings(weight=weight, values=recorded.ratings(weight, choices[weight]))
+        for weight in recorded.values
+        if weight in choices
+    ]
+    schemes = tuple(_schemes(votes, [ratings] if ratings else rated))
     per_call = np.ones(len(racer.pool)) if prices is None else np.array(prices)
     chosen_scores = choose_scores(
         scored,
@@ -171,7 +187,14 @@ def tune(
     slack = math.sqrt(best * (1.0 - best) / len(rows))
     good = [trial for trial in usable if trial.accuracy >= best - slack]
     chosen = min(good, key=lambda trial: (trial.cost, trial.evaluated, -trial.accuracy))
-    return Tuning(trials=tuple(trials), chosen=chosen, slack=slack, rows=len(rows))
+    return Tuning(
+        trials=tuple(trials),
+        chosen=chosen,
+        slack=slack,
+        rows=len(rows),
+        evaluators=tuple(recorded.qualities()) if choices else (),
+        evaluator_choices=choices,
+    )
 
 
 def check_rows(racer: Racer, rows: LabelledRows) -> None:
@@ -278,19 +301,18 @@ class _Scheme:
         return self.votes.right(self.rule, selected, self.temperature or 1.0)
 
 
-def _schemes(votes: Votes, ratings: AnswerRatings | None) -> Iterator[_Scheme]:
+def _schemes(votes: Votes, rated: Sequence[AnswerRatings]) -> Iterator[_Scheme]:
     for rule in votes.rules:
         if rule == Method.WEIGHTED:
             yield from _weighted(votes, Weight.ROUTER)
         else:
             yield _Scheme(rule=rule, votes=votes)
-    if ratings is None:
-        return
-    if ratings.values.shape != votes.scores.shape:
-        raise InputError(
-            f"ratings of shape {ratings.values.shape} for {votes.scores.shape} answers"
-        )
-    yield from _weighted(replace(votes, ratings=ratings.values), ratings.weight)
+    for ratings in rated:
+        if ratings.values.shape != votes.scores.shape:
+            raise InputError(
+                f"ratings of shape {ratings.values.shape} for {votes.scores.shape} answers"
+            )
+        yield from _weighted(replace(votes, ratings=ratings.values), ratings.weight)
 
 
 def _weighted(votes: Votes, weight: Weight) -> Iterator[_Scheme]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from app import settings
 from app.tools import tuning
 from app.tools.tuning import CONCURRENCY, EvaluatorRatings
 from racer_core.aggregation.vote import Method, Weight
+from racer_core.records.writer import write_rows
 from racer_core.types import LabelledRow, LabelledRows
 from tests.support.gateway import POOL, Command, configure, noisy
 from tests.upstreams.scripted import FakePool, proposed
@@ -257,3 +259,103 @@ def test_a_few_questions_are_rated_at_once(tmp_path: Path, artifact: Path, pool:
     pool.rate("judge", {}, delay_s=0.2)
     rated(tmp_path, artifact, pool, [row("7", "8", "9") for _ in range(3 * CONCURRENCY)])
     assert 3 < pool.peak <= 3 * CONCURRENCY
+
+
+# Recorded confidences ---------------------------------------------------------------------------
+
+
+def recorded(rows: LabelledRows, **evaluators: dict[str, float]) -> LabelledRows:
+    """The rows with P(True) of these evaluators, by the answer's text."""
+    rated = tuple(
+        replace(
+            row,
+            group="law" if place % 3 else "sums",
+            confidences={
+                name: {"p_true": {m: chances[row.answers[m] or ""] for m in POOL}}
+                for name, chances in evaluators.items()
+            },
+        )
+        for place, row in enumerate(rows.rows)
+    )
+    return replace(rows, rows=rated)
+
+
+def as_file(path: Path, rows: LabelledRows) -> Path:
+    """The rows with all their fields."""
+    write_rows(rows, path)
+    return path
+
+
+LIES = {"right": 0.1, "wrong": 0.9}
+
+
+def test_recorded_confidences_are_tuned_without_a_call(
+    racer: Command, tmp_path: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """The evaluator that knows is chosen and written, with a T; its AUC is printed."""
+    config = configure(tmp_path, noisy_artifact, pool.url)
+    rows = recorded(two_answers(300), poet=LIES, adder=KNOWS)
+    validation = as_file(tmp_path / "validation.jsonl", rows)
+    code, out, stderr = tune(racer, config, validation, "--write", "--json")
+    assert code == 0, stderr
+    result = json.loads(out)
+    assert (result["chosen"]["rule"], result["chosen"]["weight"]) == ("weighted", "p_true")
+    assert result["evaluator_choices"] == {"p_true": {"common": "adder", "of_groups": {}}}
+    auc = {each["evaluator"]: each["auc"] for each in result["evaluators"] if not each["group"]}
+    assert auc == {"poet": 0.0, "adder": 1.0}
+    after, _ = settings.load(config, {})
+    assert after.aggregation.weight is Weight.P_TRUE
+    assert after.aggregation.evaluator is not None
+    assert after.aggregation.evaluator.candidate == "adder"
+    assert after.aggregation.temperature == result["chosen"]["temperature"]
+    assert pool.rated == []
+    code, out, stderr = tune(racer, config, validation)
+    assert code == 0, stderr
+    assert "nothing to change" in out
+    (line,) = [each for each in out.splitlines() if " all " in each and "adder" in each]
+    assert line.split() == ["p_true", "all", "adder", "1.000", *line.split()[4:-1], "chosen"]
+
+
+def test_a_group_gets_the_evaluator_that_knows_it(
+    racer: Command, config: Path, tmp_path: Path, pool: FakePool
+) -> None:
+    """The judge of the configuration keeps its server; the adder weighs the votes on sums."""
+    rows = two_answers(600)
+    by_group = [
+        recorded(rows, judge=own, adder=other) for own, other in ((KNOWS, LIES), (LIES, KNOWS))
+    ]
+    mixed = tuple(
+        by_group[row.group == "sums"].rows[place] for place, row in enumerate(by_group[0].rows)
+    )
+    validation = as_file(tmp_path / "grouped.jsonl", replace(rows, rows=mixed))
+    before, _ = settings.load(config, {})
+    code, out, stderr = tune(racer, config, validation, "--write", "--json")
+    assert code == 0, stderr
+    after, _ = settings.load(config, {})
+    assert after.aggregation.evaluator == before.aggregation.evaluator
+    assert {g: e.candidate for g, e in after.aggregation.evaluators.items()} == {"sums": "adder"}
+    assert json.loads(out)["chosen"]["accuracy"] > 0.75
+    assert pool.rated == []
+
+
+def test_rows_that_lack_the_configured_evaluator_are_refused(
+    racer: Command, config: Path, tmp_path: Path, pool: FakePool
+) -> None:
+    """It would go from the configuration as if it had been tried."""
+    rows = recorded(two_answers(300), poet=KNOWS)
+    before = config.read_bytes()
+    code, out, stderr = tune(racer, config, as_file(tmp_path / "v.jsonl", rows), "--write")
+    assert (code, out, pool.rated) == (2, "", [])
+    assert "record confidences of poet, but not of the configured evaluator judge" in stderr
+    assert config.read_bytes() == before
+
+
+def test_an_evaluator_that_cannot_serve_is_not_chosen(
+    racer: Command, tmp_path: Path, noisy_artifact: Path, pool: FakePool
+) -> None:
+    """It is no candidate, and the configuration does not name its server."""
+    config = configure(tmp_path, noisy_artifact, pool.url)
+    rows = recorded(two_answers(300), oracle=KNOWS, adder={"right": 0.6, "wrong": 0.4})
+    code, out, stderr = tune(racer, config, as_file(tmp_path / "v.jsonl", rows), "--json")
+    assert code == 0, stderr
+    assert json.loads(out)["evaluator_choices"]["p_true"]["common"] == "adder"
