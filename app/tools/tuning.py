@@ -263,12 +263,14 @@ def evaluator_table(tuning: Tuning) -> Table:
         shown.add_column(name, no_wrap=True)
     for each in tuning.evaluators:
         choice = tuning.evaluator_choices[each.weight.value]
+        measures = each.as_json()  # None: there is nothing to measure on
         chosen = (
             choice.common if each.group is None else choice.of_groups.get(each.group, choice.common)
         )
-        values = f"{each.auc:.3f}", f"{each.accuracy:.3f}", f"{each.failed:.3f}"
+        values = (measures[name] for name in ("auc", "accuracy", "failed"))
         shown.add_row(
-            *(each.weight.value, each.group or "all", each.evaluator, *values),
+            *(each.weight.value, each.group or "all", each.evaluator),
+            *("-" if value is None else f"{value:.3f}" for value in values),
             *(str(each.contested), "chosen" if each.evaluator == chosen else ""),
         )
     return shown
