@@ -147,3 +147,52 @@ def test_mapie_is_not_compared_where_its_rank_is_rounded():
     )
     assert whole(24, "0.44")
     assert mapie.half_width(critical, 0.44) != critical[13]
+
+
+@pytest.mark.parametrize("n", [19, 60, 99])
+def test_risk_control_has_the_same_threshold_but_at_whole_budgets(n):
+    """MAPIE's risk control on a grid of all scores: to the last bit, one right candidate a row.
+
+    MAPIE asks for a risk below alpha, the paper for one of at most alpha: at a whole alpha (n + 1)
+    its threshold may be the next larger score, and nowhere else.
+    """
+    rng = np.random.default_rng(n)
+    scores = rng.choice(2**20, (n, 3), replace=False) / 2**20  # so that 1 - f is exact
+    labels = np.eye(3, dtype=bool)[rng.integers(0, 3, n)]
+    right = np.sort(scores[labels])
+    calibration = calibration_of(scores, labels, score=Score.PROB)
+    alphas = [Fraction(percent, 100) for percent in (3, 5, 10, 15, 20, 37, 50, 61)]
+    alphas = [alpha for alpha in alphas if alpha * (n + 1) >= 2]
+    controller = mapie.MultiLabelClassificationController(
+        lambda X: np.asarray(X),
+        risk="recall",
+        method="crc",
+        target_level=[float(1 - alpha) for alpha in alphas],
+        predict_params=np.nextafter(right, 0.0),  # the set is f > cut
+    )
+    controller.calibrate(scores, labels.astype(int))
+    differing = 0
+    for alpha, cut in zip(alphas, np.ravel(controller.best_predict_param), strict=True):
+        mine = np.searchsorted(right, 1.0 - calibration.lambda_hat(float(alpha)))
+        theirs = np.searchsorted(right, np.nextafter(cut, 1.0))
+        assert right[mine] == 1.0 - calibration.lambda_hat(float(alpha))
+        assert mine - theirs in ((0, 1) if whole(n, alpha) else (0,))
+        differing += mine != theirs
+    assert (differing > 0) == any(whole(n, alpha) for alpha in alphas)
+
+
+def test_torchcp_has_the_same_threshold_but_where_its_ceil_is_rounded():
+    """Skipped without TorchCP, which is no dependency; benchmarks/results/oracles.md has a run."""
+    pytest.importorskip("torchcp")
+    from torchcp.utils.common import calculate_conformal_value
+
+    torch = LazyModule("torch")
+    for n in (24, 60, 101):
+        critical = np.random.default_rng(n).random(n)
+        for percent in range(5, 98):
+            found = calibrate_threshold(critical, percent / 100)
+            theirs = float(calculate_conformal_value(torch.from_numpy(critical), percent / 100))
+            if not whole(n, Fraction(percent, 100)):
+                assert theirs == found
+            else:
+                assert theirs in np.sort(critical)[np.searchsorted(np.sort(critical), found) :][:2]
