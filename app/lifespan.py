@@ -18,6 +18,7 @@ from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
 from app.calibrations.service import CalibrationService, setup_digest
 from app.errors import NoRouter
+from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact import open_racer
@@ -171,6 +172,7 @@ async def _open_routing(
                 grouping=grouping,
                 metrics=metrics,
                 conditions=conditions,
+                projections=DecisionStatistics(store).projections,
             )
         )
         monitor = await stack.enter_async_context(

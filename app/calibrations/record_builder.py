@@ -137,6 +137,7 @@ class RecordBuilder:
         options: CalibrateOptions,
         source: dict[str, Any],
         progress: Progress,
+        served: FloatArray | None = None,
     ) -> CalibrationRecord:
         """A record that is not stored yet. Blocks.
 
@@ -145,6 +146,7 @@ class RecordBuilder:
             options: The upload's options.
             source: Where the rows come from, for the evidence.
             progress: Takes how far it is.
+            served: Embeddings of served queries, to which first turns are reweighted; None: not.
 
         Raises:
             CalibrationError: The rows cannot be calibrated on.
@@ -160,6 +162,9 @@ class RecordBuilder:
         if not options.allow_overlap:
             self._trained.refuse_overlap(rows.fingerprints)
         built = self._build(first.rows, guarantee, progress)
+        if served is not None:  # first turns only, under the conditions of most rows
+            built = replace(built, calibration=built.calibration.reweighted(served))
+            others = []
         refuse_uncounted(built.calibration)
         used = list(_used(others, first, min_n(guarantee.alpha, guarantee.delta)))
         built_others = [self._build(each.rows, guarantee, progress) for each in used]

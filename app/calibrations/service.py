@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Self
@@ -37,6 +37,7 @@ from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.racer import TrainedRouter
+from racer_core.types import FloatArray
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class CalibrationService:
         grouping: Finds the group of a row.
         metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
+        projections: Embeddings of recorded queries, by the calibrations that routed them; blocks.
     """
 
     def __init__(
@@ -73,9 +75,11 @@ class CalibrationService:
         grouping: Grouping,
         metrics: Metrics,
         conditions: ConditionReader,
+        projections: Callable[[Sequence[str]], FloatArray],
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
+        self._projections = projections
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
@@ -154,9 +158,10 @@ class CalibrationService:
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
         rows, options = await asyncio.to_thread(self._read, upload, given, progress)
+        served = await self._store.run(self._served) if options.reweight else None
         source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
         record = await asyncio.to_thread(
-            self._record_builder.record, rows, options, source, progress
+            self._record_builder.record, rows, options, source, progress, served
         )
         activate = options.activate and not options.dry_run
         async with self._write_lock:
@@ -214,6 +219,11 @@ class CalibrationService:
             text=self._settings.routing.text,
         )
         return read_rows(upload, instructions, progress, add_fields), options
+
+    def _served(self) -> FloatArray:
+        """Embeddings of the recorded queries that this artifact routed."""
+        made = self._calibration_sync.setup
+        return self._projections([x.id for x in self._store.summaries() if x.artifact == made])
 
     def _active_record(self) -> CalibrationRecord | None:
         """The active calibration; None before there is one."""

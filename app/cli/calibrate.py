@@ -45,6 +45,11 @@ from racer_core.types import RiskTarget, Score
     help="Largest `weight` of any served query; default: the rows' largest.",
 )
 @click.option(
+    "--reweight",
+    is_flag=True,
+    help="Estimate weights for the recorded queries; approximate, voids certificates.",
+)
+@click.option(
     "--smoothing",
     type=click.Choice(["none", "hash"]),
     help="`hash` breaks ties between scores with keyed noise; default: `none`.",
@@ -83,6 +88,7 @@ def calibrate(
     risk_target: str | None,
     r: int | None,
     max_weight: float | None,
+    reweight: bool,
     smoothing: str | None,
     expected_active_id: str | None,
     allow_overlap: bool,
@@ -100,6 +106,7 @@ def calibrate(
         "risk_target": risk_target,
         "r": r,
         "max_weight": max_weight,
+        "reweight": reweight or None,
         "smoothing": smoothing,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,

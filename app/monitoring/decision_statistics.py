@@ -6,13 +6,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from sqlalchemy import func, select
 
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store
 from app.store.tables import DecisionRow, VerdictRow
+from racer_core.types import FloatArray
+
+MAX_QUERIES: Final = 5_000  # more say little more about a density ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +111,27 @@ class DecisionStatistics:
                 select(DecisionRow.loss).where(of_it, DecisionRow.loss.is_not(None))
             )
             return [loss for loss in found if loss is not None]
+
+    def projections(self, calibration_ids: Sequence[str]) -> FloatArray:
+        """Embeddings of the newest queries that these calibrations routed, shape (m, d).
+
+        Repeats are left out, and requests of another kind than the rows. At most ``MAX_QUERIES``.
+        """
+        newest = (
+            select(DecisionRow.document)
+            .where(DecisionRow.calibration_id.in_(calibration_ids))
+            .order_by(DecisionRow.created_at.desc())
+            .limit(MAX_QUERIES)
+        )
+        with self._store.transaction() as session:
+            documents = session.scalars(newest).all()
+        decisions = [DecisionRecord.from_document(each, None) for each in documents]
+        found = [
+            each.projection
+            for each in decisions
+            if each.projection is not None and each.like_rows and not each.repeated
+        ]
+        return np.array(found, np.float64).reshape(len(found), len(found[0]) if found else 0)
 
     def judged_shadow_sample(
         self, calibration_ids: Sequence[str]

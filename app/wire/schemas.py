@@ -191,6 +191,10 @@ class CalibrateOptions(BaseModel):
         gt=0,
         description="Largest weight of any served query; default: the rows', if none is larger.",
     )
+    reweight: bool = Field(
+        default=False,
+        description="Estimate weights for the recorded queries; approximate, voids certificates.",
+    )
     smoothing: Literal["none", "hash"] = Field(
         default="none", description="`hash` breaks ties of scores by keyed noise."
     )

@@ -24,6 +24,7 @@ from racer_core.calibration.decision import (
     scores_and_neighbours,
     whole_pool_decision,
 )
+from racer_core.calibration.density_ratio import CLIP, check_coverage, estimate_weights
 from racer_core.calibration.loss_curve import (
     UNIT,
     IntArray,
@@ -639,6 +640,31 @@ class Calibration:
         """
         groups = self.groups or (None,) * len(self.fingerprints)
         return self.take([i for i, group in enumerate(groups) if group == name])
+
+    def reweighted(self, served: FloatArray) -> Calibration:
+        """The rows with weights estimated for the population of served queries: approximate.
+
+        No certificate holds on estimated weights (``weights_estimated``).
+
+        Args:
+            served: Embeddings of unlabelled queries, on the components of ``projections``, (m, d).
+
+        Raises:
+            CalibrationError: Rows have no embeddings or have weights already, queries or rows are
+                too few, or the rows do not cover the served queries.
+        """
+        if self.projections is None:
+            raise CalibrationError("the rows have no embeddings to estimate weights from")
+        if self.weights is not None:
+            raise CalibrationError("the rows have weights already: leave these out, or estimate")
+        weights = estimate_weights(self.projections, served, self.fingerprints)
+        estimated = replace(
+            self,
+            weights=weights,
+            options=replace(self.options, max_weight=CLIP, has_estimated_weights=True),
+        )
+        check_coverage(weights, estimated.effective_n)
+        return estimated
 
     def take(self, rows: list[int]) -> Calibration:
         """The calibration on a subset of the rows."""

@@ -30,8 +30,11 @@ from tests.support.gateway import (
     TWO,
     Command,
     Gateway,
+    Serve,
+    as_json,
     configure,
     error_message,
+    labelled,
     noisy,
     running,
 )
@@ -250,3 +253,22 @@ def test_graded_rows_are_written_and_read_again(tmp_path: Path) -> None:
     """As `racer convert` does."""
     write_rows(weighted(ROWS), tmp_path / "rows.jsonl")
     assert read_rows(tmp_path / "rows.jsonl").rows == weighted(ROWS).rows
+
+
+def test_weights_estimated_for_the_recorded_queries_never_hold(serve: Serve) -> None:
+    """Too few queries are refused; else evidence and certificate say `estimated`."""
+    gateway = serve()
+    body = {"rows": as_json(labelled(30_000, 200)), "reweight": True, "confirm": True}
+    assert "served queries are too few" in error_message(
+        gateway.post("/calibrate", ADMIN_KEY, json=body), 422
+    )
+    for row in labelled(40_000, 130).rows:
+        last = gateway.route(row.query)
+    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
+    response = gateway.post("/calibrate", ADMIN_KEY, json=body)
+    assert response.status_code == 200, response.text
+    assert response.json()["evidence"]["weights"]["kind"] == "estimated"
+    certificate = gateway.route(ONE)["certificate"]
+    assert certificate["guarantee"]["weights"] == "estimated"
+    assert not certificate["holds"]
+    assert "weights_estimated" in certificate["reasons"]
