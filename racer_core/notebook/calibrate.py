@@ -34,6 +34,9 @@ def calibrate(
     prices: Sequence[float] | None = None,
     delta: float | None = None,
     r: int = 1,
+    quality: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    max_weight: float | None = None,
 ) -> Calibration:
     """Calibrate thresholds on labelled rows, with the defaults that the gateway serves with.
 
@@ -48,7 +51,7 @@ def calibrate(
         score: ``cover``, ``cover_cost``, ``static``, ``gap`` or ``prob``. None takes ``cover`` if
             there are patterns, else ``gap``.
         target: ``answerable`` bounds P(miss | some candidate is right), ``paper`` bounds
-            P(C misses G').
+            P(C misses G'), ``quality`` bounds the mean shortfall of the best called quality.
         patterns: Correctness (m, K) of the rows that trained the router, or a fitted model of it,
             for ``cover`` and ``static``. None takes that of the router's output, if it has one.
         validation: Scores and correctness of further rows, which neither trained nor calibrate.
@@ -62,6 +65,9 @@ def calibrate(
         delta: None bounds the risk on average over calibration sets; else at most a share delta of
             calibration sets exceeds alpha.
         r: Right candidates wanted in the set.
+        quality: Grades of the answers, shape (n, K), in [0, 1], for the target ``quality``.
+        weights: Density of later queries over that of rows, up to a constant, shape (n,).
+        max_weight: Largest weight of any later query; None: the rows' largest.
 
     Returns:
         The calibration: ``predict`` gives the sets, ``lambda_hat`` the threshold, ``n`` the number
@@ -100,11 +106,14 @@ def calibrate(
             delta=delta,
             r=r,
             null_threshold=null_threshold,
+            max_weight=max_weight,
         ),
         neighbours=neighbours,
         patterns=model,
         prices=None if prices is None else tuple(prices),
         groups=None if groups is None else tuple(groups),
+        quality=None if quality is None else np.asarray(quality, np.float64),
+        weights=None if weights is None else np.asarray(weights, np.float64),
     )
     if calibration.n == 0:
         raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")

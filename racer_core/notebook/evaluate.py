@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import ScoredBatch, Sets, scores_and_neighbours
 from racer_core.calibration.metrics import set_metrics
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.calibration.shadow import estimate_risk
 from racer_core.errors import InputError
 from racer_core.notebook.calibrate import NO_FINGERPRINT, checked_labels
 from racer_core.types import (
@@ -82,6 +82,7 @@ def evaluate(
     alphas: Sequence[float] = ALPHAS,
     score: Score | str | Sequence[Score | str] | None = None,
     groups: Sequence[str | None] | None = None,
+    quality: ArrayLike | None = None,
 ) -> ResultTable:
     """Measure the sets of test rows, which neither trained nor calibrated.
 
@@ -92,6 +93,8 @@ def evaluate(
         alphas: Risk levels.
         score: One or several nonconformity scores; None takes the calibration's own.
         groups: The group of each row. Each group is then calibrated and measured on its own.
+        quality: Grades of the test rows, shape (N, K), for a calibration of the target ``quality``:
+            ``risk`` is then the mean shortfall, with an empirical Bernstein interval.
 
     Returns:
         A row for each group, score and alpha, with these columns:
@@ -111,6 +114,11 @@ def evaluate(
     """
     f, near = scores_and_neighbours(scores)
     labels = checked_labels(correct, f.shape)
+    grades = None if quality is None else np.asarray(quality, np.float64)
+    if grades is not None and grades.shape != f.shape:
+        raise InputError(f"quality has the shape {grades.shape}, the scores {f.shape}")
+    if grades is None and calibration.options.risk_target is RiskTarget.QUALITY:
+        raise InputError("the calibration bounds a shortfall of quality: give `quality`")
     if groups is not None and len(groups) != len(f):
         raise InputError(f"{len(groups)} groups for {len(f)} rows", param="groups")
     given = score or calibration.options.score
@@ -119,7 +127,12 @@ def evaluate(
     rows: list[Mapping[str, Any]] = []
     for name in names:
         part = [i for i in range(len(f)) if groups is None or groups[i] == name]
-        batch = f[part], None if near is None else near[part], labels[part]
+        batch = (
+            f[part],
+            None if near is None else near[part],
+            labels[part],
+            None if grades is None else grades[part],
+        )
         own = calibration if groups is None else calibration.group(name)
         place = {} if groups is None else {"group": name}
         for kind in [enum_member(Score, each, "score") for each in kinds]:
@@ -134,6 +147,7 @@ def _measure(
     scores: FloatArray,
     neighbours: IdArray | None,
     labels: BoolArray,
+    quality: FloatArray | None,
     alpha: float,
     kind: Score,
 ) -> dict[str, Any]:
@@ -141,15 +155,14 @@ def _measure(
     lambda_hat = calibration.lambda_hat(alpha, kind)
     prints = NO_FINGERPRINT * len(scores)
     sets = calibration.sets(scores, prints, lambda_hat, kind, neighbours)
-    missed = _missed(calibration.options, sets, labels)
-    errors, counted = int(missed.sum()), len(missed)
+    risk, low, high = _risk(_losses(calibration.options, sets, labels, quality))
     metrics = set_metrics(sets.selected, sets.null_selected, labels)
     return {
         "n": calibration.n,
         "lambda_hat": lambda_hat,
-        "risk": errors / counted if counted else math.nan,
-        "risk_low": clopper_pearson_lower(errors, counted, 0.025) if counted else math.nan,
-        "risk_high": clopper_pearson_upper(errors, counted, 0.025) if counted else math.nan,
+        "risk": risk,
+        "risk_low": low,
+        "risk_high": high,
         "miss_given_answerable": metrics.miss_given_answerable,
         "served_error": metrics.served_error,
         "abstain": metrics.abstain,
@@ -159,8 +172,21 @@ def _measure(
     }
 
 
-def _missed(options: CalibrationOptions, sets: Sets, labels: BoolArray) -> BoolArray:
-    """The loss of the rows that count: fewer than min(r, |G'|) right columns in the set."""
+def _risk(losses: BoolArray | FloatArray) -> tuple[float, float, float]:
+    """The mean loss with its 95 % interval: exact for losses of 0 and 1."""
+    if not losses.size:
+        return math.nan, math.nan, math.nan
+    found = estimate_risk(losses.astype(np.float64), np.ones(losses.size), losses.size)
+    return found.risk, found.lower, found.upper
+
+
+def _losses(
+    options: CalibrationOptions, sets: Sets, labels: BoolArray, quality: FloatArray | None
+) -> BoolArray | FloatArray:
+    """The loss of the rows that count: fewer than min(r, |G'|) right columns, or the shortfall."""
+    if options.risk_target is RiskTarget.QUALITY:
+        assert quality is not None
+        return quality.max(axis=1) - np.where(sets.selected, quality, 0.0).max(axis=1)
     right = (sets.selected & labels).sum(axis=1)
     wanted = np.minimum(options.r, np.maximum(labels.sum(axis=1), 1))
     if options.risk_target is RiskTarget.PAPER:

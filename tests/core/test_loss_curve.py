@@ -22,7 +22,9 @@ from racer_core.calibration.loss_curve import (
 )
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.threshold import calibrate_threshold
-from racer_core.errors import CalibrationError
+from racer_core.errors import CalibrationError, InputError
+from racer_core.notebook.calibrate import calibrate
+from racer_core.notebook.evaluate import evaluate
 from racer_core.types import RiskTarget, Score
 from tests.core.kinds import Kinds
 from tests.core.laws import assert_binomial
@@ -323,3 +325,25 @@ def test_quality_is_needed_and_lies_in_the_unit_interval():
             replace(plain, options=options, quality=quality)
     with pytest.raises(CalibrationError, match="r counts right candidates"):
         CalibrationOptions(risk_target=RiskTarget.QUALITY, r=2)
+
+
+def test_arrays_are_calibrated_and_measured_by_quality():
+    """The mean shortfall of the sets of test rows, and an interval around it."""
+    rng = np.random.default_rng(12)
+    scores = rng.random((900, 3))
+    quality = np.round(np.clip(scores + 0.6 * (rng.random(scores.shape) - 0.5), 0.0, 1.0), 6)
+    right = quality >= 0.5
+    rows, rest = slice(0, 300), slice(300, 900)
+    calibration = calibrate(
+        scores[rows], right[rows], alpha=0.02, target="quality", quality=quality[rows]
+    )
+    (row,) = evaluate(calibration, scores[rest], right[rest], alphas=[0.02], quality=quality[rest])
+    sets = calibration.predict(scores[rest])
+    lost = quality[rest].max(axis=1) - np.where(sets, quality[rest], 0.0).max(axis=1)
+    assert row["risk"] == pytest.approx(lost.mean())
+    assert row["risk_low"] < row["risk"] < row["risk_high"]
+    assert 0.01 < row["risk"] < 0.03
+    with pytest.raises(InputError, match="give `quality`"):
+        evaluate(calibration, scores[rest], right[rest])
+    weighted = calibrate(scores[rows], right[rows], weights=np.full(300, 2.0), max_weight=2.0)
+    assert weighted.lambda_hat() == calibrate(scores[rows], right[rows]).lambda_hat()
