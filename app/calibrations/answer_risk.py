@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -42,9 +43,12 @@ def answer_risk(
     final = final_answers(rows, calibration, aggregation, stacked, calibration.lambda_hat())
     if final is None:
         return None
+    limit = calibration.answer_limit
     risk = calibration.answer_risk(*final, rows.answered)
     if risk is None:
         return None
+    if limit is not None:  # the threshold was tested
+        risk = replace(risk, upper=limit.answer_risk_max, delta=limit.delta)
     return {
         "rows": int(rows.answered.sum()),
         "answered": risk.answered,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from app.calibrations.answer_limit import limit_answers
 from app.calibrations.answer_risk import answer_risk
 from app.calibrations.columns import RowColumns
 from app.calibrations.evidence import (
@@ -31,7 +32,7 @@ from app.store.calibration_record import CalibrationRecord, Population
 from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.errors import CalibrationError
+from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import FloatArray
@@ -168,6 +169,22 @@ class RecordBuilder:
         refuse_uncounted(built.calibration)
         used = list(_used(others, first, min_n(guarantee.alpha, guarantee.delta)))
         built_others = [self._build(each.rows, guarantee, progress) for each in used]
+        rows_of_first, limit = first.rows, None
+        if options.answer_risk_max is not None:
+            if used:
+                raise InputError(
+                    "answer_risk_max is tested on rows of one kind: send rows of first turns, "
+                    "labelled under one vector of conditions",
+                    param="answer_risk_max",
+                )
+            rows_of_first, calibration, limit = limit_answers(
+                first.rows,
+                built.calibration,
+                self._settings.aggregation,
+                self._trained.artifact.stacked,
+                options.answer_risk_max,
+            )
+            built = replace(built, calibration=calibration)
         populations = [
             Population(
                 calibration=each.calibration,
@@ -179,8 +196,10 @@ class RecordBuilder:
         ]
         progress("thresholds")
         overlap = len(self._trained.overlap(rows.fingerprints))
-        found = self._evidence(first.rows, built, dry_run=options.dry_run)
+        found = self._evidence(rows_of_first, built, dry_run=options.dry_run)
         found |= {"source": source, "overlap": overlap}
+        if limit is not None:
+            found["answer_limit"] = limit
         found["conditions"] = conditions_evidence(rows, first.conditions, populations)
         for each in populations:
             if each.later and each.conditions == first.conditions:

@@ -50,6 +50,11 @@ from racer_core.types import RiskTarget, Score
     help="Estimate weights for the recorded queries; approximate, voids certificates.",
 )
 @click.option(
+    "--answer-risk-max",
+    type=float,
+    help="Largest rate of wrong final answers among those given; uses half of the rows.",
+)
+@click.option(
     "--smoothing",
     type=click.Choice(["none", "hash"]),
     help="`hash` breaks ties between scores with keyed noise; default: `none`.",
@@ -89,6 +94,7 @@ def calibrate(
     r: int | None,
     max_weight: float | None,
     reweight: bool,
+    answer_risk_max: float | None,
     smoothing: str | None,
     expected_active_id: str | None,
     allow_overlap: bool,
@@ -107,6 +113,7 @@ def calibrate(
         "r": r,
         "max_weight": max_weight,
         "reweight": reweight or None,
+        "answer_risk_max": answer_risk_max,
         "smoothing": smoothing,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,

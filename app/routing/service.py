@@ -193,7 +193,10 @@ class RoutingService:
                 trivial = Reason(calibration.trivial_reason(decision.alpha))
                 why_whole_pool = Reason.ROUTER_FAILED if scored is None else trivial
         n, risk_band = 0, 0.0  # the whole pool is called
+        answer_limit = None
         if threshold is not None:
+            if decision.score == usual.score:  # the scores share no units
+                answer_limit = threshold.calibration.answer_limit
             n = threshold.calibration.n
             if not decision.trivial:
                 risk_band = threshold.calibration.risk_band(decision.alpha, decision.score)
@@ -222,6 +225,8 @@ class RoutingService:
                 pool=choice.names,
                 n=n,
                 risk_band=risk_band,
+                answer_limit=answer_limit,
+                vote=self._settings.aggregation.rule,
                 group=None if threshold is None else threshold.group,
                 calibration_id=record.id,
                 reasons=(*record.void_reasons, *premises.reasons),

@@ -73,6 +73,12 @@ class Aggregation(Frozen):
         return self
 
     @property
+    def rule(self) -> str:
+        """Everything that decides a vote on given answers, in one line."""
+        parts = (self.method, self.equality, self.weight, self.temperature, self.options)
+        return " ".join(map(str, parts))
+
+    @property
     def raters(self) -> dict[str, EvaluatorModel]:
         """Evaluators by their name in messages and metrics; no candidate can have such a name."""
         common = {} if self.evaluator is None else {rater_name(None): self.evaluator}

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -105,6 +106,7 @@ class CalibrationRecord:
             "void_reasons": self.void_reasons,
             "prices": calibration.prices,
             "groups": calibration.groups,
+            "answer_limit": calibration.answer_limit and asdict(calibration.answer_limit),
             "grouped_by": self.grouped_by,
             "patterns": _pattern_settings(calibration.patterns),
             "populations": [_population_settings(each) for each in self.populations],
@@ -155,7 +157,12 @@ def _populations(
         yield Population(
             calibration=first
             if place == 0
-            else replace(first, **_rows_from(arrays, prefix), groups=groups and tuple(groups)),
+            else replace(
+                first,
+                **_rows_from(arrays, prefix),
+                groups=groups and tuple(groups),
+                answer_limit=None,
+            ),
             conditions=conditions and tuple(conditions),
             later=settings["later"],
             text=settings["text"],
@@ -227,5 +234,17 @@ def _calibration(fields: dict[str, Any], arrays: Mapping[str, NDArray[Any]]) -> 
         patterns=patterns,
         prices=prices and tuple(prices),
         groups=groups and tuple(groups),
+        answer_limit=_answer_limit(fields.get("answer_limit")),
         **_rows_from(arrays),
+    )
+
+
+def _answer_limit(fields: Mapping[str, Any] | None) -> AnswerLimit | None:
+    if fields is None:
+        return None
+    return AnswerLimit(
+        answer_risk_max=fields["answer_risk_max"],
+        delta=fields["delta"],
+        thresholds=tuple(fields["thresholds"]),
+        vote=fields["vote"],
     )

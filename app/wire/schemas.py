@@ -195,6 +195,13 @@ class CalibrateOptions(BaseModel):
         default=False,
         description="Estimate weights for the recorded queries; approximate, voids certificates.",
     )
+    answer_risk_max: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Largest P(final answer wrong | answered), with probability 0.95; half of the"
+        " rows choose how it is kept, the others test and calibrate.",
+    )
     smoothing: Literal["none", "hash"] = Field(
         default="none", description="`hash` breaks ties of scores by keyed noise."
     )

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.augmentation import augment_truth, checked_scores, null_score
 from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.decision import (
@@ -80,6 +81,9 @@ class Calibration:
         quality: Quality of each candidate's answer, shape (n, K), in [0, 1]; None: not graded.
         weights: Density of served queries over that of rows, up to a constant, shape (n,); None:
             the rows are drawn as queries are.
+        answer_limit: The limit on wrong final answers that thresholds keep; smaller pools and
+            parts
+            of the rows have none.
     """
 
     pool: tuple[str, ...]
@@ -94,6 +98,7 @@ class Calibration:
     groups: tuple[str | None, ...] | None = None
     quality: FloatArray | None = None
     weights: FloatArray | None = None
+    answer_limit: AnswerLimit | None = None
 
     def __post_init__(self) -> None:
         """Check shapes and values once, so that no NaN reaches a sort."""
@@ -356,11 +361,16 @@ class Calibration:
     ) -> float:
         """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6).
 
-        Arguments that are None are those of ``options``. +inf calls the whole pool.
+        Arguments that are None are those of ``options``. +inf calls the whole pool. With a limit on
+        wrong answers it is the next larger threshold that keeps the limit, if there is one.
         """
         score = score or self.options.score
         if self.has_order_statistic:
-            return threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
+            threshold = threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
+            limit = self.answer_limit
+            if limit is None or score != self.options.score or math.isinf(threshold):
+                return threshold
+            return limit.served(threshold)
         alpha = self.options.alpha if alpha is None else alpha
         delta = self.options.delta if delta is None else delta
         return self.loss_curve(score).threshold(alpha, delta)
@@ -373,7 +383,13 @@ class Calibration:
         score = score or self.options.score
         if not self.has_order_statistic or math.isinf(self.lambda_hat(alpha, score)):
             return None
-        return RealisedRisk.of(self._critical(score), self.misses(alpha))
+        misses = self.misses(alpha)
+        critical, threshold = self._critical(score), self.lambda_hat(alpha, score)
+        risk = RealisedRisk.of(critical, misses)
+        if threshold == critical[critical.size - 1 - misses]:
+            return risk
+        missed = critical.size - int(np.searchsorted(critical, threshold, side="right"))
+        return replace(risk, missed=missed, tied=0)  # a limit on wrong answers raised it
 
     def risk_q95(self, alpha: float) -> float | None:
         """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie.
@@ -601,6 +617,7 @@ class Calibration:
             pool=self.pool,
             n=self.n,
             risk_band=0.0 if decision.trivial else self.risk_band(decision.alpha, decision.score),
+            answer_limit=self.answer_limit if decision.score == self.options.score else None,
             group=groups.pop() if len(groups) == 1 else None,
             reasons=(*reasons, *(reason for is_so, reason in facts if is_so)),
         )
@@ -622,6 +639,7 @@ class Calibration:
         return replace(
             self,
             pool=checked_pool(names),
+            answer_limit=None,
             scores=self.scores[:, columns],
             labels=self.labels[:, columns],
             patterns=None if self.patterns is None else self.patterns.restrict(columns),
@@ -670,6 +688,7 @@ class Calibration:
         """The calibration on a subset of the rows."""
         return replace(
             self,
+            answer_limit=None,
             fingerprints=tuple(self.fingerprints[i] for i in rows),
             scores=self.scores[rows],
             labels=self.labels[rows],

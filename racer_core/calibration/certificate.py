@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Self
 
+from racer_core.calibration.answer_limit import AnswerLimit
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.realised_risk import BAND_DELTA
 from racer_core.types import RoutingDecision
@@ -61,6 +62,8 @@ class Certificate:
             thresholds, with probability 1 - ``BAND_DELTA``: the guarantee of an alpha that was
             chosen by looking at the rows. None: alpha is the calibration's own, fixed before, or
             graded or weighted rows have no band.
+        answer_limit: The limit on wrong final answers that the threshold keeps; None: no limit is
+            certified for it. Nothing is said about answers where the guarantee is void.
         calibration_id: The stored calibration; None: it is not stored.
         reasons: The failed premises and the assumptions, each once.
     """
@@ -80,6 +83,7 @@ class Certificate:
     n: int
     is_own_alpha: bool
     risk_band: float | None
+    answer_limit: AnswerLimit | None
     calibration_id: str | None
     reasons: tuple[str, ...]
 
@@ -92,6 +96,8 @@ class Certificate:
         pool: tuple[str, ...],
         n: int,
         risk_band: float | None,
+        answer_limit: AnswerLimit | None = None,
+        vote: str | None = None,
         group: str | None = None,
         calibration_id: str | None = None,
         reasons: Iterable[str] = (),
@@ -103,6 +109,8 @@ class Certificate:
             decision: The decision; its alpha and score may differ from those of the options.
             pool: As the attribute.
             n: As the attribute.
+            answer_limit: The limit of the rows that set the threshold.
+            vote: The rule of the vote in use; None: the one that was tested.
             risk_band: The band's bound of the threshold; used if alpha is not the options'.
             group: As the attribute.
             calibration_id: As the attribute.
@@ -124,6 +132,7 @@ class Certificate:
             score=decision.score.value,
             n=n,
             is_own_alpha=decision.alpha == options.alpha,
+            answer_limit=_certified(answer_limit, decision, vote),
             risk_band=None if decision.alpha == options.alpha else risk_band,
             calibration_id=calibration_id,
             reasons=tuple(dict.fromkeys(map(str, reasons))),
@@ -154,6 +163,7 @@ class Certificate:
 
     def as_json(self) -> dict[str, Any]:
         """The certificate as JSON; an infinite threshold is null, since JSON has no infinity."""
+        limit = self.answer_limit if self.holds else None
         return {
             "guarantee": {
                 "risk_target": self.risk_target,
@@ -167,6 +177,8 @@ class Certificate:
                 "risk_band": self.risk_band,
                 "risk_band_delta": None if self.risk_band is None else BAND_DELTA,
                 "weights": self.weights,
+                "answer_risk_max": None if limit is None else limit.answer_risk_max,
+                "answer_risk_delta": None if limit is None else limit.delta,
                 "trivial": self.trivial,
             },
             "lambda_hat": self.lambda_hat if math.isfinite(self.lambda_hat) else None,
@@ -176,3 +188,12 @@ class Certificate:
             "holds": self.holds,
             "reasons": list(self.reasons),
         }
+
+
+def _certified(
+    limit: AnswerLimit | None, decision: RoutingDecision, vote: str | None
+) -> AnswerLimit | None:
+    """The limit, if the decision's threshold keeps it under this vote."""
+    if limit is None or not limit.holds_at(decision.lambda_hat, vote or limit.vote):
+        return None
+    return limit

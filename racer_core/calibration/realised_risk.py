@@ -42,7 +42,7 @@ class RealisedRisk:
         n: Rows that count.
         misses: Rows that may be missed: the threshold's rank.
         missed: Rows with a score above the threshold, at most ``misses``.
-        tied: Rows with the threshold's score, at least 1.
+        tied: Rows with the threshold's score; 0 if the threshold is above the rank's.
     """
 
     n: int

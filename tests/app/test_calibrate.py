@@ -368,6 +368,7 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
         "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "group": None,
         "pool": list(POOL), "conditional": "pac", "weights": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
+        "answer_risk_max": None, "answer_risk_delta": None,
     }  # fmt: skip
     assert certificate["calibration_id"] == record["id"]
     assert (certificate["score"], certificate["n"]) == ("prob", 400)

@@ -90,6 +90,8 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "alpha_basis": "fixed",
             "risk_band": None,
             "risk_band_delta": None,
+            "answer_risk_max": None,
+            "answer_risk_delta": None,
             "weights": None,
             "trivial": False,
         },

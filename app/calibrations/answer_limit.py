@@ -1,0 +1,139 @@
+"""Limit on wrong final answers: tests thresholds of a calibration on half of its rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from app.calibrations.answer_risk import final_answers
+from app.calibrations.columns import RowColumns
+from app.calibrations.evidence import ALPHAS
+from app.settings.aggregation import Aggregation
+from racer_core.aggregation.stacked import StackedVote
+from racer_core.calibration.answer_limit import AnswerLimit, passing, smallest_feasible
+from racer_core.calibration.answer_risk import GridPoint, clopper_pearson_upper
+from racer_core.calibration.augmentation import null_score
+from racer_core.calibration.calibration import Calibration
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import RiskTarget
+
+DELTA: Final = 0.05
+_TAUS: Final = 20  # values of tau that the first half compares
+
+
+def limit_answers(
+    rows: RowColumns,
+    calibration: Calibration,
+    aggregation: Aggregation,
+    stacked: StackedVote | None,
+    limit: float,
+) -> tuple[RowColumns, Calibration, dict[str, Any]]:
+    """The second half of the rows, their calibration with the limit, and its evidence.
+
+    Raises:
+        InputError: The rows cannot test a limit.
+        CalibrationError: No threshold of the grid keeps it.
+    """
+    if final_answers(rows, calibration, aggregation, stacked, math.inf) is None or not bool(
+        rows.answered.all()
+    ):
+        raise InputError(
+            "answer_risk_max needs recorded `answers` in every row, compared as texts, and a vote "
+            "without an evaluator",
+            param="answer_risk_max",
+        )
+    if not calibration.has_order_statistic:
+        raise InputError(
+            "answer_risk_max needs rows without weights and another risk target than quality",
+            param="answer_risk_max",
+        )
+    if calibration.groups is not None:
+        raise InputError(
+            "answer_risk_max is tested over all rows, and rows with groups have a threshold for "
+            "each: send rows without groups",
+            param="answer_risk_max",
+        )
+    # Keyed by the rows, so that the order of the file decides nothing and a repeat is the same.
+    seed = hashlib.sha256(b"".join(calibration.fingerprints)).digest()
+    order = np.random.default_rng(list(seed)).permutation(len(rows))
+    halves = np.sort(order[: len(rows) // 2]), np.sort(order[len(rows) // 2 :])
+    (first_rows, first), (tested_rows, tested) = (
+        (rows.take(half), calibration.take(half.tolist())) for half in halves
+    )
+
+    def judged(part: RowColumns, by: Calibration, threshold: float) -> GridPoint:
+        final = final_answers(part, by, aggregation, stacked, threshold)
+        assert final is not None
+        called, right = final
+        return GridPoint(
+            lambda_hat=threshold,
+            errors=int(np.count_nonzero(called & ~right)),
+            answered=int(np.count_nonzero(called)),
+            size=0.0,
+        )
+
+    def estimate(by: Calibration) -> float:
+        threshold = by.lambda_hat()
+        if math.isinf(threshold):
+            return 1.0
+        point = judged(first_rows, by, threshold)
+        return clopper_pearson_upper(point.errors, point.answered, DELTA)
+
+    choices = [_with_tau(first, tau) for tau in _taus(first)]
+    bounds = [estimate(each) for each in choices]
+    kept = next((i for i, each in enumerate(bounds) if each <= limit), int(np.argmin(bounds)))
+    first = choices[kept]
+    tested = _with_tau(tested, first.options.null_threshold)
+    alpha = first.options.alpha
+    alphas = (*ALPHAS, *(alpha * share for share in (0.7, 0.8, 0.9, 0.95, 1.0)))
+    found = {first.lambda_hat(each) for each in alphas}
+    grid = [judged(first_rows, first, each) for each in sorted(found) if math.isfinite(each)]
+    grid.sort(key=lambda each: (each.errors / max(each.answered, 1), each.lambda_hat))
+    points = [judged(tested_rows, tested, each.lambda_hat) for each in grid]
+    lambda_hat = tested.lambda_hat()
+    passed = passing(points, lambda_hat, limit, DELTA)
+    if not passed:
+        least = smallest_feasible(points, lambda_hat, DELTA)
+        raise CalibrationError(
+            f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
+            + (
+                "No smaller error was certified at any limit: add rows or choose a larger alpha"
+                if least is None
+                else f"The smallest limit that these rows would have passed is {least:g}; they do "
+                "not certify a limit that was chosen by them, fresh rows do"
+            )
+        )
+    tested = replace(
+        tested,
+        answer_limit=AnswerLimit(
+            answer_risk_max=limit, delta=DELTA, thresholds=passed, vote=aggregation.rule
+        ),
+    )
+    evidence = {
+        "answer_risk_max": limit,
+        "delta": DELTA,
+        "null_threshold": tested.options.null_threshold,
+        "tested": len(points),
+        "passed": len(passed),
+        "first_half": len(first_rows),
+    }
+    return tested_rows, tested, evidence
+
+
+def _taus(calibration: Calibration) -> list[float | None]:
+    """Values of tau, largest first: the trained one, then quantiles of p_null below it."""
+    trained = calibration.options.null_threshold
+    if calibration.options.risk_target == RiskTarget.PAPER:
+        return [trained]
+    levels = np.linspace(0.95, 0.05, _TAUS - 1)
+    quantiles: list[float] = np.quantile(null_score(calibration.scores), levels).tolist()
+    below = [each for each in dict.fromkeys(quantiles) if trained is None or each < trained]
+    return [trained, *below]
+
+
+def _with_tau(calibration: Calibration, tau: float | None) -> Calibration:
+    return replace(calibration, options=replace(calibration.options, null_threshold=tau))

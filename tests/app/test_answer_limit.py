@@ -1,0 +1,172 @@
+"""``answer_risk_max``: a limit on wrong final answers, tested on half of the rows and served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.calibrations.answer_limit import limit_answers
+from app.calibrations.answer_risk import final_answers
+from app.settings import Aggregation
+from app.store.calibration_record import CalibrationRecord, Population
+from racer_core.calibration.answer_limit import AnswerLimit
+from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.errors import CalibrationError, InputError
+from racer_core.types import Score
+from tests.app.test_evidence import POOL, answering, randoms
+from tests.core.laws import assert_at_most
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    Gateway,
+    as_json,
+    candidates,
+    configure,
+    noisy,
+    running,
+)
+from tests.upstreams.scripted import FakePool
+
+ONE = "What is 3 plus 4?"
+
+
+def limited(count: int, limit: float, seed: int = 0) -> Calibration:
+    """A calibration of half of these random rows, with the limit."""
+    everything = randoms(4_000)
+    rng = np.random.default_rng(seed)
+    calibration = replace(
+        everything.take(rng.choice(4_000, count, replace=False).tolist()),
+        options=CalibrationOptions(alpha=0.3, score=Score.PROB),
+    )
+    rows, _ = answering(calibration)
+    return limit_answers(rows, calibration, Aggregation(), None, limit)[1]
+
+
+def test_certified_limits_are_kept() -> None:
+    """Broken by the served threshold in at most delta of 20 calibrations; the false alarm is 1e-6.
+
+    The truth is that of 2,000 queries, to within 0.03.
+    """
+    world = randoms(4_000)
+    rows, _ = answering(world)
+    broken = certified = 0
+    for seed in range(20):
+        try:
+            served = limited(400, 0.3, seed)
+        except CalibrationError:
+            continue
+        certified += 1
+        tau = served.options.null_threshold
+        options = CalibrationOptions(alpha=0.3, score=Score.PROB, null_threshold=tau)
+        part = replace(world, options=options).take(list(range(2_000)))
+        final = final_answers(
+            rows.take(np.arange(2_000)), part, Aggregation(), None, served.lambda_hat()
+        )
+        assert final is not None
+        called, right = final
+        broken += 1.0 - right.sum() / called.sum() > 0.3 + 0.03
+    assert certified > 5, "or nothing is tested"
+    assert_at_most(broken, 20, 0.05, 1e-6)
+
+
+def test_the_next_larger_threshold_that_passed_is_served() -> None:
+    """It covers more, so the miss promise stays; none larger: lambda_hat, without a limit."""
+    calibration = replace(randoms(200), options=CalibrationOptions(alpha=0.2, score=Score.PROB))
+    raw = calibration.lambda_hat(0.2)
+    limit = AnswerLimit(
+        answer_risk_max=0.3, delta=0.05, thresholds=(raw / 2, raw + 0.01, raw + 0.02), vote="v"
+    )
+    served = replace(calibration, answer_limit=limit)
+    assert served.lambda_hat(0.2) == raw + 0.01
+    assert 0.0 < (served.risk_q95(0.2) or 0.0) <= (calibration.risk_q95(0.2) or 0.0)
+    small = calibration.lambda_hat(0.01)
+    assert served.lambda_hat(0.01) == small
+    other = Score.GAP
+    assert served.lambda_hat(0.2, other) == calibration.lambda_hat(0.2, other)
+    for part in (served.restrict(POOL[:2]), served.take([0, 1, 2])):
+        assert part.answer_limit is None
+
+    def certified(alpha: float, score: Score | None = None) -> float | None:
+        decision = served.decide(b"query", [0.5, 0.4, 0.3], alpha=alpha, score=score)
+        return served.certify(decision).as_json()["guarantee"]["answer_risk_max"]
+
+    assert certified(0.2) == 0.3
+    assert certified(0.01) is None
+    assert certified(0.2, other) is None
+    decision = served.decide(b"query", [0.5, 0.4, 0.3], alpha=0.2)
+    void = served.certify(decision, reasons=["stale:risk"])
+    assert void.as_json()["guarantee"]["answer_risk_max"] is None
+    assert not limit.holds_at(raw + 0.01, "another vote")
+
+
+def test_the_limit_survives_the_store() -> None:
+    """Encoded with the record; a record from before has none."""
+    limit = AnswerLimit(answer_risk_max=0.3, delta=0.05, thresholds=(0.1, 0.2), vote="v")
+    calibration = replace(randoms(30), answer_limit=limit)
+    population = Population(calibration=calibration, conditions=("",) * len(POOL))
+    later = replace(population, later=True, calibration=replace(calibration, answer_limit=None))
+    record = CalibrationRecord(
+        id="cal-1", created_at="", artifact="", populations=(population, later), evidence={}
+    )
+    read = CalibrationRecord.decoded("cal-1", "", "", *record.encoded())
+    assert [each.calibration.answer_limit for each in read.populations] == [limit, None]
+
+
+def test_rows_that_cannot_test_a_limit_are_refused() -> None:
+    """Every row needs answers, and groups have thresholds that nothing tested."""
+    calibration = randoms(100)
+    rows, _ = answering(calibration)
+    for broken in (replace(rows, classes=None), replace(rows, answered=np.arange(100) > 0)):
+        with pytest.raises(InputError, match="in every row"):
+            limit_answers(broken, calibration, Aggregation(), None, 0.3)
+    grouped = replace(calibration, groups=("a",) * 100)
+    with pytest.raises(InputError, match="without groups"):
+        limit_answers(rows, grouped, Aggregation(), None, 0.3)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    tmp_path_factory: pytest.TempPathFactory, noisy_artifact: Path, shared_pool: FakePool
+) -> Iterator[Gateway]:
+    """A gateway whose router is unsure."""
+    path = configure(
+        tmp_path_factory.mktemp("limit"), noisy_artifact, shared_pool.url,
+        candidates=candidates(shared_pool.url), routing={"score": "cover"},
+    )  # fmt: skip
+    with running(path, ENVIRONMENT) as started:
+        yield started
+
+
+def answered(count: int) -> list[dict[str, Any]]:
+    """Rows with answers: those who are right say 7, the others differ."""
+    return [
+        row | {"answers": {n: "7" if ok else f"{i} {n}" for n, ok in row["correct"].items()}}
+        for i, row in enumerate(as_json(noisy(40_000, count)))
+    ]
+
+
+def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(gateway: Gateway) -> None:
+    """The error names the smallest feasible limit, which then passes; nothing is stored before."""
+    body = {"rows": answered(600), "alpha": 0.3, "answer_risk_max": 0.001}
+    refused = gateway.post("/calibrate", ADMIN_KEY, json=body)
+    assert refused.status_code == 422, refused.text
+    message = refused.json()["error"]["message"]
+    assert "nothing was stored" in message
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
+    body["answer_risk_max"] = 0.9
+    stored = gateway.post("/calibrate", ADMIN_KEY, json=body)
+    assert stored.status_code == 200, stored.text
+    evidence = stored.json()["evidence"]
+    assert (evidence["rows"], evidence["answer_limit"]["first_half"]) == (300, 300)
+    assert evidence["answer_risk"]["upper"] == 0.9
+    terms = gateway.route(ONE)["certificate"]["guarantee"]
+    assert (terms["answer_risk_max"], terms["answer_risk_delta"]) == (0.9, 0.05)
+    for options in ({"alpha": 0.01}, {"candidates": list(POOL[:2])}, {"score": "gap"}):
+        other = gateway.route(ONE, **options)["certificate"]["guarantee"]
+        assert other["answer_risk_max"] is None, options
