@@ -27,6 +27,7 @@ from racer_core.offline.evaluation_result import (
     INFEASIBLE,
     MERGED,
     BestSetting,
+    Chosen,
     Evaluation,
     EvaluatorKey,
     Runs,
@@ -42,6 +43,7 @@ from racer_core.offline.protocol import (
     split_benchmarks,
 )
 from racer_core.offline.reporting import Progress, silent
+from racer_core.offline.row_errors import RowSums
 from racer_core.offline.selection import (
     ALPHAS,
     MIN_ROWS,
@@ -81,10 +83,11 @@ def evaluate(
     choices: list[BestSetting] = []
     evaluators: dict[EvaluatorKey, Runs] = {}
     rows: dict[str, tuple[int, int, int]] = {}
+    sums = _row_sums(tables)
     for number, own in enumerate(_by_split(tables), 1):
         for scope, part in _scopes(own, rng):
             rows[scope] = len(part.calibration), len(part.validation), len(part.test)
-            run = _SplitEvaluation(table=own, scope=scope, part=part, rng=rng)
+            run = _SplitEvaluation(table=own, scope=scope, part=part, rng=rng, sums=sums[scope])
             for setting, measured, law in run.cells():
                 laws.setdefault(setting, []).append(law)
                 _append(cells.setdefault(setting, {}), measured)
@@ -115,7 +118,24 @@ def evaluate(
         choices=tuple(choices),
         evaluators=evaluators,
         unrated={} if table.rated is None else table.rated.unrated,
+        sums=sums,
     )
+
+
+def _row_sums(tables: Sequence[EvaluationTable]) -> dict[str, RowSums]:
+    """Empty sums for every scope, wide enough for the clusters of its rows in all divisions."""
+    names = tables[0].benchmarks
+    if tables[0].protocol.calibrated == CalibrationScope.MERGED and len(names) > 1:
+        of_scope = {MERGED: [table.error_clusters for table in tables]}
+    else:
+        of_scope = {
+            name: [table.error_clusters[table.benchmarks[name]] for table in tables]
+            for name in names
+        }
+    return {
+        scope: RowSums(min(int(x.min()) for x in own), max(int(x.max()) for x in own) + 1)
+        for scope, own in of_scope.items()
+    }
 
 
 def _by_split(tables: Sequence[EvaluationTable]) -> Iterator[EvaluationTable]:
@@ -141,6 +161,16 @@ def _scopes(table: EvaluationTable, rng: np.random.Generator) -> Iterator[tuple[
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChosenRows:
+    """What the test rows showed under a setting, and which calibration rows were missed."""
+
+    right: FloatArray
+    size: FloatArray
+    clusters: Rows
+    missed: BoolArray
+
+
 @dataclass(frozen=True, slots=True)
 class _ValidationScore:
     """A setting with its measures on the validation rows."""
@@ -148,6 +178,7 @@ class _ValidationScore:
     accuracy: float
     size: float
     choice: BestSetting
+    rows: _ChosenRows
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -159,9 +190,16 @@ class _SplitEvaluation:
     """One split of one scope."""
 
     def __init__(
-        self, *, table: EvaluationTable, scope: str, part: Split, rng: np.random.Generator
+        self,
+        *,
+        table: EvaluationTable,
+        scope: str,
+        part: Split,
+        rng: np.random.Generator,
+        sums: RowSums,
     ) -> None:
         self._table = table
+        self._sums = sums
         self._scope = scope
         self._part = part
         self._labels = table.rows.labels
@@ -180,8 +218,9 @@ class _SplitEvaluation:
             design_effect = self._design_effect(target)
             for score in self._table.orders:
                 fit = self._table.nonconformity(target, score, self._setting)
-                ascending = self._critical(target, fit, self._part.calibration)
-                tested = self._critical(target, fit, self._part.test)
+                calibrating, critical = self._critical(target, fit, self._part.calibration)
+                ascending = np.sort(critical)
+                tested = np.sort(self._critical(target, fit, self._part.test)[1])
                 for alpha in self._alphas:
                     misses = allowed_misses(len(ascending), alpha)
                     lambda_hat = threshold_from_sorted(ascending, misses)
@@ -196,7 +235,12 @@ class _SplitEvaluation:
                     law = split_risk(ascending, tested, misses) if len(tested) else None
                     if law is not None and design_effect > 1.0:
                         law = law.of_units(design_effect)
-                    yield setting, self._measure(setting, fit, lambda_hat) | counts, law
+                    clusters = self._table.error_clusters[calibrating]
+                    missed = critical > lambda_hat
+                    self._sums.add_misses(setting, clusters, missed)
+                    self._add_slopes(setting, fit, ascending, misses)
+                    measured = self._measure(setting, fit, lambda_hat, (clusters, missed))
+                    yield setting, measured | counts, law
 
     def choices(self) -> list[BestSetting]:
         """The best of all alphas and votes on the validation rows, per target and score.
@@ -209,33 +253,44 @@ class _SplitEvaluation:
             key = each.choice.risk_target, each.choice.score
             if key not in best or each.rank > best[key].rank:
                 best[key] = each
+        clusters = self._table.error_clusters[self._part.test]
+        for key, each in best.items():
+            used = Chosen(*key, each.choice.alpha, each.choice.rule)
+            self._sums.add(Chosen(*key), "accuracy", clusters, each.rows.right)
+            self._sums.add(Chosen(*key), "size", clusters, each.rows.size)
+            self._sums.add_misses(used, each.rows.clusters, each.rows.missed)
         return [each.choice for each in best.values()]
 
     def controls(self) -> dict[str, float]:
         """The controls that the sets are compared with, on the same test rows."""
+        clusters = self._table.error_clusters[self._part.test]
+        measured: dict[str, float] = {}
+        for name, right in self._control_rows():
+            self._sums.add(name, "accuracy", clusters, right.astype(np.float64))
+            measured[name] = float(right.mean())
+        return measured
+
+    def _control_rows(self) -> Iterator[tuple[str, BoolArray]]:
+        """Whether each control is right on each test row."""
         test, labels = self._part.test, self._labels[self._part.test]
-        scores = self._table.rows.scores[test]
         whole_pool = np.ones_like(labels)
-        measured = {
-            f"candidate {name}": float(labels[:, column].mean())
-            for column, name in enumerate(self._table.pool)
-        }
-        measured["best single"] = float(labels[:, self._table.best_overall].mean())
-        here = self._table.best_on(self._scope)
-        measured["best single here"] = float(labels[:, here].mean())
-        top = scores.argmax(axis=1)
-        measured["router top-1"] = float(labels[np.arange(len(top)), top].mean())
-        measured["answerable"] = float(any_column(labels).mean())
+        for column, name in enumerate(self._table.pool):
+            yield f"candidate {name}", labels[:, column]
+        yield "best single", labels[:, self._table.best_overall]
+        yield "best single here", labels[:, self._table.best_on(self._scope)]
+        top = self._table.rows.scores[test].argmax(axis=1)
+        yield "router top-1", labels[np.arange(len(top)), top]
+        yield "answerable", any_column(labels)
         if self._test_votes is not None and self._validation_votes is not None:
             validation = np.ones_like(self._labels[self._part.validation])
             temperatures = self._validation_votes.best_temperatures(validation)
-            for rule in self._test_votes.rules:
-                measured[f"full pool {rule}"] = self._test_votes.accuracy(
-                    rule, whole_pool, temperatures
-                )
             best = self._validation_votes.best_rule(validation, temperatures)
-            measured["full pool tuned"] = measured[f"full pool {best}"]
-        return measured
+            for rule in self._test_votes.rules:
+                yield (
+                    f"full pool {rule}",
+                    self._test_votes.right(rule, whole_pool, temperatures),
+                )
+            yield "full pool tuned", self._test_votes.right(best, whole_pool, temperatures)
 
     def _design_effect(self, target: RiskTarget) -> float:
         """The mean size of the unit of a row that counts; 1 where rows are split one by one."""
@@ -318,15 +373,15 @@ class _SplitEvaluation:
             return np.zeros(len(rows), dtype=bool)
         return null_score(self._table.rows.scores[rows]) >= self._tau
 
-    def _critical(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> FloatArray:
-        """Ascending critical scores of some rows, as `Calibration` computes them."""
+    def _critical(self, target: RiskTarget, fit: FloatArray, rows: Rows) -> tuple[Rows, FloatArray]:
+        """Those of the rows that count, with critical scores as `Calibration` computes them."""
         abstains = self._abstains(target, rows)
         if target == RiskTarget.ANSWERABLE:
             counted = any_column(self._labels[rows])
             rows, abstains = rows[counted], abstains[counted]
         critical = critical_scores(fit[rows], self._table.truths[target][rows])
         critical[abstains] = np.inf
-        return np.sort(critical)
+        return rows, critical
 
     def _sets(
         self, target: RiskTarget, fit: FloatArray, lambda_hat: float, rows: Rows
@@ -352,7 +407,7 @@ class _SplitEvaluation:
         rows = self._part.validation
 
         def sets_by(own: Rows, other: Rows) -> BoolArray | None:
-            ascending = self._critical(target, fit, rows[other])
+            ascending = np.sort(self._critical(target, fit, rows[other])[1])
             misses = allowed_misses(len(ascending), alpha)
             if misses < 0:
                 return None
@@ -361,7 +416,61 @@ class _SplitEvaluation:
 
         return cross_fitted(renumbered(self._table.rows.split_units[rows]), sets_by)
 
-    def _measure(self, setting: Setting, fit: FloatArray, lambda_hat: float) -> dict[str, float]:
+    def _row_values(
+        self, setting: Setting, fit: FloatArray, lambda_hat: float
+    ) -> Iterator[tuple[str, Rows, FloatArray]]:
+        """What the test rows show at a threshold: measure, the rows that count, their values."""
+        test = self._part.test
+        selected, null = self._sets(setting.risk_target, fit, lambda_hat, test)
+        labels = self._labels[test]
+        answerable, hit = any_column(labels), any_column(selected & labels)
+        called = any_column(selected)
+        some = test[answerable]
+        yield "size", test, selected.sum(axis=1).astype(np.float64)
+        yield "risk", test, np.where(answerable, ~hit, ~null).astype(np.float64)
+        yield "miss_given_answerable", some, (~hit[answerable]).astype(np.float64)
+        yield "served_error", test, (called & ~hit).astype(np.float64)
+        yield "false_abstain", some, (~called[answerable]).astype(np.float64)
+        if self._table.protocol.prices is not None:
+            prices = np.array(self._table.protocol.prices, dtype=np.float64)
+            yield "cost", test, np.asarray(selected @ prices, dtype=np.float64)
+        if self._test_votes is not None and self._validation_votes is not None:
+            temperatures = self._tuned(setting, self._validation_votes, fit)
+            for rule in self._test_votes.rules:
+                right = self._test_votes.right(rule, selected, temperatures)
+                yield f"accuracy_{rule}", test, right.astype(np.float64)
+
+    def _add_slopes(
+        self, setting: Setting, fit: FloatArray, ascending: FloatArray, misses: int
+    ) -> None:
+        """The change of every figure with the risk, between fewer and more misses."""
+        if misses < 0 or not self._sums.wants_slope(setting, "size"):
+            return
+        count = len(ascending)
+        fewer, more = misses // 2, min(max(misses + 1, misses + (misses + 1) // 2), count - 1)
+        if more <= fewer:
+            return
+        low, high = (
+            {
+                name: float(values.mean()) if len(values) else math.nan
+                for name, _, values in self._row_values(
+                    setting, fit, threshold_from_sorted(ascending, allowed)
+                )
+            }
+            for allowed in (fewer, more)
+        )
+        for name, value in high.items():
+            slope = (value - low[name]) * (count + 1) / (more - fewer)
+            self._sums.add_slope(setting, name, slope)
+
+    def _measure(
+        self,
+        setting: Setting,
+        fit: FloatArray,
+        lambda_hat: float,
+        calibration: tuple[Rows, BoolArray],
+    ) -> dict[str, float]:
+        """All measures of a setting; ``calibration``: clusters of its rows, which were missed."""
         target, test = setting.risk_target, self._part.test
         selected, null = self._sets(target, fit, lambda_hat, test)
         metrics = set_metrics(selected, null, self._labels[test])
@@ -373,12 +482,16 @@ class _SplitEvaluation:
         random = self._luck < selected.sum(axis=1, keepdims=True)
         random_metrics = set_metrics(random, null, self._labels[test])
         measured["random_miss"] = random_metrics.miss_given_answerable
+        shown: dict[str, FloatArray] = {}
+        for name, rows, values in self._row_values(setting, fit, lambda_hat):
+            self._sums.add(setting, name, self._table.error_clusters[rows], values)
+            shown[name] = values
         if self._test_votes is not None and self._validation_votes is not None:
             held_out = self._cross_fitted(target, setting.alpha, fit)
             temperatures = self._tuned(setting, self._validation_votes, fit)
             measured["random_majority"] = self._test_votes.accuracy(Rule.MAJORITY, random, {})
             for rule in self._test_votes.rules:
-                accuracy = self._test_votes.accuracy(rule, selected, temperatures)
+                accuracy = float(shown[f"accuracy_{rule}"].mean())
                 measured[f"accuracy_{rule}"] = accuracy
                 if held_out is None:
                     continue
@@ -397,6 +510,12 @@ class _SplitEvaluation:
                             risk=metrics.risk
                             if target == RiskTarget.PAPER
                             else metrics.miss_given_answerable,
+                        ),
+                        _ChosenRows(
+                            right=shown[f"accuracy_{rule}"],
+                            size=shown["size"],
+                            clusters=calibration[0],
+                            missed=calibration[1],
                         ),
                     )
                 )

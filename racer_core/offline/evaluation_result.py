@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from racer_core.aggregation.vote import Weight
 from racer_core.calibration.split_risk import SplitRisk
 from racer_core.offline.protocol import Order, Protocol, order_member
+from racer_core.offline.row_errors import Influence, RowSums, standard_error
 from racer_core.offline.votes import Rule
 from racer_core.types import RiskTarget, RowsKind, enum_member
 
@@ -62,6 +63,16 @@ class EvaluatorKey:
     evaluator: str
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What validation rows choose under a target and score; with the setting of some splits."""
+
+    risk_target: RiskTarget
+    score: Order
+    alpha: float | None = None
+    rule: Rule | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """All measures, in every split."""
@@ -81,6 +92,7 @@ class Evaluation:
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     dtype: str | None = None  # of the encoder's weights
+    sums: Mapping[str, RowSums] = field(default_factory=dict[str, RowSums])  # by scope
     learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
     # `auc`, `accuracy` and `failed` on the validation rows, and `chosen`: 1 where it was chosen.
     evaluators: Mapping[EvaluatorKey, Runs] = field(default_factory=dict[EvaluatorKey, Runs])
@@ -94,6 +106,50 @@ class Evaluation:
     def sd(self, setting: Setting, measure: str) -> float:
         """The standard deviation over splits."""
         return float(np.std(self.cells[setting].get(measure, [math.nan])))
+
+    def influence(self, scope: str, key: Setting | str, measure: str) -> Influence:
+        """What every cluster of rows adds to a figure of a setting or a control; see row_errors.
+
+        The mean over benchmarks has their clusters one after the other.
+        """
+        if scope == AVERAGE:
+            parts = [
+                self.influence(name, _in_scope(key, name), measure) / len(self.sums)
+                for name in self.sums
+            ]
+            return np.concatenate(parts)
+        return self.sums[scope].influence(key, measure, self.protocol.splits)
+
+    def chosen_influence(
+        self, scope: str, target: RiskTarget, score: Order, measure: str
+    ) -> Influence:
+        """The same of the alpha and the vote that each split's validation rows choose."""
+        if scope == AVERAGE:
+            parts = [
+                self.chosen_influence(name, target, score, measure) / len(self.sums)
+                for name in self.sums
+            ]
+            return np.concatenate(parts)
+        own = [
+            each
+            for each in self.choices
+            if (each.scope, each.risk_target, each.score) == (scope, target, score)
+        ]
+        sums, splits = self.sums[scope], len(own)
+        influence = sums.influence(Chosen(target, score), measure, splits)
+        for alpha, rule in {(each.alpha, each.rule) for each in own}:
+            setting = Setting(scope=scope, risk_target=target, score=score, alpha=alpha)
+            name = measure if measure == "size" else f"accuracy_{rule}"
+            used = Chosen(target, score, alpha, rule)
+            influence = influence - sums.threshold_part(used, setting, name, splits)
+        return influence
+
+    def se_rows(self, key: Setting, measure: str) -> float:
+        """The standard error over rows of a setting's figure; NaN if it has none."""
+        try:
+            return standard_error(self.influence(key.scope, key, measure))
+        except KeyError:
+            return math.nan
 
     def infeasible(self, setting: Setting) -> int:
         """In how many splits the rows were too few for alpha, so that the whole pool was called."""
@@ -126,6 +182,11 @@ class Evaluation:
                 | {
                     "mean": {name: _number(np.mean(runs)) for name, runs in cell.items()},
                     "sd": {name: _number(np.std(runs)) for name, runs in cell.items()},
+                    "se_rows": {
+                        name: se
+                        for name in cell
+                        if (se := _number(self.se_rows(setting, name))) is not None
+                    },
                     "splits": {name: [_number(x) for x in runs] for name, runs in cell.items()},
                 }
                 for setting, cell in self.cells.items()
@@ -148,6 +209,10 @@ class Evaluation:
             ],
             "unrated": dict(self.unrated),
         }
+
+
+def _in_scope(key: Setting | str, scope: str) -> Setting | str:
+    return key if isinstance(key, str) else replace(key, scope=scope)
 
 
 def _number(value: float | np.floating[Any]) -> float | None:

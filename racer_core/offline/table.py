@@ -84,12 +84,18 @@ class EvaluationTable:
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     null_threshold: float | None = None  # an artifact's tau; None: each split chooses one
+    clusters: Rows | None = None  # of each row, the same in all divisions; None: its own number
     learned: int = 0  # rows left out because the artifact was trained or tuned on them
 
     @property
     def pool(self) -> tuple[str, ...]:
         """The candidates, in the order of the columns."""
         return self.rows.pool
+
+    @cached_property
+    def error_clusters(self) -> Rows:
+        """The cluster of each row over which errors are summed, shape (n,)."""
+        return np.arange(len(self.rows.labels)) if self.clusters is None else self.clusters
 
     @cached_property
     def votes(self) -> Votes | None:
@@ -248,6 +254,7 @@ def build_table(
         null_threshold=None if artifact is None else artifact_threshold(artifact),
         classes=None if classes is None else classes[rest],
         stacked=stacked,
+        clusters=error_clusters(benchmarks, units)[rest],
         n_train=len(training) if artifact is None else len(artifact.training_fingerprints),
         copies=len(queries) - len(set(map(plain_form, queries))),
         learned=learned,
@@ -319,6 +326,19 @@ def benchmark_units(benchmarks: Mapping[str, LabelledRows], kinds: Mapping[str, 
             f"{name}\n{row.cluster}" if is_list and row.cluster else None for row in rows.rows
         ]
     return units_of(names, clusters)
+
+
+def error_clusters(benchmarks: Mapping[str, LabelledRows], units: Rows) -> Rows:
+    """The cluster of every row for standard errors: its unit, and in traffic its ``cluster`` too.
+
+    Traffic is split row by row, but rows of one conversation or user are not independent.
+    """
+    clusters = [
+        f"{name}\n{row.cluster}" if row.cluster else None
+        for name, rows in benchmarks.items()
+        for row in rows.rows
+    ]
+    return units_of(units.tolist(), clusters)
 
 
 def draw_division(

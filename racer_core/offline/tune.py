@@ -7,7 +7,6 @@ which the other half is voted on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +21,7 @@ from racer_core.errors import InputError, RowsError
 from racer_core.offline.evaluators import EvaluatorChoice, EvaluatorQuality, RatedAnswers
 from racer_core.offline.protocol import PAPER_ALPHAS, Rows
 from racer_core.offline.reporting import Progress, silent
+from racer_core.offline.row_errors import standard_error_of_mean
 from racer_core.offline.selection import (
     ERROR_RATE,
     NEIGHBOURS,
@@ -73,6 +73,7 @@ class Trial:
     weight: Weight | None  # of `weighted`
     temperature: float | None  # of `weighted`
     accuracy: float  # of the voted answer; an abstention is not right
+    se: float  # of the accuracy, over rows or clusters of rows
     size: float
     cost: float  # mean price of a query; the size where there are no prices; ratings are not in it
     proven: bool  # the majority, or better than it by two paired standard errors
@@ -178,14 +179,14 @@ def tune(
         )
         sets = cross_fitted_sets(scored, options, patterns, prices)
         if sets is not None:
-            trials += _trials(options, schemes, sets, per_call)
+            trials += _trials(options, schemes, sets, per_call, scored.split_units)
         progress("alphas", number, len(alphas))
     if not trials:
         raise RowsError("validation rows", ["too few for every alpha of the grid; label more"])
     usable = [trial for trial in trials if trial.proven]
-    best = max(trial.accuracy for trial in usable)
-    slack = math.sqrt(best * (1.0 - best) / len(rows))
-    good = [trial for trial in usable if trial.accuracy >= best - slack]
+    best = max(usable, key=lambda trial: trial.accuracy)
+    slack = best.se
+    good = [trial for trial in usable if trial.accuracy >= best.accuracy - slack]
     chosen = min(good, key=lambda trial: (trial.cost, trial.evaluated, -trial.accuracy))
     return Tuning(
         trials=tuple(trials),
@@ -325,6 +326,7 @@ def _trials(
     schemes: Sequence[_Scheme],
     selected: BoolArray,
     per_call: FloatArray,
+    units: Rows,
 ) -> Iterator[Trial]:
     size = float(selected.sum(axis=1).mean())
     cost = float((selected @ per_call).mean())
@@ -332,7 +334,7 @@ def _trials(
     majority = next(right for scheme, right in voted if scheme.rule == Method.MAJORITY)
     for scheme, right in voted:
         lead = right.astype(np.float64) - majority
-        margin = 2.0 * float(lead.std()) / math.sqrt(len(lead))
+        margin = 2.0 * standard_error_of_mean(lead, units)
         yield Trial(
             alpha=options.alpha,
             score=options.score,
@@ -340,6 +342,7 @@ def _trials(
             weight=scheme.weight,
             temperature=scheme.temperature,
             accuracy=float(right.mean()),
+            se=standard_error_of_mean(right.astype(np.float64), units),
             size=size,
             cost=cost,
             proven=scheme.rule == Method.MAJORITY or float(lead.mean()) > margin,

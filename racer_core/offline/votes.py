@@ -158,7 +158,11 @@ class VoteComparison:
 
     def accuracy(self, rule: Rule, selected: BoolArray, temperatures: Temperatures) -> float:
         """Share of rows whose voted answer is right; abstentions count as not right."""
-        return self._of(rule).accuracy(rule.method, selected, temperatures.get(rule, 1.0))
+        return float(self.right(rule, selected, temperatures).mean())
+
+    def right(self, rule: Rule, selected: BoolArray, temperatures: Temperatures) -> BoolArray:
+        """Whether the voted answer of each row is right, shape (n,)."""
+        return self._of(rule).right(rule.method, selected, temperatures.get(rule, 1.0))
 
     def best_rule(self, selected: BoolArray, temperatures: Temperatures) -> Rule:
         """The rule with the best accuracy on these rows; the first among equals."""

@@ -31,7 +31,7 @@ def suggested(**changes: Any) -> Tuning:
         "temperature": 0.3,
         **changes,
     }
-    chosen = Trial(**fields, accuracy=0.8, size=1.5, cost=1.5, proven=True)
+    chosen = Trial(**fields, accuracy=0.8, se=0.01, size=1.5, cost=1.5, proven=True)
     return Tuning(trials=(chosen,), chosen=chosen, slack=0.01, rows=100)
 
 

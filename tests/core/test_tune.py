@@ -129,7 +129,7 @@ def test_chosen_is_the_cheapest_within_one_standard_error_of_the_best(racer, row
     assert {trial.rule for trial in usable} >= {Method.MAJORITY}
     assert len(usable) < len(result.trials)
     best = max(trial.accuracy for trial in usable)
-    assert result.slack == pytest.approx(np.sqrt(best * (1 - best) / 240))
+    assert result.slack == pytest.approx(np.sqrt(best * (1 - best) / 239))
     good = [trial for trial in usable if trial.accuracy >= best - result.slack]
     assert result.chosen in good
     assert result.chosen.cost == min(trial.cost for trial in good)

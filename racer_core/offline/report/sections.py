@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from racer_core.offline.evaluation_result import AVERAGE, Evaluation
 from racer_core.offline.protocol import CalibrationScope, Control, Protocol
-from racer_core.offline.report import differences, figures, overview, tables
+from racer_core.offline.report import differences, figures, headline, overview, tables
 from racer_core.offline.report.differences import Difference
 from racer_core.offline.report.figures import Picture
 from racer_core.offline.report.grid import Grid
@@ -22,6 +22,13 @@ _CALIBRATED = {
 _UNSMOOTHED = (
     "Without smoothing, scores that tie leave part of alpha unspent, `static` most of all: compare "
     "sizes at the risk that was realised, or with --smoothing."
+)
+
+_ROWS = (
+    "± is 1.96 standard errors over rows, or clusters of rows: it covers other rows and other "
+    "splits, the thresholds included, given the trained router and what validation rows choose. "
+    "The spread over splits covers the splits of these rows alone. Below five ranks, alpha (n + 1) "
+    "< 5, it is too small."
 )
 
 
@@ -79,7 +86,17 @@ def _of_target(evaluation: Evaluation, target: RiskTarget) -> Iterator[Section]:
             figures.curves(evaluation, target),
         ),
     )
+    yield Section(
+        title=f"Errors over rows, {target}",
+        text=(_ROWS,),
+        grids=of_scopes(headline.intervals),
+    )
     if evaluation.answered:
+        yield Section(
+            title=f"Headline, {target}",
+            text=(f"{headline.REMARK}.",),
+            grids=tuple(each for each in of_scopes(headline.grid) if each.rows),
+        )
         yield Section(
             title=f"Accuracy, {target}",
             grids=of_scopes(tables.accuracies, tables.gains, tables.choices),

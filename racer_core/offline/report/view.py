@@ -70,10 +70,13 @@ class View:
         n, validation, test = self.evaluation.rows[self.scope]
         return f"{n} calibration, {validation} validation, {test} test rows"
 
+    def setting(self, score: Order, alpha: float) -> Setting:
+        """The setting of a score and an alpha in this scope."""
+        return Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
+
     def runs(self, score: Order, alpha: float, measure: str) -> FloatArray:
         """A measure of the sets."""
-        setting = Setting(scope=self.scope, risk_target=self.target, score=score, alpha=alpha)
-        return np.array(self.evaluation.cells[setting][measure])
+        return np.array(self.evaluation.cells[self.setting(score, alpha)][measure])
 
     def infeasible(self, alpha: float) -> int:
         """In how many splits the calibration rows are too few for alpha, under any score."""

@@ -11,6 +11,7 @@ from racer_core.offline.evaluation_result import Evaluation
 from racer_core.offline.report import markdown, page
 from racer_core.offline.report.canvas import check_matplotlib
 from racer_core.offline.report.differences import differences
+from racer_core.offline.report.headline import headlines
 from racer_core.offline.report.sections import sections
 
 
@@ -41,6 +42,7 @@ def write_report(evaluation: Evaluation, folder: Path, command: str) -> None:
         "command": command,
         **evaluation.as_json(),
         "differences": [asdict(each) for each in found],
+        "headlines": [asdict(each) for each in headlines(evaluation)],
     }
     files = {
         "results.json": (json.dumps(results, ensure_ascii=False) + "\n").encode(),
