@@ -23,7 +23,7 @@ RacerError (racer_core.errors)
 ├── UnsupportedBody                  415, content type or encoding that is not read
 ├── Abstained                        422, the router abstained and `on_abstain` is `error`
 ├── NotReady                         503, no calibration is active yet
-│   └── NoRouter                     no artifact is configured
+│   └── NoRouter                     no artifact is loaded
 ├── StoreError                       500, the store cannot be read or written
 │   ├── StoreDamaged                 its content is not what was written
 │   ├── StoreUnavailable             503, the database cannot be reached
@@ -126,13 +126,13 @@ class NotReady(RacerError):
 
 
 class NoRouter(NotReady):
-    """No artifact is configured: candidates are called by name, and nothing is routed."""
+    """No artifact is loaded: the fallback answers ``auto``, and there is nothing to calibrate."""
 
     code = "no_router"
     lasting = True
     sentence = (
-        "no artifact is configured, so nothing is routed: name a candidate as the model, or train "
-        "a router with `racer train` and set `artifact`"
+        "no artifact is loaded, and `routing.fallback` answers `auto`: train a router with "
+        "`racer train` and set `artifact` to its folder"
     )
 
     def __init__(self) -> None:

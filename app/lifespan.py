@@ -7,29 +7,33 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from app.access.api_keys import KeyRing
 from app.access.quota_leases import QuotaLeases
 from app.access.quotas import Quotas
-from app.answering.answer_forms import AnswerReader
+from app.answering.answer_forms import AnswerReader, Embed
 from app.answering.math_process import DEADLINE_S, MathPool
 from app.answering.named_candidate import NamedCandidateService
 from app.answering.service import ChatService
+from app.artifact_watch import ArtifactWatch
 from app.calibrations.service import CalibrationService, setup_digest
-from app.errors import NoRouter
 from app.monitoring.decision_statistics import DecisionStatistics
 from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.artifact import open_racer
 from app.routing.calibration_sync import CalibrationSync
+from app.routing.candidate_choice import CandidateChooser
 from app.routing.conditions import ConditionReader
 from app.routing.encoder_worker import EncoderWorker
+from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping
+from app.routing.request import Routing
 from app.routing.row_selection import RowSelector
 from app.routing.scorer import RouterBackend
 from app.routing.service import RoutingService
-from app.services import Drain, RouterServices, Services
+from app.services import PARTS, Drain, RouterServices, Services, StoreServices
 from app.settings import Secrets, Settings
 from app.store import Store
 from app.telemetry.loop_lag import LoopLag
@@ -37,7 +41,9 @@ from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer, open_tracer
 from app.ui.assets import Assets
 from app.upstream.fleet import Fleet
+from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.stacked import StackedVote
 from racer_core.racer import TrainedRouter
 
 log = logging.getLogger(__name__)
@@ -77,7 +83,8 @@ async def open_services(
 ) -> AsyncGenerator[Services]:
     """Open all services before a socket accepts, so that a fault stops the start with a message.
 
-    Without an artifact, candidates are called by name only: neither encoder nor store is opened.
+    Without an artifact the fallback answers ``auto``. Where one is configured, it is loaded now or
+    once it appears; where none is, neither encoder nor store is opened.
 
     Args:
         settings: The configuration.
@@ -95,11 +102,6 @@ async def open_services(
         tracer = await stack.enter_async_context(
             open_tracer(settings.telemetry, metrics.spans_dropped)
         )
-        opened = None
-        if settings.artifact is None:
-            log.warning(NoRouter.sentence)
-        else:
-            opened = await asyncio.to_thread(open_router, settings, metrics)
         fleet = await stack.enter_async_context(
             Fleet(settings, secrets, metrics=metrics, tracer=tracer)
         )
@@ -110,16 +112,33 @@ async def open_services(
             body_bytes=limits.body_buffer_bytes,
         )
         conditions = ConditionReader(settings.candidates)
-        router = None
-        if opened is not None:
-            router = await stack.enter_async_context(
-                _open_routing(
-                    settings, secrets.store(settings), opened, conditions, fleet, metrics, tracer
-                )
+        grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
+        stored = None
+        if settings.artifact is not None:
+            stored = await stack.enter_async_context(
+                _open_store(settings, secrets.store(settings), grouping, conditions, metrics)
             )
-            await stack.enter_async_context(QuotaLeases(router.store, quotas.buckets()))
-        await stack.enter_async_context(LoopLag(metrics.loop_lag))
-        yield Services(
+            await stack.enter_async_context(QuotaLeases(stored.store, quotas.buckets()))
+        mathematics = MathPool(DEADLINE_S)
+        if settings.aggregation.equality is Equality.MATH:
+            await stack.enter_async_context(mathematics)
+        answering = _Answering(
+            settings=settings,
+            fleet=fleet,
+            grouping=grouping,
+            mathematics=mathematics,
+            monitor=stored and stored.monitor,
+            metrics=metrics,
+            tracer=tracer,
+        )
+        fallback_chat = answering.by_fallback()
+        await fallback_chat.check()
+
+        def router_services() -> AbstractAsyncContextManager[RouterServices]:
+            assert stored is not None
+            return _open_router_services(settings, open_router, stored, conditions, answering)
+
+        services = Services(
             settings=settings,
             keys=KeyRing(settings.access.keys, secrets),
             quotas=quotas,
@@ -128,31 +147,48 @@ async def open_services(
             tracer=tracer,
             conditions=conditions,
             named_candidates=NamedCandidateService(settings, fleet),
-            router=router,
+            fallback_chat=fallback_chat,
+            stored=stored,
+            artifact=await stack.enter_async_context(
+                ArtifactWatch(settings.artifact, router_services)
+            ),
             ui_assets=Assets(),
+        )
+        await stack.enter_async_context(LoopLag(metrics.loop_lag))
+        _show_missing(services)
+        yield services
+
+
+def _show_missing(services: Services) -> None:
+    """Let the gauge follow what is missing, and log it once."""
+    for part in PARTS:
+        services.metrics.missing.labels(part).set_function(
+            lambda part=part: part in {each.part for each in services.missing}
+        )
+    if missing := services.missing:
+        log.warning(
+            "no certificate holds yet, and `auto` is answered by %s. %s",
+            services.settings.fallback,
+            ". ".join(
+                f"Missing: {each.part} ({each.reason}). Next: {each.next}" for each in missing
+            ),
         )
 
 
 @asynccontextmanager
-async def _open_routing(
+async def _open_store(
     settings: Settings,
     store_url: str,
-    router: OpenedRouter,
+    grouping: Grouping,
     conditions: ConditionReader,
-    fleet: Fleet,
     metrics: Metrics,
-    tracer: Tracer | None,
-) -> AsyncGenerator[RouterServices]:
-    trained = router.trained
+) -> AsyncGenerator[StoreServices]:
     async with AsyncExitStack() as stack:
         store = stack.enter_context(await asyncio.to_thread(Store, store_url))
-        scoring = await stack.enter_async_context(router.scoring)
         active = ActiveCalibration(metrics)
-        grouping = await asyncio.to_thread(Grouping.open, settings.routing.group_by)
         calibration_sync = CalibrationSync(
             store,
             active,
-            setup=setup_digest(trained.artifact.digest, settings.candidates),
             text=settings.routing.text,
             group_by=settings.routing.group_by,
             configured=conditions.configured,
@@ -161,107 +197,122 @@ async def _open_routing(
         # Opened before all writers, and so closed after them: closing it aborts calls to a database
         # server that does not answer.
         await stack.enter_async_context(calibration_sync)
-        calibrations = await stack.enter_async_context(
-            CalibrationService(
-                settings=settings,
-                trained=trained,
-                scorer=scoring,
-                store=store,
-                active=active,
-                calibration_sync=calibration_sync,
-                grouping=grouping,
-                metrics=metrics,
-                conditions=conditions,
-                projections=DecisionStatistics(store).projections,
-            )
-        )
         monitor = await stack.enter_async_context(
             Monitor(
                 settings=settings.watching,
                 store=store,
                 active=active,
                 metrics=metrics,
-                key=trained.artifact.salt.encode(),
                 group_by=settings.routing.group_by,
             )
         )
         calibration_sync.subscribe(monitor.on_shared_state)
-        chat = await stack.enter_async_context(
-            _open_chat(
-                settings=settings,
-                router=router,
-                scoring=scoring,
-                active=active,
-                grouping=grouping,
-                conditions=conditions,
-                fleet=fleet,
-                monitor=monitor,
-                metrics=metrics,
-                tracer=tracer,
-            )
-        )
-        yield RouterServices(
+        yield StoreServices(
             store=store,
             calibration_sync=calibration_sync,
             active=active,
-            chat=chat,
-            calibrations=calibrations,
+            grouping=grouping,
             monitor=monitor,
         )
 
 
 @asynccontextmanager
-async def _open_chat(
-    *,
+async def _open_router_services(
     settings: Settings,
-    router: OpenedRouter,
-    scoring: RouterBackend,
-    active: ActiveCalibration,
-    grouping: Grouping,
+    open_router: OpenRouter,
+    stored: StoreServices,
     conditions: ConditionReader,
-    fleet: Fleet,
-    monitor: Monitor,
-    metrics: Metrics,
-    tracer: Tracer | None,
-) -> AsyncGenerator[ChatService]:
-    """The chat service, after a check of its evaluators."""
-    async with _open_answer_reader(settings, scoring) as reader:
-        routing = RoutingService(
+    answering: _Answering,
+) -> AsyncGenerator[RouterServices]:
+    """Load the artifact and its encoder off the event loop, and its active calibration."""
+    opened = await asyncio.to_thread(open_router, settings, answering.metrics)
+    trained = opened.trained
+    async with opened.scoring as scoring:
+        setup = setup_digest(trained.artifact.digest, settings.candidates)
+        stored.monitor.sample_by(trained.artifact.salt.encode())
+        await stored.calibration_sync.follow(setup)
+        async with CalibrationService(
             settings=settings,
-            trained=router.trained,
+            trained=trained,
+            scorer=scoring,
+            store=stored.store,
+            active=stored.active,
+            calibration_sync=stored.calibration_sync,
+            setup=setup,
+            grouping=stored.grouping,
+            metrics=answering.metrics,
+            conditions=conditions,
+            projections=DecisionStatistics(stored.store).projections,
+        ) as calibrations:
+            yield RouterServices(
+                digest=trained.artifact.digest,
+                chat=answering.by_router(trained, scoring, stored.active),
+                calibrations=calibrations,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answering:
+    """Makes chat services: one for the fallback, one for a router."""
+
+    settings: Settings
+    fleet: Fleet
+    grouping: Grouping
+    mathematics: MathPool
+    monitor: Monitor | None
+    metrics: Metrics
+    tracer: Tracer | None
+
+    def by_fallback(self) -> ChatService:
+        """Without an artifact: queries are fingerprinted with a key of this process."""
+        fingerprint = partial(artifacts.fingerprint, artifacts.new_salt())
+        return self._chat(self._fallback(fingerprint), embed=None, stacked=None)
+
+    def by_router(
+        self, trained: TrainedRouter, scoring: RouterBackend, active: ActiveCalibration
+    ) -> ChatService:
+        """With a router; the fallback answers while no calibration is active."""
+        routing = RoutingService(
+            settings=self.settings,
+            trained=trained,
             scoring=scoring,
             active=active,
-            grouping=grouping,
-            rows=RowSelector(settings.routing.text),
-            down=fleet.down,
-            metrics=metrics,
+            grouping=self.grouping,
+            rows=RowSelector(self.settings.routing.text),
+            candidates=self._candidates(),
+            fallback=self._fallback(trained.fingerprint),
+            metrics=self.metrics,
         )
-        chat = ChatService(
-            settings=settings,
+        return self._chat(routing, embed=scoring.embed, stacked=trained.artifact.stacked)
+
+    def _candidates(self) -> CandidateChooser:
+        return CandidateChooser(self.settings, self.fleet.down)
+
+    def _fallback(self, fingerprint: Callable[[str], bytes]) -> FallbackRouting:
+        return FallbackRouting(
+            settings=self.settings,
+            candidates=self._candidates(),
+            grouping=self.grouping,
+            fingerprint=fingerprint,
+            metrics=self.metrics,
+        )
+
+    def _chat(
+        self, routing: Routing, *, embed: Embed | None, stacked: StackedVote | None
+    ) -> ChatService:
+        reader = AnswerReader(
+            embed,
+            self.mathematics.form,
+            similarity=self.settings.aggregation.similarity,
+            embed_chars=self.settings.limits.query_chars,
+        )
+        return ChatService(
+            settings=self.settings,
             routing=routing,
-            fleet=fleet,
+            fleet=self.fleet,
             reader=reader,
-            monitor=monitor,
-            stacked=router.trained.artifact.stacked,
-            metrics=metrics,
-            tracer=tracer,
-        )
-        await chat.check()
-        yield chat
-
-
-@asynccontextmanager
-async def _open_answer_reader(
-    settings: Settings, scoring: RouterBackend
-) -> AsyncGenerator[AnswerReader]:
-    """The reader of answers, with workers for mathematics where the configuration needs them."""
-    async with AsyncExitStack() as stack:
-        mathematics = MathPool(DEADLINE_S)
-        if settings.aggregation.equality is Equality.MATH:
-            await stack.enter_async_context(mathematics)
-        yield AnswerReader(
-            scoring.embed,
-            mathematics.form,
-            similarity=settings.aggregation.similarity,
-            embed_chars=settings.limits.query_chars,
+            monitor=self.monitor,
+            stacked=stacked,
+            metrics=self.metrics,
+            tracer=self.tracer,
         )

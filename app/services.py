@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Final, Literal, Protocol, get_args
 
 from app.access.api_keys import KeyRing
 from app.access.quotas import Quotas
@@ -15,6 +16,7 @@ from app.monitoring.monitor import Monitor
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.calibration_sync import CalibrationSync
 from app.routing.conditions import ConditionReader
+from app.routing.groups import Grouping
 from app.settings import Settings
 from app.store import Store
 from app.telemetry.metrics import Metrics
@@ -50,21 +52,61 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterServices:
-    """Services that exist only if an artifact is configured."""
+    """Services that exist only once an artifact is loaded."""
+
+    digest: str  # of the artifact
+    chat: ChatService
+    calibrations: CalibrationService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreServices:
+    """Services that exist only if an artifact is configured, whether it is there or not."""
 
     store: Store
     calibration_sync: CalibrationSync
     active: ActiveCalibration
-    chat: ChatService
-    calibrations: CalibrationService
+    grouping: Grouping
     monitor: Monitor
+
+
+class RouterSlot(Protocol):
+    """The artifact watch, as handlers see it."""
+
+    @property
+    def router(self) -> RouterServices | None:
+        """None before an artifact is loaded."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the artifact that is there is not used."""
+        ...
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether it differs on disk from the one that is loaded."""
+        ...
+
+
+Part = Literal["artifact", "calibration"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPart:
+    """A part without which no certificate holds, and how to get it."""
+
+    part: Part
+    reason: str
+    next: str  # the commands that come next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
     """All services of handlers.
 
-    The properties for parts of ``router`` raise :class:`NoRouter` if there is none.
+    Properties for parts of ``artifact`` and ``stored`` raise :class:`NoRouter` without them.
     """
 
     settings: Settings
@@ -75,31 +117,66 @@ class Services:
     tracer: Tracer | None
     conditions: ConditionReader
     named_candidates: NamedCandidateService
-    router: RouterServices | None
+    fallback_chat: ChatService  # until an artifact is loaded
+    stored: StoreServices | None
+    artifact: RouterSlot
     ui_assets: Assets
 
     @property
     def store(self) -> Store:
         """Stored calibrations and decisions."""
-        return self._routing.store
+        return self._stored.store
 
     @property
     def chat(self) -> ChatService:
-        """Routed requests."""
-        return self._routing.chat
+        """Requests for ``auto``; a request that has begun keeps its service."""
+        router = self.artifact.router
+        return self.fallback_chat if router is None else router.chat
 
     @property
     def calibrations(self) -> CalibrationService:
         """Calibration jobs."""
-        return self._routing.calibrations
+        if self.artifact.router is None:
+            raise NoRouter
+        return self.artifact.router.calibrations
 
     @property
     def monitor(self) -> Monitor:
         """Stored decisions and drift alarms."""
-        return self._routing.monitor
+        return self._stored.monitor
 
     @property
-    def _routing(self) -> RouterServices:
-        if self.router is None:
+    def calibration(self) -> str | None:
+        """The active calibration; None while the fallback answers."""
+        if self.stored is None or self.artifact.router is None or not self.stored.active.ready:
+            return None
+        return self.stored.active.record().id
+
+    @property
+    def missing(self) -> tuple[MissingPart, ...]:
+        """What is missing for certificates, in the order in which it is made."""
+        folder, active = self.settings.artifact, self.stored and self.stored.active
+        parts: list[MissingPart] = []
+        if self.artifact.router is None:
+            reason = self.artifact.refusal or f"no artifact is at {folder} yet"
+            out = "artifact" if folder is None else folder
+            command = (
+                "racer label questions.jsonl --config racer.yaml --out rows.jsonl, then racer "
+                "train --config racer.yaml --data train.jsonl --validation validation.jsonl "
+                f"--out {out}"
+            )
+            if folder is None:
+                reason = "no artifact is configured"
+                command += ", then set `artifact` and restart"
+            parts.append(MissingPart(part="artifact", reason=reason, next=command))
+        if active is None or not active.ready:
+            reason = ActiveCalibration.NONE_YET if active is None else active.why_not
+            command = "racer calibrate calibration.jsonl --url http://HOST:PORT"
+            parts.append(MissingPart(part="calibration", reason=reason, next=command))
+        return tuple(parts)
+
+    @property
+    def _stored(self) -> StoreServices:
+        if self.stored is None:
             raise NoRouter
-        return self.router
+        return self.stored

@@ -34,6 +34,7 @@ from racer_core.routers.base import Router
 from racer_core.types import checked_pool
 
 SCHEMA_VERSION: Final = 2
+FILES: Final = ("manifest.json", "router.safetensors")  # of an artifact's folder
 _PATTERN_SETTINGS: Final = ("neighbours", "prior", "temperature")
 
 
@@ -117,7 +118,7 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         (folder / "manifest.json").write_text(text, encoding="utf-8")
     except OSError as exc:
         raise ArtifactError(f"artifact {folder} cannot be written: {exc.strerror}") from exc
-    return replace(artifact, digest=_digest(folder))
+    return replace(artifact, digest=digest(folder))
 
 
 def _packed(prints: frozenset[bytes]) -> NDArray[np.uint8]:
@@ -233,7 +234,7 @@ def _build(
         training_fingerprints=_unpacked(tensors["training_fingerprints"]),
         validation_fingerprints=_unpacked(tensors["validation_fingerprints"]),
         components=_components(tensors),
-        digest=_digest(folder),
+        digest=digest(folder),
     )
 
 
@@ -263,7 +264,7 @@ def _weights(folder: Path) -> Path:
     return folder / "router.safetensors"
 
 
-def _digest(folder: Path) -> str:
+def digest(folder: Path) -> str:
     """The manifest's digest; the manifest holds the digest of the weights."""
     return _sha256(folder / "manifest.json")
 

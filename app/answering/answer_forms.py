@@ -46,14 +46,14 @@ class AnswerReader:
     """Reads the normal form of an answer.
 
     Args:
-        embed: The router's encoder.
+        embed: The router's encoder; None: there is none, and open texts do not vote.
         math_form: The normal form of mathematics, from the sandboxed process.
         similarity: Least cosine similarity inside a cluster of ``semantic``.
         embed_chars: The encoder reads this many characters of an answer.
     """
 
     def __init__(
-        self, embed: Embed, math_form: MathForm, *, similarity: float, embed_chars: int
+        self, embed: Embed | None, math_form: MathForm, *, similarity: float, embed_chars: int
     ) -> None:
         self._embed = embed
         self._math_form = math_form
@@ -85,7 +85,7 @@ class AnswerReader:
     ) -> tuple[dict[str, str], frozenset[str]]:
         """The cluster of every candidate's text, and the medoid of each cluster."""
         names = [name for name, text in texts.items() if len(text) <= VOTE_CHARS]
-        if not names:
+        if not names or self._embed is None:
             return {}, frozenset()
         vectors = await self._embed([texts[name][: self._embed_chars] for name in names])
         return await asyncio.to_thread(

@@ -11,7 +11,7 @@ from app.monitoring.monitor import Monitor
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision
 from app.routing.groups import GroupBy
-from app.routing.service import RoutingRequest
+from app.routing.request import RoutingRequest
 from app.store import now
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -23,7 +23,7 @@ class DecisionLog:
     def __init__(
         self,
         *,
-        monitor: Monitor,
+        monitor: Monitor | None,
         metrics: Metrics,
         tracer: Tracer | None,
         store_queries: bool,
@@ -86,6 +86,8 @@ class DecisionLog:
             )
 
     def _store(self, outcome: Outcome, request: RoutingRequest) -> None:
+        if self._monitor is None:  # no store is open
+            return
         query = request.query.text if self._store_queries else None
         self._monitor.record(
             _decision_record(outcome, request.caller.name, query, group_by=self._group_by)
@@ -116,7 +118,7 @@ def _decision_record(
     return DecisionRecord(
         decision_id=outcome.decision_id,
         created_at=now(),
-        calibration_id=routed.record.id,
+        calibration_id=routed.calibration_id,
         key=key,
         group=routed.group,
         alpha=decision.alpha,

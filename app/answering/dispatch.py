@@ -9,17 +9,19 @@ from typing import Any
 
 from app.answering.fan_out import FanOutResult, fan_out
 from app.answering.request import RequestState
-from app.routing.service import RoutingService
+from app.routing.decision import ChosenBy
+from app.routing.request import Routing
 from app.settings import Settings
 from app.upstream.fleet import Fleet
 from app.upstream.reply import Reply
 from app.wire.candidate_payload import candidate_payload
+from app.wire.format import AnswerKind
 
 
 class Dispatcher:
     """Calls the candidates of a request."""
 
-    def __init__(self, settings: Settings, routing: RoutingService, fleet: Fleet) -> None:
+    def __init__(self, settings: Settings, routing: Routing, fleet: Fleet) -> None:
         self._routing = routing
         self._fleet = fleet
         self._candidates = {candidate.name: candidate for candidate in settings.candidates}
@@ -38,7 +40,17 @@ class Dispatcher:
             await self._fan_out(state, state.called, results)
             if state.replacements is None and _is_lacking(state, results):
                 await self._fan_out(state, await self.replacements(state, results), results)
+            if state.routed.chosen_by is ChosenBy.FALLBACK:
+                await self._try_others(state, results)
         results.seconds += time.monotonic() - started
+
+    async def _try_others(self, state: RequestState, results: FanOutResult) -> None:
+        """Call the candidates after the fallback one by one, until one answers."""
+        while not any(each.kind >= AnswerKind.REFUSAL for each in results.replies.values()):
+            names = await self.replacements(state, results)
+            if not names:
+                return
+            await self._fan_out(state, names, results)
 
     async def replacements(self, state: RequestState, results: FanOutResult) -> list[str]:
         """The candidates that the surviving pool's set adds, within the limit on calls."""

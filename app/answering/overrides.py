@@ -31,7 +31,8 @@ class Overrides:
         if (observed := self._routing.observe) is not None:
             return _observing(request, routed, observed)
         routed = self._abstaining(request, routed)
-        if request.session is not None:
+        # A session is not bound to the fallback: its next turn may be certified.
+        if request.session is not None and routed.chosen_by is not ChosenBy.FALLBACK:
             routed = self._pinned(request, request.session, routed)
         selected = routed.decision.selected
         if self._only_top and kind is Equality.SEMANTIC and len(selected) > 1:

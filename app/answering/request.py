@@ -9,7 +9,7 @@ from typing import Any, Self
 from app.answering.vote import Vote
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Reason
-from app.routing.service import RoutingRequest
+from app.routing.request import RoutingRequest
 from app.wire.format import ApiFormat
 
 

@@ -17,10 +17,11 @@ from app.ids import IdGenerator
 from app.monitoring.monitor import Monitor
 from app.routing.decision import CertifiedDecision
 from app.routing.reasons import Remark
+from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
-from app.routing.service import RoutingRequest, RoutingService
 from app.settings import Settings
 from racer_core.aggregation.stacked import StackedVote
+from racer_core.aggregation.vote import Method
 
 
 class RequestRouter:
@@ -30,8 +31,8 @@ class RequestRouter:
         self,
         *,
         settings: Settings,
-        routing: RoutingService,
-        monitor: Monitor,
+        routing: Routing,
+        monitor: Monitor | None,
         reader: AnswerReader,
         stacked: StackedVote | None,
         decision_log: DecisionLog,
@@ -44,6 +45,9 @@ class RequestRouter:
         self._stacked = stacked
         self._decision_log = decision_log
         self._overrides = Overrides(settings)
+        self._rule = self._rule_without_scores = settings.aggregation
+        if self._rule.method in (Method.LOG_ODDS, Method.STACKED):  # a score of 0 votes against
+            self._rule_without_scores = self._rule.model_copy(update={"method": Method.MAJORITY})
         self._ids = IdGenerator()
 
     async def route(self, request: InferenceRequest) -> RequestState:
@@ -51,7 +55,7 @@ class RequestRouter:
 
         Raises:
             Abstained: The set is empty and ``on_abstain`` is ``error``.
-            RacerError: As :meth:`RoutingService.route`.
+            RacerError: As :meth:`Routing.route`.
         """
         started = time.monotonic()
         deadline = self._deadline(request.options.timeout, started)
@@ -66,7 +70,7 @@ class RequestRouter:
             self._decision_log.record_abstained(decision_id, routed, request)
             raise
         self._decision_log.trace(decision_id, routed, routed.certificate)
-        shadow = self._monitor.draw_shadow(
+        shadow = self._monitor is not None and self._monitor.draw_shadow(
             decision_id, routed.fingerprint, routed.certificate.reasons
         )
         return RequestState(
@@ -74,7 +78,7 @@ class RequestRouter:
             decision_id=decision_id,
             routed=routed,
             vote=Vote(
-                rule=self._settings.aggregation,
+                rule=self._rule if routed.scored is not None else self._rule_without_scores,
                 kind=kind,
                 reader=self._reader,
                 stacked=self._stacked,
@@ -110,6 +114,8 @@ class RequestRouter:
     async def _decision(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
         """The decision, with what the monitor knows of the calibration and of this query."""
         routed = self._with_alarms(await self._routing.route(request, deadline))
+        if self._monitor is None:
+            return routed
         repeated = self._monitor.is_repeat(routed.fingerprint, routed.certificate.reasons)
         remarks = self._remarks(request, routed, records=True)
         if not (repeated or remarks):
@@ -126,10 +132,10 @@ class RequestRouter:
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
         is_of_a_part = query.is_too_long or query.conditions.is_other_kind
-        if is_of_a_part or (later and not self._reads_conversations):
+        if self._monitor is None or is_of_a_part or (later and not self._reads_conversations):
             return ()
-        remarks = ()
-        if routed.record.has_query(fingerprint, routed.population, later=later):
+        remarks, record = (), routed.record
+        if record is not None and record.has_query(fingerprint, routed.population, later=later):
             remarks = (Remark.CALIBRATION_QUERY,)
         key = request.caller.name
         if self._monitor.was_sent(key, fingerprint, later=later, records=records):
@@ -138,6 +144,8 @@ class RequestRouter:
 
     def _with_alarms(self, routed: CertifiedDecision) -> CertifiedDecision:
         """The decision, with the drift alarms of the calibration that decided it."""
+        if self._monitor is None or routed.record is None:
+            return routed
         return routed.with_reasons(*self._monitor.stale_reasons(routed.record.id))
 
     def _deadline(self, timeout_s: float | None, started: float) -> float:

@@ -23,8 +23,8 @@ from app.answering.streaming import OpenStream, Streaming, whole_stream
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
 from app.monitoring.monitor import Monitor
+from app.routing.request import Routing, RoutingRequest
 from app.routing.risk_levels import RiskLevels
-from app.routing.service import RoutingRequest, RoutingService
 from app.settings import Settings
 from app.telemetry.metrics import Metrics
 from app.telemetry.tracing import Tracer
@@ -39,10 +39,10 @@ class ChatService:
         self,
         *,
         settings: Settings,
-        routing: RoutingService,
+        routing: Routing,
         fleet: Fleet,
         reader: AnswerReader,
-        monitor: Monitor,
+        monitor: Monitor | None,
         stacked: StackedVote | None,
         metrics: Metrics,
         tracer: Tracer | None = None,

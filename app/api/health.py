@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from fastapi import Request, Response
 
 from app.api.openapi import errors
-from app.errors import NoRouter
 from app.route_table import Routes
 from app.services import Services
 from app.wire import bodies
@@ -33,23 +35,30 @@ async def healthz(_: Request, __: Services) -> Response:
     is_probe=True,
     summary="Readiness",
     responses=errors(400, 500)
-    | {503: {"description": "Not ready, or draining; `reason` says why."}},
+    | {503: {"description": "Draining; with `calibrated=true` also not calibrated."}},
+    openapi_extra={
+        "parameters": [{"name": "calibrated", "in": "query", "schema": {"type": "boolean"}}],
+    },
 )
-async def readyz(_: Request, services: Services) -> Response:
-    """200 once encoder, artifact and calibration are loaded and warm; otherwise 503 with a reason.
+async def readyz(request: Request, services: Services) -> Response:
+    """200 while requests are answered, also by the fallback; 503 while the gateway drains.
 
-    Without an artifact also 200, because candidates can be called by name; `reason` says so.
-    `degraded` lists `store` while the store cannot be read.
+    `missing` lists what certificates lack and which command comes next; with `?calibrated=true`
+    that is 503, too. `degraded` lists `store` while the store cannot be read. `restart` says that
+    the artifact has changed on disk.
     """
     if services.drain.begun:
         return bodies.json_response({"status": "draining"}, status=503)
-    if services.router is None:
-        ready = {"status": "ready", "calibration": None, "reason": NoRouter.sentence}
-        return bodies.json_response(ready)
-    active = services.router.active
-    if active.ready:
-        ready = {"status": "ready", "calibration": active.record().id}
-        # Routing needs only memory, so the gateway stays ready without its store.
-        degraded = {"degraded": ["store"]} if services.router.calibration_sync.lost else {}
-        return bodies.json_response(ready | degraded)
-    return bodies.json_response({"status": "not ready", "reason": active.why_not}, status=503)
+    ready: dict[str, Any] = {"status": "ready", "calibration": services.calibration}
+    if missing := services.missing:
+        ready |= {
+            "fallback": services.settings.fallback,
+            "missing": [asdict(each) for each in missing],
+        }
+    # Routing needs only memory, so the gateway stays ready without its store.
+    if services.stored is not None and services.stored.calibration_sync.lost:
+        ready["degraded"] = ["store"]
+    if services.artifact.has_changed:
+        ready["restart"] = "the artifact has changed on disk; a restart loads it"
+    is_waiting = bool(missing) and request.query_params.get("calibrated") == "true"
+    return bodies.json_response(ready, status=503 if is_waiting else 200)

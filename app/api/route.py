@@ -18,7 +18,7 @@ from app.api.request_limits import check_fields
 from app.api.respond import note_answer, note_prompt, unless_disconnected
 from app.route_table import JsonBody, Routes
 from app.routing import query
-from app.routing.service import RoutingRequest
+from app.routing.request import RoutingRequest
 from app.services import Services
 from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat

@@ -57,6 +57,7 @@ class CalibrationService:
         store: Where records are stored.
         active: The active calibration.
         calibration_sync: Activates what the store says is active.
+        setup: Digest of the artifact and of how candidates are served.
         grouping: Finds the group of a row.
         metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
@@ -72,6 +73,7 @@ class CalibrationService:
         store: Store,
         active: ActiveCalibration,
         calibration_sync: CalibrationSync,
+        setup: str,
         grouping: Grouping,
         metrics: Metrics,
         conditions: ConditionReader,
@@ -83,6 +85,7 @@ class CalibrationService:
         self._store = store
         self._active = active
         self._calibration_sync = calibration_sync
+        self._setup = setup
         self._metrics = metrics
         self._record_builder = RecordBuilder(
             settings=settings,
@@ -90,7 +93,7 @@ class CalibrationService:
             scorer=scorer,
             grouping=grouping,
             conditions=conditions,
-            setup=calibration_sync.setup,
+            setup=setup,
         )
         self._write_lock = asyncio.Lock()
         self.jobs = JobQueue()
@@ -98,7 +101,7 @@ class CalibrationService:
     async def __aenter__(self) -> Self:
         """Show the newest calibration that was refused before the start."""
         for each in await self._store.run(self._store.summaries):  # newest first
-            if each.artifact == self._calibration_sync.setup and "refused" in each.evidence:
+            if each.artifact == self._setup and "refused" in each.evidence:
                 self._show_refused(each.created_at)
                 break
         return self
@@ -140,7 +143,7 @@ class CalibrationService:
         """
         async with self._write_lock:
             summary = await self._store.run(self._store.summary, calibration_id)
-            if summary.artifact == self._calibration_sync.setup:  # else the store refuses it
+            if summary.artifact == self._setup:  # else the store refuses it
                 active = self._active_record()
                 refusal = activation_rule.refusal(summary.evidence, active, confirm=confirm)
                 if refusal is not None:
@@ -149,7 +152,7 @@ class CalibrationService:
                 self._store.activate,
                 calibration_id,
                 expected_active_id,
-                self._calibration_sync.setup,
+                self._setup,
             )
             await self._calibration_sync.catch_up(record)
         return record

@@ -52,7 +52,8 @@ def _from_store(decision_id: str, config: Path) -> dict[str, Any]:
     configured, secrets = settings.load(config)
     with Store(secrets.store(configured)) as store:
         decision = DecisionStore(store).get(decision_id).decision
-        return verification.verify(decision, store.record(decision.calibration_id)).as_json()
+        calibration_id = verification.calibration_of(decision)
+        return verification.verify(decision, store.record(calibration_id)).as_json()
 
 
 class _VerificationClient(GatewayClient):

@@ -17,6 +17,7 @@ from racer_core.calibration.certificate import kind_of
 # Queries outside the population of the rows of first turns: they are no evidence of anything.
 _UNLIKE_ROWS: Final = frozenset(
     {
+        Reason.NOT_CALIBRATED,
         Reason.MULTI_TURN,
         Reason.LATER_TURN,
         Reason.LABELLED_CONDITIONS,
@@ -55,7 +56,7 @@ class DecisionRecord:
     Attributes:
         decision_id: The value of ``x-racer-decision-id``.
         created_at: UTC, ISO 8601, as ``app.store.now`` gives it.
-        calibration_id: The calibration that decided.
+        calibration_id: The calibration that decided; None: none was active.
         key: The name of the caller's key.
         group: The group of the request, whether it has a threshold of its own or not.
         alpha: Risk level.
@@ -87,7 +88,7 @@ class DecisionRecord:
 
     decision_id: str
     created_at: str
-    calibration_id: str
+    calibration_id: str | None
     key: str
     group: str | None
     alpha: float

@@ -22,6 +22,7 @@ from app.store.engine import begin_writing, insert_into
 from app.store.tables import DecisionRow, VerdictRow
 
 _CHUNK: Final = 1_000  # rows deleted in one transaction
+UNCALIBRATED: Final = ""  # in the column of calibrations, which is never null
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +199,9 @@ class DecisionStore:
         """Fingerprints of which another decision by the same calibration is stored."""
         found = select(DecisionRow.fingerprint).where(
             DecisionRow.fingerprint.in_({each.fingerprint for each in decisions}),
-            DecisionRow.calibration_id.in_({each.calibration_id for each in decisions}),
+            DecisionRow.calibration_id.in_(
+                {each.calibration_id or UNCALIBRATED for each in decisions}
+            ),
             DecisionRow.id.not_in({each.decision_id for each in decisions}),
         )
         return {each for each in session.scalars(found) if each is not None}
@@ -219,7 +222,7 @@ def _row(decision: DecisionRecord, ordinary: bool) -> dict[str, Any]:
     return {
         "id": decision.decision_id,
         "created_at": decision.created_at,
-        "calibration_id": decision.calibration_id,
+        "calibration_id": decision.calibration_id or UNCALIBRATED,
         "key": decision.key,
         "selected": dump_json(decision.selected).decode(),
         "null_selected": decision.null_selected,

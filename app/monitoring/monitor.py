@@ -28,7 +28,7 @@ from app.monitoring.housekeeping import Housekeeping
 from app.monitoring.metrics import MonitoringMetrics
 from app.monitoring.seen_queries import SeenQueries
 from app.monitoring.shadow_sample import ShadowSample
-from app.monitoring.verification import Verification, verify
+from app.monitoring.verification import Verification, calibration_of, verify
 from app.routing.active_calibration import ActiveCalibration
 from app.routing.groups import GroupBy
 from app.settings.monitoring import MonitoringSettings
@@ -47,7 +47,7 @@ class Monitor:
         store: Where it is stored.
         active: The active calibration.
         metrics: Where the metrics of monitoring are registered.
-        key: Secret of the shadow sample, the same for all gateways.
+        key: Secret of the shadow sample, the same for all gateways; none before :meth:`sample_by`.
         group_by: The configured origin of a request's group.
         rng: Draws for the alarms; None takes fresh ones from the operating system.
     """
@@ -59,7 +59,7 @@ class Monitor:
         store: Store,
         active: ActiveCalibration,
         metrics: Metrics,
-        key: bytes,
+        key: bytes = b"",
         group_by: GroupBy,
         rng: np.random.Generator | None = None,
     ) -> None:
@@ -111,6 +111,10 @@ class Monitor:
         """Write the decisions that wait, and add them to the drift state."""
         await self._stack.aclose()
         await self.flush_drift()
+
+    def sample_by(self, key: bytes) -> None:
+        """Draw the shadow sample with the key of an artifact that was loaded."""
+        self._shadow_sample.key = key
 
     # The request path -----------------------------------------------------------------------
 
@@ -189,8 +193,10 @@ class Monitor:
 
     def _write(self, decisions: Sequence[DecisionRecord]) -> None:
         if self._settings.decisions:
-            record = self._active.record()
-            ordinary = [eligibility.is_ordinary(each, record) for each in decisions]
+            record = self._active.record() if self._active.ready else None
+            ordinary = [
+                record is not None and eligibility.is_ordinary(each, record) for each in decisions
+            ]
             repeated = self._decision_store.add(decisions, ordinary)
             decisions = [
                 replace(each, repeated=True) if each.fingerprint in repeated else each
@@ -221,11 +227,11 @@ class Monitor:
 
     def _verify(self, decision_id: str) -> Verification:
         decision = self._decision_store.get(decision_id).decision
-        active = self._active.record()
-        is_active = decision.calibration_id == active.id
-        return verify(
-            decision, active if is_active else self._store.record(decision.calibration_id)
-        )
+        calibration_id = calibration_of(decision)
+        active = self._active.record() if self._active.ready else None
+        if active is not None and calibration_id == active.id:
+            return verify(decision, active)
+        return verify(decision, self._store.record(calibration_id))
 
     def _shadow_rows(self, record: CalibrationRecord) -> bytes:
         judged = self._statistics.judged_shadow_sample(self._store.ids(record.artifact))

@@ -21,12 +21,12 @@ class ShadowSample:
 
     Args:
         rate: The sampling rate.
-        key: Secret of the draws, the same for all gateways.
+        key: Secret of the draws, the same for all gateways; empty: nothing is drawn yet.
     """
 
     def __init__(self, rate: float, key: bytes) -> None:
         self.rate = rate
-        self._key = key
+        self.key = key
         self._drawn = SeenQueries()
 
     def restart(self, rows: Sequence[bytes]) -> None:
@@ -39,11 +39,11 @@ class ShadowSample:
         A query is drawn for once: the first time that it is to be answered as the rows were. A
         decision that calls no candidate, or whose loss would not count, uses up no draw.
         """
-        if self.rate == 0.0 or not are_answered_like_rows(reasons):
+        if self.rate == 0.0 or not self.key or not are_answered_like_rows(reasons):
             return False
         if self._drawn.record(fingerprint):
             return False
-        return is_sampled(self._key, decision_id.encode(), self.rate)
+        return is_sampled(self.key, decision_id.encode(), self.rate)
 
 
 def labelled_rows(
@@ -66,11 +66,11 @@ def labelled_rows(
     """
     rows: dict[str, dict[str, Any]] = {}
     for decision, correct in judged:
-        rate = decision.shadow_rate
-        if decision.pool != pool or decision.group_by != group_by:
+        rate, calibration_id = decision.shadow_rate, decision.calibration_id
+        if calibration_id is None or decision.pool != pool or decision.group_by != group_by:
             continue
         if decision.answered_like_rows and decision.scores and rate:
-            conditions = conditions_of(decision.calibration_id)
+            conditions = conditions_of(calibration_id)
             if conditions is None:
                 continue
             row: dict[str, Any] = {} if decision.query is None else {"query": decision.query}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.errors import NotFound
 from app.monitoring.decision_record import DecisionRecord
 from app.routing.decision import ChosenBy
 from app.routing.groups import GroupedRows
@@ -56,6 +57,16 @@ class Verification:
                 "group": self.group,
             },
         }
+
+
+def calibration_of(decision: DecisionRecord) -> str:
+    """The calibration that made a decision. Raises NotFound where the fallback made it."""
+    if decision.calibration_id is None:
+        raise NotFound(
+            f"decision {decision.decision_id} was made without a calibration: there is no "
+            "threshold to recompute"
+        )
+    return decision.calibration_id
 
 
 def verify(decision: DecisionRecord, record: CalibrationRecord) -> Verification:

@@ -20,7 +20,7 @@ from app import lifespan, settings
 from app.errors import SettingsError
 from app.main import create_gateway
 from app.ray_serve.scorer import RayRouterBackend
-from app.routing.artifact import open_trained
+from app.routing.artifact import is_there, open_trained
 from app.routing.scorer import ScoredQuery
 from app.settings import Secrets, Settings
 from app.telemetry import logs
@@ -53,7 +53,7 @@ def build(arguments: dict[str, Any]) -> serve.Application:
     configured, _ = _load(config)
     limits = configured.limits
     router = None
-    if configured.artifact is not None:
+    if configured.artifact is not None and is_there(configured.artifact):
         router = _deployment(Router, max_ongoing_requests=_TOGETHER * _BATCHES)
         router = router.bind(config)
     gateway = _deployment(
@@ -142,7 +142,11 @@ class _Opening:
         await send({"type": "lifespan.shutdown.complete"})
 
     def _open_router(self, configured: Settings, _: Metrics) -> lifespan.OpenedRouter:
-        assert self._router is not None
+        if self._router is None:  # the artifact was not there when the application was deployed
+            raise ArtifactError(
+                "the application has no router replicas: deploy it again with `serve run` to load "
+                "the artifact"
+            )
         trained = open_trained(configured)
         scoring = RayRouterBackend(self._router, trained.artifact.digest)
         return lifespan.OpenedRouter(trained, nullcontext(scoring))

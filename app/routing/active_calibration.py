@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
-from typing import Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 from cachetools import LRUCache
 
@@ -37,12 +37,14 @@ class ActiveCalibration:
         max_pending: Maximum number of parts that are computed at once; one more is refused.
     """
 
+    NONE_YET: ClassVar = "no calibration is active yet: upload labelled rows to POST /calibrate"
+
     def __init__(
         self, metrics: Metrics, *, max_parts: int = MAX_PARTS, max_pending: int = MAX_PENDING
     ) -> None:
         self._metrics = metrics
         self._record: CalibrationRecord | None = None
-        self._why_not = "no calibration is active yet: upload labelled rows to POST /calibrate"
+        self._why_not = self.NONE_YET
         # Own threads, so that thresholds hold up no other work; they end with this object.
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="racer-threshold")
         limits = threads, max_parts, max_pending

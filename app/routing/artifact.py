@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
 from app.errors import NoRouter, SettingsError
 from app.settings import Settings
+from racer_core import artifacts
 from racer_core.aggregation.vote import Method
 from racer_core.racer import Racer, TrainedRouter
 
 Opened = TypeVar("Opened", bound=TrainedRouter)
+
+
+def is_there(folder: Path) -> bool:
+    """Whether the folder has some file of an artifact, whole or not."""
+    return any((folder / name).is_file() for name in artifacts.FILES)
 
 
 def open_racer(settings: Settings) -> Racer:

@@ -41,8 +41,7 @@ class CalibrationSync:
     Args:
         store: The store to follow.
         active: The calibration that requests decide with.
-        setup: Digest of the artifact and of how candidates are served; records with another digest
-            are ignored.
+        setup: As :meth:`follow` takes it, where an artifact is loaded already.
         text: The configured text that the router reads of later turns.
         group_by: The configured origin of a request's group.
         configured: The conditions of a request of nothing but plain text: at the first start, those
@@ -55,12 +54,14 @@ class CalibrationSync:
         store: Store,
         active: ActiveCalibration,
         *,
-        setup: str,
+        setup: str | None = None,
         text: RoutedText,
         group_by: GroupBy,
         configured: Conditions,
         metrics: Metrics,
     ) -> None:
+        # Digest of the artifact and of how candidates are served: records with another digest are
+        # ignored. None: no artifact is loaded, and nothing is active.
         self.setup = setup
         self._store = store
         self._active = active
@@ -84,11 +85,9 @@ class CalibrationSync:
         self._up.set(1)
 
     async def __aenter__(self) -> Self:
-        """Load the active calibration; where that fails, the gateway starts and is not ready."""
-        try:
-            await self.catch_up()
-        except StoreError as exc:
-            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
+        """Begin to follow the store."""
+        if self.setup is not None:
+            await self.follow(self.setup)
         await self._listener.__aenter__()
         self._task = asyncio.create_task(self._follow(), name="following the store")
         return self
@@ -101,6 +100,20 @@ class CalibrationSync:
         if self.lost:
             self._store.cut()
         await self._listener.__aexit__(None, None, None)
+
+    async def follow(self, setup: str) -> None:
+        """Load the active calibration of an artifact that was loaded; later ones follow.
+
+        Where that fails, no calibration is active.
+
+        Args:
+            setup: Digest of the artifact and of how candidates are served.
+        """
+        self.setup = setup
+        try:
+            await self.catch_up()
+        except StoreError as exc:
+            self._active.refuse(f"{exc}: upload labelled rows to POST /calibrate")
 
     def subscribe(self, listener: Callable[[SharedState], None]) -> None:
         """Call ``listener`` with each shared state read from the store; it must not block."""
@@ -116,24 +129,29 @@ class CalibrationSync:
             StoreError: The store cannot be read, or the record in it is damaged.
         """
         async with self._one_at_a_time:
-            state = await self._store.run_short(self._store.shared_state, self.setup)
+            setup = self.setup
+            state = await self._store.run_short(self._store.shared_state, setup or "")
             self._lost(False)
+            if setup is None:
+                return
             if not self._has_stored_digests:
                 await self._store.run_short(
                     self._store.store_missing_digests,
-                    self.setup,
+                    setup,
                     self._configured.digests,
                     on_record=partial(self._lost, False),  # each record has the time of an answer
                 )
                 self._has_stored_digests = True
-            await self._activate(state, made)
+            await self._activate(setup, state, made)
             for listener in self._listeners:
                 listener(state)
 
-    async def _activate(self, state: SharedState, made: CalibrationRecord | None) -> None:
+    async def _activate(
+        self, setup: str, state: SharedState, made: CalibrationRecord | None
+    ) -> None:
         wanted = state.active_id
         if wanted is None:
-            await self._explain()
+            await self._explain(setup)
         elif wanted != self._damaged and wanted != self._current():
             if made is None or made.id != wanted:
                 made = await self._read(wanted)
@@ -155,11 +173,11 @@ class CalibrationSync:
     def _current(self) -> str | None:
         return self._active.record().id if self._active.ready else None
 
-    async def _explain(self) -> None:
+    async def _explain(self, setup: str) -> None:
         """Set the reason where the only calibration belongs to another artifact."""
         if self._active.ready:
             return
-        other = await self._store.run_short(self._store.others, self.setup)
+        other = await self._store.run_short(self._store.others, setup)
         if other is not None:
             self._active.refuse(
                 f"calibration {other} was made with another artifact, or with candidates that were "

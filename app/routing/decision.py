@@ -20,6 +20,7 @@ class ChosenBy(StrEnum):
     THRESHOLD = "threshold"
     EVERYONE = "everyone"  # no threshold applied: another kind of request, a failed router
     STRONGEST = "strongest"  # the threshold selected none, and the best candidate is called
+    FALLBACK = "fallback"  # no calibration is active
     OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
 
 
@@ -32,13 +33,18 @@ class CertifiedDecision:
     pool_scores: dict[str, float]  # f of the whole pool, best first; empty when the router failed
     fingerprint: bytes
     scored: ScoredQuery | None  # None when the router failed
-    record: CalibrationRecord
+    record: CalibrationRecord | None  # None: no calibration is active
     population: int  # of the record: the place of the rows that set the threshold
     group: str | None  # of the request, whether or not it has its own threshold
     chosen: tuple[str, ...]  # the selected set, even where others are called instead
     chosen_by: ChosenBy
     repeated: bool = False  # the query was seen before, by this key or another, or is a row
     remarks: tuple[Remark, ...] = ()  # what its sender may know of the query
+
+    @property
+    def calibration_id(self) -> str | None:
+        """The calibration that decided; None: none was active."""
+        return self.record and self.record.id
 
     @property
     def strongest(self) -> str:

@@ -16,6 +16,12 @@ from racer_core.calibration.certificate import CoreReason, kind_of
 class Reason(StrEnum):
     """A premise that failed, or an assumption that a client should know."""
 
+    NOT_CALIBRATED = "not_calibrated"
+    """No calibration is active. `routing.fallback` chose the candidates, and no row.
+
+    `GET /readyz` says what is missing and which command comes next.
+    """
+
     MULTI_TURN = "multi_turn_uncalibrated"
     """A later turn of a conversation; the calibration has too few rows of such turns.
 

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
-from app.access.api_keys import Caller
-from app.errors import Forbidden, NotFound, Overloaded
+from app.errors import Overloaded
 from app.routing.active_calibration import ActiveCalibration
+from app.routing.candidate_choice import CandidateChooser
 from app.routing.certificate import ServedCertificate
 from app.routing.decision import CertifiedDecision, ChosenBy
 from app.routing.decision_cache import CacheKey, DecisionCache
+from app.routing.fallback import FallbackRouting
 from app.routing.groups import Grouping, GroupThreshold
 from app.routing.premises import CandidateChoice, Premises
-from app.routing.query import Query
 from app.routing.reasons import Reason
+from app.routing.request import RoutingRequest
 from app.routing.risk_levels import RiskLevels, alphas_for
 from app.routing.row_selection import RowSelector
 from app.routing.scorer import RouterBackend, ScoredQuery
@@ -29,23 +30,13 @@ from app.wire.schemas import DecisionOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import whole_pool_decision
 from racer_core.calibration.options import CalibrationOptions
-from racer_core.errors import InfeasibleAlphaError, InputError
+from racer_core.errors import InfeasibleAlphaError
 from racer_core.racer import TrainedRouter
 from racer_core.types import RoutingDecision, checked_alpha
 
 log = logging.getLogger(__name__)
 
 SUB_POOL_WAIT_S: Final = 0.25  # for a smaller pool's threshold; then that pool is called whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingRequest:
-    """A request for a decision, independent of its API format."""
-
-    query: Query
-    options: DecisionOptions
-    caller: Caller
-    pool: str | None = None  # a named part of the pool
 
 
 class RoutingService:
@@ -60,7 +51,8 @@ class RoutingService:
         active: ActiveCalibration,
         grouping: Grouping,
         rows: RowSelector,
-        down: Callable[[str], Collection[str]],
+        candidates: CandidateChooser,
+        fallback: FallbackRouting,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
@@ -69,27 +61,29 @@ class RoutingService:
         self._active = active
         self._grouping = grouping
         self._rows = rows
-        self._down = down
+        self._candidates = candidates
+        self._fallback = fallback
         self._metrics = metrics
         self._cache = DecisionCache[CertifiedDecision](settings.limits.decisions_kept)
 
     async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
-        """Score the query and apply the threshold.
+        """Score the query and apply the threshold; before a calibration is active, fall back.
 
         Args:
             request: The query, its options and its caller.
             deadline: A ``time.monotonic()``; routing has its own time limit, too.
 
         Raises:
-            NotReady: No calibration is active.
             Overloaded: The router's queue is full, or too slow.
             InputError: Alpha outside (0, 1), or no candidate can serve this request.
             Forbidden: The key may not request this alpha or candidate.
             NotFound: A candidate that is not in the pool.
             InfeasibleAlphaError: Too few rows for alpha, and the operator chose to reject.
         """
-        routed = await self._find_or_decide(request, deadline)
-        self._count(routed)
+        if not self._active.ready:
+            return await self._fallback.route(request, deadline)
+        routed = await self._find_or_decide(self._active.record(), request, deadline)
+        self._metrics.count_decision(len(routed.decision.selected), holds=routed.certificate.holds)
         return routed
 
     async def levels(self, request: RoutingRequest, deadline: float) -> RiskLevels:
@@ -97,8 +91,11 @@ class RoutingService:
 
         Only for one question without turns before it. Raises as :meth:`route`.
         """
-        routed = await self._find_or_decide(request, deadline)
-        record, pool, scored = routed.record, routed.certificate.pool, routed.scored
+        if not self._active.ready:
+            return await self._fallback.levels(request, deadline)
+        record = self._active.record()
+        routed = await self._find_or_decide(record, request, deadline)
+        pool, scored = routed.certificate.pool, routed.scored
         threshold = await self._threshold(record, pool, routed.group, routed.population)
         if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
             return RiskLevels(routed=routed)
@@ -123,17 +120,18 @@ class RoutingService:
             if not (refused and each.trivial)
         )
 
-    async def _find_or_decide(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
-        record = self._active.record()  # read once: one record decides and certifies
-        options = self._with_defaults(request)
-        choice = self._choice(request)
+    async def _find_or_decide(
+        self, record: CalibrationRecord, request: RoutingRequest, deadline: float
+    ) -> CertifiedDecision:
+        options = self._with_defaults(record, request)
+        choice = self._candidates.choice(request)
         key = CacheKey(
             query=request.query,
             choice=choice,
             alpha=options.alpha,
             score=options.score,
             group=options.group,
-            requested_alpha=self._requested_alpha(request),
+            requested_alpha=self._candidates.requested_alpha(request),
             caller=request.caller,
         )
         routed = self._cache.find(record.id, key)
@@ -152,13 +150,16 @@ class RoutingService:
         For candidates that failed in the middle of a request. Such a failure may depend on the
         query, so this certifies nothing.
         """
+        record = routed.record
+        if record is None:
+            return await self._fallback.without(routed, request, failed)
         names = tuple(name for name in routed.certificate.pool if name not in failed)
         if not names:
             return ()
-        options = self._with_defaults(request)
+        options = self._with_defaults(record, request)
         choice = CandidateChoice(names=names)
         try:
-            survived = await self._certify(routed.record, choice, options, request, routed.scored)
+            survived = await self._certify(record, choice, options, request, routed.scored)
         except InfeasibleAlphaError:  # too late to refuse: the others were called
             return names
         return survived.decision.selected
@@ -179,7 +180,7 @@ class RoutingService:
         fingerprint = self._trained.fingerprint(query.text)
         is_other_kind = query.conditions.is_other_kind and bool(rows.differing)
         usual = record.calibration.options
-        is_alpha_requested = self._requested_alpha(request) is not None
+        is_alpha_requested = self._candidates.requested_alpha(request) is not None
         why_whole_pool: Reason | None = None
         # The threshold is not ready, or none is valid for causes inside the query.
         if threshold is None or choice.has_unable or query.is_too_long or is_other_kind:
@@ -245,60 +246,12 @@ class RoutingService:
             routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
         return routed
 
-    def _with_defaults(self, request: RoutingRequest) -> DecisionOptions:
+    def _with_defaults(self, record: CalibrationRecord, request: RoutingRequest) -> DecisionOptions:
         """The request's options; a named pool's alpha where it gives none; the key's bounds."""
-        alpha, most = request.options.alpha, request.caller.max_alpha
-        if alpha is not None and most is not None and alpha > most:
-            raise Forbidden(f"this key may request an alpha of at most {most:g}")
-        alpha = self._requested_alpha(request)
-        if most is not None:
-            usual = self._active.record().calibration.options.alpha
-            alpha = min(usual if alpha is None else alpha, most)
+        alpha = self._candidates.alpha(request, record.calibration.options.alpha)
         if alpha == request.options.alpha:
             return request.options
         return request.options.model_copy(update={"alpha": alpha})
-
-    def _requested_alpha(self, request: RoutingRequest) -> float | None:
-        """The alpha that the request chose, by itself or with its pool; None: none."""
-        if request.options.alpha is None and request.pool is not None:
-            return self._settings.pools[request.pool].alpha
-        return request.options.alpha
-
-    def _choice(self, request: RoutingRequest) -> CandidateChoice:
-        """The candidates that may be called: by the request, its pool and key, able and up."""
-        allowed = self._allowed(request)
-        able = set(request.query.able(self._settings.candidates))
-        names = allowed if able.issuperset(allowed) else self._keep(allowed, able)
-        all_down = self._down(request.caller.name)
-        down = [name for name in names if name in all_down]
-        if len(down) == len(names):  # calling them is better than an error
-            down = []
-        return CandidateChoice(
-            names=tuple(name for name in names if name not in down) if down else names,
-            is_requested=request.options.candidates is not None or request.pool is not None,
-            has_unable=names is not allowed,
-            down=tuple(down),
-        )
-
-    def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:
-        """The candidates that the request, its pool and its key leave."""
-        names = self._trained.pool
-        if request.pool is not None:
-            names = self._keep(names, self._settings.pools[request.pool].candidates)
-        if request.caller.candidates is not None:
-            names = self._keep(names, request.caller.candidates)
-        if request.options.candidates is not None:
-            names = self._keep(names, self._existing(request.options.candidates))
-        return names
-
-    def _keep(self, names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
-        left = tuple(name for name in names if name in wanted)
-        if not left:
-            raise InputError(
-                "no candidate is left that this key, pool and kind of request may be sent to",
-                param="candidates",
-            )
-        return left
 
     async def _threshold(
         self,
@@ -376,26 +329,9 @@ class RoutingService:
     def _scores_of(self, names: Sequence[str], scored: ScoredQuery) -> list[float]:
         return [scored.scores[self._trained.pool.index(name)] for name in names]
 
-    def _existing(self, names: Sequence[str]) -> Sequence[str]:
-        for name in names:
-            if name not in self._trained.pool:
-                raise NotFound(
-                    f"no candidate {name[:128]!r}; the pool is {list(self._trained.pool)}",
-                    code="model_not_found",
-                    param="candidates",
-                )
-        return names
-
     def _best_first(self, names: Sequence[str], scored: ScoredQuery | None) -> dict[str, float]:
         """Router scores of these candidates, best first."""
         if scored is None:
             return {}
         scores = dict(zip(self._trained.pool, scored.scores, strict=True))
         return {name: scores[name] for name in sorted(names, key=lambda name: -scores[name])}
-
-    def _count(self, routed: CertifiedDecision) -> None:
-        self._metrics.set_size.observe(len(routed.decision.selected))
-        if routed.decision.abstained:
-            self._metrics.abstained.inc()
-        if not routed.certificate.holds:
-            self._metrics.void.inc()

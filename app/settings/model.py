@@ -14,7 +14,7 @@ from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
-from app.settings.routing import EncoderSettings, Pool, Routing
+from app.settings.routing import WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
@@ -38,8 +38,8 @@ class Settings(Frozen):
     port: Annotated[int, Field(ge=0, le=65535)] = 8080
     """Port of the gateway; 0: any free one."""
     artifact: Path | None = None
-    """Folder of the router that `racer train` wrote; null: nothing is routed, candidates are called
-    by name."""
+    """Folder of the router that `racer train` writes, loaded once it is there; null: no router, no
+    store, and `routing.fallback` answers `auto`."""
     store: Annotated[str, AfterValidator(_without_password)] = "sqlite:///racer.db"
     """Database URL: a SQLite file, relative to this file, or PostgreSQL for several gateways; no
     password here."""
@@ -70,7 +70,8 @@ class Settings(Frozen):
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"candidates: the name {twice!r} is duplicated")
-        if taken := [name for name in names if name == AUTO or name.startswith(f"{AUTO}/")]:
+        reserved = (AUTO, WHOLE_POOL)
+        if taken := [each for each in names if each in reserved or each.startswith(f"{AUTO}/")]:
             raise ValueError(f"candidates: the name `{taken[0]}` is reserved for the router")
         return self
 
@@ -105,6 +106,8 @@ class Settings(Frozen):
     @model_validator(mode="after")
     def _candidates_are_known(self) -> Self:
         named = {"routing.observe": (self.routing.observe,), "embeddings": (self.embeddings,)}
+        if self.routing.fallback != WHOLE_POOL:
+            named["routing.fallback"] = (self.routing.fallback,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
         named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}
         for place, names in named.items():
@@ -114,20 +117,16 @@ class Settings(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _routing_has_a_router(self) -> Self:
-        """Refuse settings of routing without an artifact: they would have no effect."""
-        needs_router = {
-            "pools": bool(self.pools),
-            "routing.observe": self.routing.observe is not None,
-            "watching.shadow_rate": self.watching.shadow_rate > 0.0,
-            "aggregation.evaluator": bool(self.aggregation.raters),
-        }
-        if self.artifact is None and any(needs_router.values()):
-            place = next(place for place, is_set in needs_router.items() if is_set)
-            raise ValueError(
-                f"{place} needs a router: train one with `racer train` and set `artifact`"
-            )
+    def _samples_have_a_router(self) -> Self:
+        """Refuse a sampling rate without an artifact: it would have no effect."""
+        if self.artifact is None and self.watching.shadow_rate > 0.0:
+            raise ValueError("watching.shadow_rate needs a router: set `artifact`")
         return self
+
+    @property
+    def fallback(self) -> str:
+        """What answers `auto` until a calibration is active: a candidate, or ``WHOLE_POOL``."""
+        return self.routing.fallback or self.pool[0]
 
     @property
     def prices(self) -> tuple[float, ...] | None:
@@ -143,6 +142,4 @@ class Settings(Frozen):
     @property
     def models(self) -> tuple[str, ...]:
         """Model names for clients: the router, named pools, candidates."""
-        if self.artifact is None:
-            return self.pool
         return (AUTO, *(f"{AUTO}/{name}" for name in self.pools), *self.pool)

@@ -11,6 +11,7 @@ from app.settings.candidates import Name
 from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
+WHOLE_POOL = "whole_pool"  # of `routing.fallback`: all candidates
 Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -40,6 +41,9 @@ class Routing(Frozen):
     """What the router reads: `last_user`, the last user turn, or the whole `conversation`."""
     group_by: Literal["request", "key", "language"] = "request"
     """What determines the group, hence the threshold: `request`, `key` or `language`."""
+    fallback: Name | None = None
+    """What answers `auto` until a calibration is active: a candidate, or `whole_pool`; null: the
+    first candidate. Certificates are void."""
     observe: Name | None = None
     """Observe mode: route and record decisions, but always call this candidate."""
     session_ttl_s: Annotated[float, Field(gt=0)] | None = None

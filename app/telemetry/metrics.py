@@ -129,12 +129,25 @@ class Metrics:
             "Unix time at which the active calibration was made; 0 while there is none",
             registry=self.registry,
         )
-
+        self.missing = Gauge(
+            "racer_missing",
+            "1 while the gateway serves without this part: requests get the fallback",
+            ("part",),
+            registry=self.registry,
+        )
         self.calibration_refused = Gauge(
             "racer_calibration_refused_timestamp_seconds",
             "Unix time of the newest calibration that was refused activation; 0 if there is none",
             registry=self.registry,
         )
+
+    def count_decision(self, set_size: int, *, holds: bool) -> None:
+        """Count a decision: the size of its set, and whether its guarantee holds."""
+        self.set_size.observe(set_size)
+        if not set_size:
+            self.abstained.inc()
+        if not holds:
+            self.void.inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

@@ -127,9 +127,9 @@ schema_version: 1
 host: 127.0.0.1
 port: {port}
 
-# The router that chooses among the candidates: a folder, relative to this file. Without a router
-# clients can call candidates only by name. Uncomment once `racer train --out artifact` has made it:
-# artifact: artifact
+# The router that chooses among the candidates: a folder, relative to this file. The gateway loads
+# it once `racer train --out artifact` has made it; until then the first candidate answers `auto`.
+artifact: artifact
 
 # Database of calibrations and decisions: a SQLite file, relative to this one, or a PostgreSQL URL
 # that several gateways share. A URL with a password goes into $RACER_STORE_URL instead.

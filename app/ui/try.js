@@ -108,6 +108,12 @@ export function startTry() {
   }
 }
 
+/** The candidates that are called whatever the risk level, with their verb. */
+function calledInWords(selected, names) {
+  if (selected.length === names.length && names.length > 1) return `All ${names.length} are`;
+  return `${listed(selected)} ${selected.length === 1 ? "is" : "are"}`;
+}
+
 /** The bars of one question, moved by the slider. `risk` says which level is wanted. */
 function showSet(query, response, risk) {
   const { levels, certificate } = response;
@@ -125,7 +131,7 @@ function showSet(query, response, risk) {
       { class: "card", "aria-labelledby": "set-title" },
       el("div", { class: "card-head" }, el("h2", { id: "set-title" }, "Candidates that would be called"), saving),
       summary,
-      isWholePool ? notice("info", `${response.selected.length === names.length ? "All" : "The best"} ${response.selected.length} are called at every risk level: ${why.join("; ")}.`) : bars.table,
+      isWholePool ? notice("info", `${calledInWords(response.selected, names)} called at every risk level: ${why.join("; ")}.`) : bars.table,
       isWholePool ? null : el("p", { class: "hint" }, bars.legend),
     ),
   );

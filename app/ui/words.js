@@ -5,6 +5,7 @@ import { listed, percent } from "./format.js";
 const REASONS = {
   candidate_failed: (name) => `${name} was in the set and gave no usable answer`,
   conditions_differ: (field) => `the candidates are not sent what they were sent for the labelled rows (${field})`,
+  not_calibrated: () => "no calibration is active, so the configured fallback was called",
   multi_turn_uncalibrated: () => "a later turn of a conversation, for which there are too few rows",
   labelled_conditions: () => "the threshold is that of the rows that were labelled with what candidates are sent now",
   later_turn: () => "a later turn of a conversation: the threshold is that of such rows",

@@ -484,18 +484,16 @@ def test_an_error_has_a_class_of_litellms(litellm: Any, provoked: Gateway, case:
     assert caught.value.status_code == case.status  # type: ignore[attr-defined]
 
 
-def test_before_a_calibration_clients_see_a_server_that_is_not_ready(
+def test_before_a_calibration_clients_get_the_fallbacks_answer(
     litellm: Any, tmp_path: Path, artifact: Path, pool: FakePool
 ) -> None:
-    """503, which is a server's error to each of them."""
+    """Each of them, from the first candidate."""
+    pool.say("adder", "seven")
     with running(configure(tmp_path, artifact, pool.url), ENVIRONMENT) as gateway:
-        with pytest.raises(openai.InternalServerError) as caught:
-            gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
-        assert (caught.value.status_code, caught.value.code) == (503, "not_calibrated")
-        with pytest.raises(openai.InternalServerError):
-            langchain(gateway).invoke(ONE)
-        with pytest.raises(litellm.ServiceUnavailableError):
-            asked_by_litellm(litellm, gateway)
+        answer = gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
+        assert (answer.model, answer.choices[0].message.content) == ("adder", "seven")
+        assert langchain(gateway).invoke(ONE).content == "seven"
+        assert asked_by_litellm(litellm, gateway).choices[0].message.content == "seven"
 
 
 @pytest.fixture

@@ -462,7 +462,7 @@ def restore_into(url: str, backup: Path) -> None:
 def test_a_document_that_is_cut_off_stops_no_start(
     tmp_path: Path, artifact: Path, pool: FakePool, record: str
 ) -> None:
-    """The gateway is not ready if it is the active one; the others are listed."""
+    """The gateway is not calibrated if it is the active one; the others are listed."""
     configuration = configure(tmp_path, artifact, pool.url)
     with running(configuration, ENVIRONMENT) as gateway:
         names = [gateway.calibrate()["id"] for _ in range(2)]
@@ -472,9 +472,9 @@ def test_a_document_that_is_cut_off_stops_no_start(
         row = session.get_one(CalibrationRow, damaged)
         row.document = row.document[:-20]
     with running(configuration, ENVIRONMENT) as gateway:
-        ready = gateway.get("/readyz")
-        assert ready.status_code == (503 if record == "active" else 200)
-        assert record == "inactive" or damaged in ready.json()["reason"]
+        ready = gateway.ready()
+        assert (ready["calibration"] is None) == (record == "active")
+        assert record == "inactive" or damaged in ready["missing"][0]["reason"]
         listed = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
         assert {each["id"] for each in listed} == {*names} - {damaged}
         one = gateway.get(f"/calibrations/{damaged}", ADMIN_KEY)
@@ -547,7 +547,7 @@ def test_shadow_rows_have_groups_of_the_current_origin(
             access=access,
         )
         with running(path, ENVIRONMENT) as gateway:
-            if not gateway.get("/readyz").is_success:
+            if gateway.ready()["calibration"] is None:
                 gateway.calibrate()
                 judge_sample(gateway, key)
             assert [row["group"] for row in shadow_rows(gateway)] == ["a"] * found

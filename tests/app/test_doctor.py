@@ -190,7 +190,7 @@ def test_an_artifact_is_whole_and_of_this_pool(config: Path, tmp_path: Path) -> 
         return artifact_check.check(configured.model_copy(update=changes))[0]
 
     is_so(at(artifact=None), WARNING, "racer train")
-    is_so(at(artifact=tmp_path / "none"), FAILED, "no folder")
+    is_so(at(artifact=tmp_path / "none"), WARNING, "adder answers")
     half = tmp_path / "half"
     shutil.copytree(configured.artifact or "", half)
     (half / "router.safetensors").unlink()

@@ -376,18 +376,14 @@ def test_bad_request_through_the_official_client(gateway: Gateway) -> None:
     assert (shape.value.code, shape.value.param) == ("invalid_schema", "racer.alpha")
 
 
-def test_uncalibrated_is_unavailable(serve: Serve) -> None:
-    """Before the first calibration queries get 503 and the cure; ``/readyz`` says the same."""
+def test_uncalibrated_there_is_no_drift_to_report(serve: Serve) -> None:
+    """503 with the cure from what is about a calibration; ``/readyz`` says the same."""
     gateway = serve(calibrated=False)
-    error = checked(gateway.ask(CANARY), 503)
-    assert error["code"] == "not_calibrated"
+    for path in ("/drift", "/shadow/rows"):
+        error = checked(gateway.get(path, ADMIN_KEY), 503)
+        assert error["code"] == "not_calibrated"
+        assert error["message"] == gateway.ready()["missing"][0]["reason"]
     assert "POST /calibrate" in error["message"]
-    assert checked(gateway.post("/route", json={"query": CANARY}), 503)["code"] == "not_calibrated"
-    ready = gateway.get("/readyz")
-    assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
-    assert gateway.get("/healthz").status_code == 200
-    with pytest.raises(openai.InternalServerError):
-        gateway.openai().chat.completions.create(model="auto", messages=user(ONE))
 
 
 @pytest.fixture

@@ -415,22 +415,21 @@ def test_an_overlap_stays_void_after_a_restart(serve: Serve, tmp_path: Path) -> 
 
 
 def test_another_artifact_needs_another_calibration(serve: Serve, tmp_path: Path) -> None:
-    """The old router's record is not used: not ready, with the cure; activating it fails."""
+    """The old router's record is not used, with the cure in /readyz; activating it fails."""
     first = serve(folder=tmp_path)
     old = first.ready()["calibration"]
     other = tmp_path / "other"
     train(labelled(0, 40), labelled(5_000, 40), other, encoder=CharNgramEncoder(), kind="knn")
     second = serve(calibrated=False, folder=tmp_path, artifact=other)
-    ready = second.get("/readyz")
-    assert ready.status_code == 503
-    assert old in ready.json()["reason"]
-    assert "POST /calibrate" in ready.json()["reason"]
-    assert second.ask(ONE).status_code == 503
+    (missing,) = second.ready()["missing"]
+    assert old in missing["reason"]
+    assert "POST /calibrate" in missing["reason"]
+    assert second.route(ONE)["certificate"]["reasons"] == ["not_calibrated"]
     answer = second.post(f"/calibrations/{old}/activate", ADMIN_KEY)
     assert answer.status_code == 409
     assert "another artifact" in answer.json()["error"]["message"]
     second.calibrate(100)
-    assert second.get("/readyz").status_code == 200
+    assert "missing" not in second.ready()
 
 
 def test_a_store_that_breaks_while_serving_changes_nothing(serve: Serve, tmp_path: Path) -> None:
@@ -456,11 +455,10 @@ def test_a_damaged_active_record_is_not_used(serve: Serve, tmp_path: Path) -> No
         connection.execute("UPDATE calibrations SET digest = 'x'")
     connection.close()
     gateway = serve(calibrated=False, folder=tmp_path)
-    ready = gateway.get("/readyz")
-    assert ready.status_code == 503
-    assert damaged in ready.json()["reason"]
-    assert "POST /calibrate" in ready.json()["reason"]
-    assert gateway.ask(ONE).status_code == 503
+    (missing,) = gateway.ready()["missing"]
+    assert damaged in missing["reason"]
+    assert "POST /calibrate" in missing["reason"]
+    assert gateway.route(ONE)["certificate"]["reasons"] == ["not_calibrated"]
     gateway.calibrate(100)
     assert gateway.route(ONE)["certificate"]["holds"]
 
@@ -473,7 +471,7 @@ def test_candidates_that_are_served_otherwise_need_another_calibration(
     old = serve(folder=tmp_path).ready()["calibration"]
     changed = candidates(pool.url, poet=change)
     gateway = serve(calibrated=False, folder=tmp_path, candidates=changed)
-    assert gateway.get("/readyz").status_code == 503
+    assert gateway.ready()["calibration"] is None
     assert gateway.post(f"/calibrations/{old}/activate", ADMIN_KEY).status_code == 409
 
 

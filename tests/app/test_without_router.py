@@ -1,4 +1,4 @@
-"""A gateway without an artifact: named candidates answer; routing endpoints are refused."""
+"""A gateway without an artifact: candidates answer; endpoints that need a router are refused."""
 
 from __future__ import annotations
 
@@ -44,15 +44,6 @@ main()
 """
 ROWS = [{"query": "What is 1 plus 2?", "correct": dict.fromkeys(POOL, True)}]
 ASKS: dict[str, tuple[str, Any]] = {
-    "chat": ("/v1/chat/completions", {"model": "auto", "messages": user("one?")}),
-    "stream": (
-        "/v1/chat/completions",
-        {"model": "auto", "messages": user("one?"), "stream": True},
-    ),
-    "completion": ("/v1/completions", {"model": "auto", "prompt": "one?"}),
-    "response": ("/v1/responses", {"model": "auto", "input": "one?"}),
-    "route": ("/route", {"query": "one?"}),
-    "route_and_ask": ("/route", {"query": "one?", "execute": True}),
     "calibrate": ("/calibrate", {"rows": ROWS}),
     "activate": ("/calibrations/cal-1/activate", {}),
     "feedback": ("/feedback", {"decision_id": "chatcmpl-1", "correct": {"adder": True}}),
@@ -102,7 +93,7 @@ def test_a_candidate_answers_by_its_name(unrouted: Gateway, pool: FakePool) -> N
 
 
 @pytest.mark.parametrize("case", ASKS)
-def test_an_endpoint_without_a_router_says_what_to_configure(
+def test_an_endpoint_that_needs_a_router_says_what_to_configure(
     unrouted: Gateway, pool: FakePool, case: str
 ) -> None:
     """One sentence, and no advice to try again: nothing but the configuration can cure it."""
@@ -120,15 +111,17 @@ def test_an_endpoint_without_a_router_says_what_to_configure(
 
 
 def test_it_is_ready_for_what_is_configured(unrouted: Gateway, tmp_path: Path) -> None:
-    """Balancers may send it traffic; people read that nothing is routed. No store is made."""
+    """Balancers may send it traffic; people read what is missing. No store is made."""
     ready = unrouted.get("/readyz", None)
     assert ready.status_code == 200
     status = ready.json()
     assert (status["status"], status["calibration"]) == ("ready", None)
-    assert "nothing is routed" in status["reason"]
+    assert [each["part"] for each in status["missing"]] == ["artifact", "calibration"]
+    assert "set `artifact`" in status["missing"][0]["next"]
+    assert unrouted.chat("one?")["racer"]["certificate"]["reasons"] == ["not_calibrated"]
     listed = unrouted.get("/v1/models").json()["data"]
-    assert [model["id"] for model in listed] == list(POOL)
-    assert unrouted.get("/v1/models/auto").status_code == 404
+    assert [model["id"] for model in listed] == ["auto", *POOL]
+    assert unrouted.get("/v1/models/auto").status_code == 200
     assert unrouted.ask("one?", model="unknown").json()["error"]["code"] == "model_not_found"
     assert unrouted.get("/metrics").status_code == 200
     assert [each.name for each in tmp_path.iterdir()] == ["racer.yaml"]
@@ -145,7 +138,7 @@ def test_the_configuration_is_valid_and_says_what_it_lacks(
     (rows := tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n", encoding="utf-8")
     code, _, stderr = racer("tune", "--config", path, "--validation", rows)
     assert code == 2
-    assert "no artifact is configured" in stderr
+    assert "no artifact is loaded" in stderr
 
 
 def test_a_served_request_imports_no_torch(
@@ -184,7 +177,7 @@ def test_a_served_request_imports_no_torch(
         process.wait()
     assert process.returncode == 0, stderr
     assert out.split() == ["True"], "garbage is looked for once the start is over, and no torch"
-    assert "nothing is routed" in stderr, "an artifact that was forgotten is noticed"
+    assert "Missing: artifact" in stderr, "an artifact that was forgotten is noticed"
     assert megabytes <= MOST_MB
 
 
@@ -195,19 +188,25 @@ def _answers(gateway: httpx2.Client) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("changes", "place"),
-    [
-        ({"pools": {"small": {"candidates": list(POOL[:1])}}}, "pools"),
-        ({"routing": {"observe": POOL[0]}}, "routing.observe"),
-        ({"watching": {"shadow_rate": 0.1}}, "watching.shadow_rate"),
-        ({"aggregation": EVALUATED}, "aggregation.evaluator"),
-    ],
-    ids=["pools", "observe", "shadow", "evaluator"],
-)
-def test_settings_that_need_a_router_are_refused_without_one(
-    tmp_path: Path, changes: dict[str, Any], place: str
-) -> None:
+def test_a_sampling_rate_is_refused_without_a_router(tmp_path: Path) -> None:
     """A setting without effect must not look as if it had one."""
-    with pytest.raises(SettingsError, match=f"{re.escape(place)} needs a router"):
-        settings.load(configuration(tmp_path, "http://127.0.0.1:1/v1", **changes), ENVIRONMENT)
+    path = configuration(tmp_path, "http://127.0.0.1:1/v1", watching={"shadow_rate": 0.1})
+    with pytest.raises(SettingsError, match=r"watching\.shadow_rate needs a router"):
+        settings.load(path, ENVIRONMENT)
+
+
+def test_an_evaluator_weighs_the_votes_of_the_fallback(tmp_path: Path, pool: FakePool) -> None:
+    """It needs candidates, not a router."""
+    pool.rate(POOL[0], {"right": 0.9, "wrong": 0.1})
+    for name, text in zip(POOL, ("wrong", "right", "wrong"), strict=True):
+        pool.say(name, text)
+    path = configuration(
+        tmp_path,
+        pool.url,
+        routing={"fallback": "whole_pool"},
+        aggregation=EVALUATED | {"equality": "exact", "temperature": 0.1},
+    )
+    with running(path, ENVIRONMENT) as gateway:
+        answer = gateway.chat("one?")
+    assert answer["choices"][0]["message"]["content"] == "right"
+    assert answer["racer"]["evaluation"]["calls"] > 0

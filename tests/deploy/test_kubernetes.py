@@ -292,7 +292,7 @@ def test_probes_ask_public_paths_of_the_gateways_own_port(kind: str):
 
 
 def test_a_gateway_that_waits_for_a_calibration_is_not_restarted():
-    """/readyz is 503 until then. Red when a probe that restarts a pod asks for it."""
+    """/readyz is 503 while it drains. Red when a probe that restarts a pod asks for it."""
     paths = {kind: probe["httpGet"]["path"] for kind, probe in PROBING.items()}
     assert paths == {"startup": "/healthz", "readiness": "/readyz", "liveness": "/healthz"}
 

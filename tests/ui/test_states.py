@@ -36,12 +36,13 @@ def test_without_a_router_every_tab_says_what_to_do(bare: Fleet, opened: Open) -
     """In the order in which it is done, with commands."""
     tab = opened(bare)
     tab.refused = {503}
-    assert tab.page.inner_text("#status") == "no router"
-    for command in ("racer label", "racer train", "artifact:"):
+    assert tab.page.inner_text("#status") == "not calibrated"
+    for command in ("racer label", "racer train", "`artifact`", "racer calibrate"):
         assert command in tab.page.inner_text("#advice")
     tab.give_keys()
     tab.page.fill("#question", "Who?")
-    tab.page.wait_for_selector("#ask-error .notice")
+    tab.page.wait_for_selector("#set .notice")
+    assert "fallback" in tab.page.inner_text("#set")
     tab.page.click("#tab-calibrate")
     tab.page.wait_for_selector("#history .notice")
     tab.page.click("#tab-watch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.errors import SettingsError
-from app.routing.artifact import open_trained
+from app.routing.artifact import is_there, open_trained
 from app.settings import Settings
 from app.tools.doctor.finding import Finding, failed, ok, warning
 from racer_core.errors import ArtifactError
@@ -16,11 +16,12 @@ def check(settings: Settings) -> tuple[Finding, TrainedRouter | None]:
     """Return the finding and the opened artifact, if it opens; the encoder stays closed."""
     if settings.artifact is None:
         cure = "run `racer train`, then set `artifact`"
-        return warning(CHECK, "no artifact is configured: nothing is routed", cure), None
-    if not settings.artifact.is_dir():
-        return failed(
-            CHECK, f"{settings.artifact} is no folder", "create it with `racer train --out`"
-        ), None
+        found = f"no artifact is configured: {settings.fallback} answers `auto`"
+        return warning(CHECK, found, cure), None
+    if not is_there(settings.artifact):
+        cure = "run `racer label` and `racer train --out`; a running gateway loads what they make"
+        found = f"none is at {settings.artifact} yet: {settings.fallback} answers `auto`"
+        return warning(CHECK, found, cure), None
     try:
         trained = open_trained(settings)
     except (ArtifactError, SettingsError) as exc:

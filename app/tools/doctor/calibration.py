@@ -24,7 +24,7 @@ def check(found: StoreInspection, alpha: float, now: datetime) -> Finding:
     if found.active is None:
         if found.other is None:
             return warning(
-                CHECK, "no calibration is active: nothing is routed until one is", UPLOAD
+                CHECK, "no calibration is active: no certificate holds until one is", UPLOAD
             )
         mismatch = f"{found.other.id} is of another artifact, or of candidates served otherwise"
         return failed(CHECK, mismatch, UPLOAD)

@@ -1,0 +1,101 @@
+"""Candidate choice: the candidates that a request may call, and the risk level that it may ask for.
+
+Both depend on the request, its named pool, its key and the health of candidates, never on a
+calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from app.errors import Forbidden, NotFound
+from app.routing.premises import CandidateChoice
+from app.routing.request import RoutingRequest
+from app.settings import Settings
+from racer_core.errors import InputError
+
+
+class CandidateChooser:
+    """Applies the bounds of requests, named pools and keys.
+
+    Args:
+        settings: The pool and its named parts.
+        down: Returns the candidates that a key's requests should not call.
+    """
+
+    def __init__(self, settings: Settings, down: Callable[[str], Collection[str]]) -> None:
+        self._settings = settings
+        self._down = down
+
+    def choice(self, request: RoutingRequest) -> CandidateChoice:
+        """The candidates that may be called: by the request, its pool and key, able and up.
+
+        Raises:
+            InputError: No candidate is left.
+            NotFound: The request lists a candidate that is not in the pool.
+        """
+        allowed = self._allowed(request)
+        able = set(request.query.able(self._settings.candidates))
+        names = allowed if able.issuperset(allowed) else _keep(allowed, able)
+        all_down = self._down(request.caller.name)
+        down = [name for name in names if name in all_down]
+        if len(down) == len(names):  # calling them is better than an error
+            down = []
+        return CandidateChoice(
+            names=tuple(name for name in names if name not in down) if down else names,
+            is_requested=request.options.candidates is not None or request.pool is not None,
+            has_unable=names is not allowed,
+            down=tuple(down),
+        )
+
+    def requested_alpha(self, request: RoutingRequest) -> float | None:
+        """The alpha that the request chose, by itself or with its pool; None: none."""
+        if request.options.alpha is None and request.pool is not None:
+            return self._settings.pools[request.pool].alpha
+        return request.options.alpha
+
+    def alpha(self, request: RoutingRequest, usual: float) -> float | None:
+        """The alpha in force, within the key's bound; None: the usual one.
+
+        Raises:
+            Forbidden: The request itself asks for more than its key may.
+        """
+        alpha, most = request.options.alpha, request.caller.max_alpha
+        if alpha is not None and most is not None and alpha > most:
+            raise Forbidden(f"this key may request an alpha of at most {most:g}")
+        alpha = self.requested_alpha(request)
+        if most is not None:
+            alpha = min(usual if alpha is None else alpha, most)
+        return alpha
+
+    def _allowed(self, request: RoutingRequest) -> tuple[str, ...]:
+        """The candidates that the request, its pool and its key leave."""
+        names = self._settings.pool
+        if request.pool is not None:
+            names = _keep(names, self._settings.pools[request.pool].candidates)
+        if request.caller.candidates is not None:
+            names = _keep(names, request.caller.candidates)
+        if request.options.candidates is not None:
+            names = _keep(names, self._existing(request.options.candidates))
+        return names
+
+    def _existing(self, names: Sequence[str]) -> Sequence[str]:
+        pool = self._settings.pool
+        for name in names:
+            if name not in pool:
+                raise NotFound(
+                    f"no candidate {name[:128]!r}; the pool is {list(pool)}",
+                    code="model_not_found",
+                    param="candidates",
+                )
+        return names
+
+
+def _keep(names: Sequence[str], wanted: Collection[str]) -> tuple[str, ...]:
+    left = tuple(name for name in names if name in wanted)
+    if not left:
+        raise InputError(
+            "no candidate is left that this key, pool and kind of request may be sent to",
+            param="candidates",
+        )
+    return left

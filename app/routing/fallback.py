@@ -1,0 +1,128 @@
+"""Fallback routing: which candidates answer ``auto`` before a calibration is active.
+
+Such a decision rests on no rows: its certificate is void, ``not_calibrated``. Needs neither an
+artifact nor a store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+
+from app.routing.candidate_choice import CandidateChooser
+from app.routing.certificate import ServedCertificate
+from app.routing.decision import CertifiedDecision, ChosenBy
+from app.routing.groups import Grouping
+from app.routing.reasons import Reason
+from app.routing.request import RoutingRequest
+from app.routing.risk_levels import RiskLevels
+from app.settings import WHOLE_POOL, Settings
+from app.telemetry.metrics import Metrics
+from racer_core.calibration.decision import whole_pool_decision
+from racer_core.calibration.options import CalibrationOptions
+from racer_core.types import RoutingDecision, checked_alpha
+
+
+class FallbackRouting:
+    """Chooses the configured fallback, among the candidates that the request may call.
+
+    Args:
+        settings: ``routing.fallback``, and the terms that a calibration would have.
+        candidates: The candidates that a request may call.
+        grouping: Finds the request's group.
+        fingerprint: Keyed hash of a query.
+        metrics: Counts decisions.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        candidates: CandidateChooser,
+        grouping: Grouping,
+        fingerprint: Callable[[str], bytes],
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._candidates = candidates
+        self._grouping = grouping
+        self._fingerprint = fingerprint
+        self._metrics = metrics
+        routing = settings.routing
+        self._terms = CalibrationOptions(
+            alpha=routing.alpha, score=routing.score, risk_target=routing.risk_target
+        )
+
+    async def route(self, request: RoutingRequest, deadline: float) -> CertifiedDecision:
+        """The fallback, at once: the deadline does not matter."""
+        del deadline
+        routed = self._decide(request)
+        self._metrics.count_decision(len(routed.decision.selected), holds=False)
+        return routed
+
+    async def levels(self, request: RoutingRequest, deadline: float) -> RiskLevels:
+        """The fallback at every alpha. No metric counts it."""
+        del deadline
+        return RiskLevels(routed=self._decide(request))
+
+    async def without(
+        self, routed: CertifiedDecision, request: RoutingRequest, failed: Collection[str]
+    ) -> tuple[str, ...]:
+        """The next candidate in the order of the pool."""
+        del request
+        return tuple(name for name in routed.certificate.pool if name not in failed)[:1]
+
+    def _decide(self, request: RoutingRequest) -> CertifiedDecision:
+        choice = self._candidates.choice(request)
+        decision = self._decision(request, choice.names)
+        text = request.query.text
+        routed = CertifiedDecision(
+            decision=decision,
+            certificate=ServedCertificate.of(
+                self._terms,
+                decision,
+                pool=choice.names,
+                n=0,
+                risk_band=1.0,  # nothing is known
+                reasons=(
+                    Reason.NOT_CALIBRATED,
+                    *(Reason.CANDIDATE_DOWN.of(name) for name in choice.down),
+                ),
+            ),
+            pool_scores={},
+            fingerprint=self._fingerprint(text),
+            scored=None,
+            record=None,
+            population=0,
+            group=self._grouping.of_request(text, request.options.group, request.caller.group),
+            chosen=decision.selected,
+            chosen_by=ChosenBy.FALLBACK,
+        )
+        limit = self._settings.limits.fan_out
+        if len(decision.selected) > limit:
+            routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
+        return routed
+
+    def _decision(self, request: RoutingRequest, names: tuple[str, ...]) -> RoutingDecision:
+        alpha = self._candidates.alpha(request, self._terms.alpha)
+        alpha = self._terms.alpha if alpha is None else checked_alpha(alpha)
+        score = request.options.score or self._terms.score
+        fallback = self._settings.fallback
+        if fallback == WHOLE_POOL:
+            return whole_pool_decision(
+                names,
+                [0.0] * len(names),
+                risk_target=self._terms.risk_target,
+                alpha=alpha,
+                score=score,
+                truncated=False,
+            )
+        return RoutingDecision(
+            selected=(fallback if fallback in names else names[0],),
+            scores=(0.0,),
+            null_selected=False,
+            alpha=alpha,
+            score=score,
+            lambda_hat=math.nan,  # there is no threshold
+            truncated=False,
+        )
