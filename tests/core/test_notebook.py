@@ -114,7 +114,7 @@ def test_each_group_has_its_own_bound():
         (np.full((3, 2), np.nan), np.ones((3, 2)), {}, "NaN or outside"),
         (np.ones(3), np.ones(3), {}, "shape"),
         (np.ones((3, 2)), np.ones((3, 2)), {"score": "best"}, "cover_cost"),
-        (np.ones((3, 2)), np.ones((3, 2)), {"target": "none"}, "paper, answerable"),
+        (np.ones((3, 2)), np.ones((3, 2)), {"target": "none"}, "paper, answerable, quality"),
         (np.ones((3, 2)), np.ones((3, 2)), {"score": "cover"}, "not offered"),
         (np.ones((3, 2)), np.zeros((3, 2)), {}, "nothing to calibrate on"),
         (np.ones((3, 2)), np.ones((3, 2)), {"alpha": 10}, "alpha"),
@@ -211,6 +211,26 @@ def test_a_table_counts_the_losses_that_were_calibrated(options):
     sets = calibration.predict(scores, alpha=0.3)
     assert table["size"][-1] == sets.sum(axis=1).mean()
     assert table["abstain"][-1] == (~sets.any(axis=1)).mean()
+
+
+def test_qualities_and_weights_are_calibrated_and_measured():
+    """The mean shortfall on the calibration rows is at most alpha; equal weights change nothing."""
+    scores, _ = table_of(500, 12)
+    quality = np.round(np.random.default_rng(13).random((500, 3)) * scores, 3)
+    graded = rc.calibrate(scores, quality >= 0.5, target="quality", quality=quality, score="prob")
+    assert graded.n == 500
+    table = rc.evaluate(graded, scores, quality >= 0.5, alphas=(0.05, 0.1), quality=quality)
+    for row in table:
+        sets = graded.predict(scores, alpha=row["alpha"])
+        short = quality.max(axis=1) - np.where(sets, quality, 0).max(axis=1)
+        assert row["risk"] == pytest.approx(short.mean())
+        assert row["risk_low"] <= row["risk"] <= row["alpha"] <= row["risk_high"]
+    with pytest.raises(rc.InputError, match="give `quality`"):
+        rc.evaluate(graded, scores, quality >= 0.5)
+    scores, correct = table_of(500, 14)
+    equal = rc.calibrate(scores, correct, weights=np.full(500, 2.0))
+    assert equal.lambda_hat() == rc.calibrate(scores, correct).lambda_hat()
+    assert equal.certify().weights == "known"
 
 
 def test_a_table_is_plain_values():
