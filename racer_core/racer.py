@@ -10,12 +10,13 @@ A ``Racer`` and a ``Calibration`` are immutable: swapping one is swapping a refe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from racer_core import artifacts
 from racer_core.artifacts import Artifact
@@ -31,6 +32,8 @@ from racer_core.errors import (
     OverlapError,
     RowsError,
 )
+from racer_core.records.overlap import is_fresh_traffic
+from racer_core.records.units import cluster_units, kind_of, one_per_unit
 from racer_core.renamed import renamed
 from racer_core.routers.base import Batch, on_grid
 from racer_core.types import (
@@ -40,6 +43,7 @@ from racer_core.types import (
     LabelledRows,
     RiskTarget,
     RoutingDecision,
+    RowsKind,
     Score,
 )
 
@@ -135,17 +139,60 @@ class TrainedRouter:
 
     def overlap(self, fingerprints: Sequence[bytes]) -> list[int]:
         """The rows whose query the router was trained or tuned on."""
-        trained = self.artifact.training_fingerprints | self.artifact.validation_fingerprints
+        trained = self._trained_prints
         return [i for i, each in enumerate(fingerprints) if each in trained]
 
-    def refuse_overlap(self, fingerprints: Sequence[bytes]) -> None:
-        """Raises :class:`OverlapError` if a row has a query of training or tuning."""
-        if overlap := self.overlap(fingerprints):
+    def is_fresh_traffic(self, fingerprints: Sequence[bytes], kind: RowsKind | None) -> bool:
+        """Whether rows of this kind may repeat queries of training, and do not repeat them all."""
+        return is_fresh_traffic(fingerprints, self._trained_prints, kind)
+
+    def refuse_overlap(self, fingerprints: Sequence[bytes], kind: RowsKind | None = None) -> None:
+        """Refuse rows of training or tuning; a fresh sample of traffic may repeat their queries.
+
+        Args:
+            fingerprints: Of the rows' queries.
+            kind: What the operator said of the rows; None: nothing.
+
+        Raises:
+            OverlapError: A row has a query of training or tuning and the rows are not said to be
+                traffic; or they are, and next to no query of them is new.
+        """
+        overlap = self.overlap(fingerprints)
+        if not overlap or self.is_fresh_traffic(fingerprints, kind):
+            return
+        found = (
+            f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
+            f"(first: row {overlap[0] + 1}); "
+        )
+        if kind is RowsKind.TRAFFIC:
             raise OverlapError(
-                f"{len(overlap)} of {len(fingerprints)} rows were training rows of the router "
-                f"(first: row {overlap[0] + 1}); leave them out, or allow the overlap and lose the "
-                "guarantee"
+                found + "next to none of its queries is new, so that it is the training file or a "
+                "part of it, and no fresh sample of traffic. Send rows that were drawn beside it, "
+                "or allow the overlap and lose the guarantee"
             )
+        raise OverlapError(
+            found + "leave them out, or say that the rows are a random sample of traffic (traffic "
+            "repeats itself), or allow the overlap and lose the guarantee"
+        )
+
+    def one_per_cluster(
+        self, fingerprints: Sequence[bytes], clusters: Sequence[Hashable | None], kind: RowsKind
+    ) -> NDArray[np.intp]:
+        """One row of each cluster, drawn at random without a look at labels, in their order.
+
+        Copies in a list of questions are a cluster, too. The draw is the same for the same file.
+
+        Args:
+            fingerprints: Of the rows' queries; unique for rows without a query.
+            clusters: The cluster of each row; None: none.
+            kind: What the rows are.
+        """
+        units = cluster_units(kind, fingerprints, clusters)
+        return one_per_unit(units, self.artifact.salt.encode())
+
+    @property
+    def _trained_prints(self) -> frozenset[bytes]:
+        return self.artifact.training_fingerprints | self.artifact.validation_fingerprints
 
     def fingerprint(self, query: str) -> bytes:
         """The keyed hash that identifies a query in stored records."""
@@ -205,9 +252,11 @@ class Racer(TrainedRouter):
         """Score labelled rows, and return the calibration from which all thresholds follow.
 
         Args:
-            rows: Labelled for exactly this pool; not used for training or tuning.
+            rows: Labelled for exactly this pool; not used for training or tuning. Only rows whose
+                ``kind`` is said to be traffic may repeat queries of training.
             alpha: Risk level, if ``options`` is not given.
-            options: The complete terms of the guarantee.
+            options: The complete terms of the guarantee. With ``one_per_cluster`` one row of each
+                cluster is drawn and calibrates.
             allow_overlap: Accept rows that the router was trained on. The guarantee is then void.
             scorer: Scores the rows; None means :meth:`score`. A server passes one that shares the
                 device with live traffic.
@@ -229,7 +278,11 @@ class Racer(TrainedRouter):
             options = CalibrationOptions(alpha=alpha, score=Score.COVER, null_threshold=tau)
         columns = self._columns(rows)
         if not allow_overlap:
-            self.refuse_overlap(columns.fingerprints)
+            self.refuse_overlap(columns.fingerprints, rows.kind)
+        if options.one_per_cluster:
+            clusters = [row.cluster for row in rows.rows]
+            chosen = self.one_per_cluster(columns.fingerprints, clusters, kind_of(rows))
+            columns = self._columns(rows[chosen])
         calibration = self.calibrate_columns(
             columns, options, scorer=scorer or self.score, prices=prices
         )

@@ -130,6 +130,12 @@ class RowColumns:
     def __len__(self) -> int:
         return len(self.queries)
 
+    @property
+    def cluster_count(self) -> int | None:
+        """The number of clusters; None if no row has one."""
+        named = np.unique(self.clusters[self.clusters >= 0])
+        return len(named) or None
+
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
         """Some of the rows, in their order; all of them are these columns themselves."""
         if len(rows) == len(self):

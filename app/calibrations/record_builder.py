@@ -35,7 +35,7 @@ from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
 from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
 from racer_core.records.near_copies import count_near_copies
-from racer_core.types import FloatArray
+from racer_core.types import FloatArray, RowsKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,17 @@ class RecordBuilder:
             JobCancelled: The job was cancelled.
         """
         guarantee = self._guarantee(options, rows.weights)
+        rows_kind = options.rows_kind or rows.guessed_kind
         first, *others = self._kinds(rows)
+        if guarantee.one_per_cluster:
+            first, *others = (self._one_per_cluster(each, rows_kind) for each in (first, *others))
         if first.is_later:
             raise CalibrationError(
                 "every row is a turn after the first of a conversation: send the rows of first "
                 "turns in the same upload"
             )
         if not options.allow_overlap:
-            self._trained.refuse_overlap(rows.fingerprints)
+            self._trained.refuse_overlap(rows.fingerprints, options.rows_kind)
         built = self._build(first.rows, guarantee, progress)
         if served is not None:  # first turns only, under the conditions of most rows
             built = replace(built, calibration=built.calibration.reweighted(served))
@@ -196,8 +199,20 @@ class RecordBuilder:
         ]
         progress("thresholds")
         overlap = len(self._trained.overlap(rows.fingerprints))
+        is_fresh = self._trained.is_fresh_traffic(rows.fingerprints, options.rows_kind)
+        overlap_voids = overlap > 0 and not is_fresh
         found = self._evidence(rows_of_first, built, dry_run=options.dry_run)
-        found |= {"source": source, "overlap": overlap}
+        found |= {
+            "source": source,
+            "overlap": overlap,
+            "overlap_voids": overlap_voids,
+            "sample": {
+                "kind": rows_kind,
+                "guessed": options.rows_kind is None,
+                "clusters": rows.cluster_count,
+                "unit": guarantee.unit,
+            },
+        }
         if limit is not None:
             found["answer_limit"] = limit
         found["conditions"] = conditions_evidence(rows, first.conditions, populations)
@@ -205,7 +220,7 @@ class RecordBuilder:
             if each.later and each.conditions == first.conditions:
                 found["later_turns"] = later_evidence(each.calibration)
         void_reasons: list[str] = []
-        if overlap > 0:
+        if overlap_voids:
             void_reasons.append(Reason.TRAINING_OVERLAP)
         if any(
             each.own_scores for each in (built, *built_others)
@@ -245,6 +260,13 @@ class RecordBuilder:
         ]
         return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
 
+    def _one_per_cluster(self, part: _RowKind, kind: RowsKind) -> _RowKind:
+        """One random row of each cluster among the rows of one turn and conditions."""
+        ids: list[int] = part.rows.clusters.tolist()
+        clusters = [None if each < 0 else each for each in ids]
+        chosen = self._trained.one_per_cluster(part.rows.fingerprints, clusters, kind)
+        return replace(part, rows=part.rows.take(chosen))
+
     def _guarantee(
         self, options: CalibrateOptions, weights: FloatArray | None
     ) -> CalibrationOptions:
@@ -258,6 +280,7 @@ class RecordBuilder:
             r=options.r,
             max_weight=largest if options.max_weight is None else options.max_weight,
             null_threshold=self._trained.artifact.null_threshold,
+            one_per_cluster=options.one_per_cluster,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,
         )
 

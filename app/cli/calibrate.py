@@ -13,7 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli import tables as report
-from app.cli.console import ADMIN_KEY, FILE, JSON, URL, err, out, print_json, progress_bars
+from app.cli.console import (
+    ADMIN_KEY,
+    FILE,
+    JSON,
+    ROWS_KIND,
+    URL,
+    err,
+    out,
+    print_json,
+    progress_bars,
+)
 from app.tools.gateway_client import GatewayClient, Progress
 from racer_core.types import RiskTarget, Score
 
@@ -59,6 +69,12 @@ from racer_core.types import RiskTarget, Score
     type=click.Choice(["none", "hash"]),
     help="`hash` breaks ties between scores with keyed noise; default: `none`.",
 )
+@ROWS_KIND
+@click.option(
+    "--one-per-cluster",
+    is_flag=True,
+    help="Calibrate on one random row per `cluster`: alpha is of a random cluster's request.",
+)
 @click.option("--expected-active-id", help="Change nothing unless this calibration is active.")
 @click.option(
     "--allow-overlap",
@@ -96,6 +112,8 @@ def calibrate(
     reweight: bool,
     answer_risk_max: float | None,
     smoothing: str | None,
+    kind: str | None,
+    one_per_cluster: bool,
     expected_active_id: str | None,
     allow_overlap: bool,
     activate: bool,
@@ -115,6 +133,8 @@ def calibrate(
         "reweight": reweight or None,
         "answer_risk_max": answer_risk_max,
         "smoothing": smoothing,
+        "rows_kind": kind,
+        "one_per_cluster": one_per_cluster or None,
         "expected_active_id": expected_active_id,
         "allow_overlap": allow_overlap,
         "activate": activate,

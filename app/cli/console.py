@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from racer_core.types import RowsKind
+
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 # Without a terminal the width is fixed, so that tables in files and pipes are not wrapped.
@@ -42,6 +44,13 @@ MAX_TOKENS = click.option(
     default=512,
     show_default=True,
     help="Tokens of a query that the encoder reads; the rest is cut.",
+)
+ROWS_KIND = click.option(
+    "--rows",
+    "kind",
+    type=click.Choice([each.value for each in RowsKind]),
+    help="`traffic`: a random sample of it, repeats included. `questions`: a collected list. "
+    "Default: guessed.",
 )
 SEED = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."

@@ -10,12 +10,22 @@ from typing import Any
 import click
 
 from app.cli import tables
-from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, err, out, print_json, progress_bars
+from app.cli.console import (
+    FILE,
+    JSON,
+    MAX_TOKENS,
+    ROWS_KIND,
+    SEED,
+    err,
+    out,
+    print_json,
+    progress_bars,
+)
 from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.errors import InputError
-from racer_core.types import BINARY_TARGETS, RiskTarget, Score
+from racer_core.types import BINARY_TARGETS, RiskTarget, RowsKind, Score
 
 BY_GROUP = "static_by_group"  # a control; racer_core.offline is imported when it is needed
 
@@ -137,6 +147,7 @@ def _assertions(
     multiple=True,
     help="Price of a call, once per candidate; adds cover_cost and the cost.",
 )
+@ROWS_KIND
 @SEED
 @click.option(
     "--cache",
@@ -180,6 +191,7 @@ def evaluate(
     smoothing: bool,
     budget: str,
     prices: tuple[str, ...],
+    kind: str | None,
     seed: int,
     cache: str | None,
     ray: str | None,
@@ -218,6 +230,7 @@ def evaluate(
         protocol=protocol,
         shares=shares,
         prices=prices,
+        kind=None if kind is None else RowsKind(kind),
         cache=cache,
         ray=ray,
         report=folder,

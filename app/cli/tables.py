@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from racer_core.artifacts import Artifact
     from racer_core.offline.evaluation_result import Evaluation
     from racer_core.offline.report.grid import Grid
+    from racer_core.types import LabelledRows
 
 
 def fields(values: Mapping[str, Any]) -> Table:
@@ -33,8 +34,23 @@ def findings(rows: Sequence[tuple[str, ...]]) -> Table:
     return table
 
 
-def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, Any]:
-    """The summary of `racer train`: the artifact's router, pool and encoder."""
+def rows_kind(rows: LabelledRows) -> str:
+    """The kind of the rows, and whether it was guessed."""
+    from racer_core.records.units import kind_of
+
+    return kind_of(rows) if rows.kind else f"{kind_of(rows)} (guessed)"
+
+
+def artifact_summary(
+    artifact: Artifact, folder: Path, rows: LabelledRows, validation: LabelledRows
+) -> dict[str, Any]:
+    """The summary of `racer train`: the artifact's router, pool and encoder, and its rows.
+
+    ``validation_overlap`` counts validation rows whose query trained the router.
+    """
+    from racer_core.artifacts import fingerprint
+
+    known = [fingerprint(artifact.salt, query) for query in validation.queries]
     return {
         "artifact": str(folder),
         "router": artifact.router.kind,
@@ -43,7 +59,10 @@ def artifact_summary(artifact: Artifact, folder: Path, rows: int) -> dict[str, A
         "encoder": artifact.encoder.kind,
         "backend": artifact.encoder.backend,
         "dtype": artifact.encoder.dtype,
-        "training_rows": rows,
+        "training_rows": len(rows),
+        "training_kind": rows_kind(rows),
+        "validation_kind": rows_kind(validation),
+        "validation_overlap": sum(each in artifact.training_fingerprints for each in known),
         "validation_copies": artifact.validation_copies,
         "null_threshold": artifact.null_threshold,
         "stacked_vote": artifact.stacked is not None,

@@ -9,12 +9,22 @@ import click
 
 from app import settings
 from app.cli import tables
-from app.cli.console import FILE, JSON, MAX_TOKENS, SEED, out, print_json, progress_bars
+from app.cli.console import (
+    FILE,
+    JSON,
+    MAX_TOKENS,
+    ROWS_KIND,
+    SEED,
+    out,
+    print_json,
+    progress_bars,
+)
 from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.records.reader import read_rows
+from racer_core.types import RowsKind
 
 
 @click.command()
@@ -69,6 +79,7 @@ from racer_core.records.reader import read_rows
 @click.option(
     "--config", type=FILE, help="Take candidates and their parameters from this configuration."
 )
+@ROWS_KIND
 @SEED
 @JSON
 def train(
@@ -88,6 +99,7 @@ def train(
     lexical: bool,
     budget: str,
     config: Path | None,
+    kind: str | None,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -98,7 +110,8 @@ def train(
     configured = settings.load(config)[0] if config else None
     specs = _candidates(configured) if configured else None
     pool = configured.pool if configured else None
-    rows, held_out = read_rows(data, pool), read_rows(validation, pool)
+    said = None if kind is None else RowsKind(kind)
+    rows, held_out = (read_rows(each, pool, kind=said) for each in (data, validation))
     choice = training.EncoderChoice(
         name=encoder or DEFAULT_ENCODER,
         pooling=pooling,
@@ -124,7 +137,7 @@ def train(
             equality=configured.aggregation.equality if configured else Equality.EXACT,
             progress=progress,
         )
-    result = tables.artifact_summary(artifact, folder, len(rows))
+    result = tables.artifact_summary(artifact, folder, rows, held_out)
     print_json(result) if as_json else out.print(tables.fields(result))
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from app import settings
-from app.cli.console import FILE, JSON, err, out, print_json, progress_bars
+from app.cli import tables
+from app.cli.console import FILE, JSON, ROWS_KIND, err, out, print_json, progress_bars
 from app.errors import SettingsError
 from racer_core.records.reader import read_rows
+from racer_core.types import RowsKind
 
 
 @click.command()
@@ -22,8 +24,16 @@ from racer_core.records.reader import read_rows
     help="What to minimise; default: cost if the configuration has prices, else size.",
 )
 @click.option("--write", is_flag=True, help="Apply the diff to the configuration.")
+@ROWS_KIND
 @JSON
-def tune(config: Path, validation: Path, objective: str | None, write: bool, as_json: bool) -> None:
+def tune(
+    config: Path,
+    validation: Path,
+    objective: str | None,
+    write: bool,
+    kind: str | None,
+    as_json: bool,
+) -> None:
     """Choose score, alpha and vote on validation rows; print the change as a diff.
 
     Votes by an evaluator use the confidences that the rows record; without any, an evaluator in the
@@ -36,7 +46,7 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
     configured, secrets = settings.load(config)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
-    rows = read_rows(validation, configured.pool)
+    rows = read_rows(validation, configured.pool, kind=None if kind is None else RowsKind(kind))
     opened = open_racer(configured)
     search.check_rows(opened, rows)
     rows = tuning.servable_confidences(rows, configured)
@@ -65,10 +75,11 @@ def tune(config: Path, validation: Path, objective: str | None, write: bool, as_
         change.write()
     if as_json:
         evaluators = [each.as_json() for each in tuned.evaluators]
-        shown = asdict(tuned) | {"evaluators": evaluators}
+        shown = asdict(tuned) | {"evaluators": evaluators, "kind": tables.rows_kind(rows)}
         print_json(shown | {"diff": change.diff, "written": write})
         return
     if tuned.evaluators:
         out.print(tuning.evaluator_table(tuned))
     out.print(tuning.table(tuned))
+    out.print(f"rows: {tables.rows_kind(rows)}", highlight=False)
     out.print(change.diff or "nothing to change", markup=False, highlight=False)

@@ -143,18 +143,20 @@ class DecisionStore:
             session.flush()
             return [_stored(session, decision_id) for decision_id in decision_ids]
 
-    def set_loss(self, decision: DecisionRecord, loss: float | None) -> None:
+    def set_loss(self, decision: DecisionRecord, loss: float | None, *, once: bool = True) -> None:
         """Mark a shadow decision as judged, with its loss; None if its loss does not count."""
         with self._store.transaction() as session:
-            self.set_loss_in(session, decision, loss)
+            self.set_loss_in(session, decision, loss, once=once)
 
-    def set_loss_in(self, session: Session, decision: DecisionRecord, loss: float | None) -> bool:
+    def set_loss_in(
+        self, session: Session, decision: DecisionRecord, loss: float | None, *, once: bool = True
+    ) -> bool:
         """:meth:`set_loss` within a transaction; returns whether a loss was counted now.
 
-        A query has one loss, however many gateways sampled it: its decisions are locked, and the
-        loss is dropped if another of them has one.
+        With ``once`` a query has one loss, however many gateways sampled it: its decisions are
+        locked, and the loss is dropped if another of them has one.
         """
-        if loss is not None and self._store.is_shared:
+        if loss is not None and once and self._store.is_shared:
             same_query = (
                 select(DecisionRow.id, DecisionRow.loss)
                 .where(DecisionRow.calibration_id == decision.calibration_id)

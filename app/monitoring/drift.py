@@ -146,7 +146,9 @@ class DriftMonitor:
             self._show_evidence(current.record.id, stored.state)
 
     def add_queries(self, decisions: Sequence[DecisionRecord]) -> None:
-        """Feed the label-free streams with routed queries, in order; repeats are left out.
+        """Feed the label-free streams with routed queries, in order.
+
+        Repeats are left out, unless the rows are a sample of traffic, with its own repeats.
 
         Raises:
             StoreError: The values wait for the next flush.
@@ -155,10 +157,11 @@ class DriftMonitor:
             current = self._current
             if current is None:
                 return
+            counts_repeats = current.record.counts_repeats
             new = [
                 each
                 for each in decisions
-                if not each.repeated and eligibility.fits(each, current.record)
+                if (counts_repeats or not each.repeated) and eligibility.fits(each, current.record)
             ]
             calibration = current.record.calibration
             values_by_name = drift_statistics.query_statistics(calibration, new) if new else {}
@@ -186,7 +189,10 @@ class DriftMonitor:
                 self._decision_store.set_loss(decision, None)
                 return
             with self._updating(current.record) as stored:
-                if self._decision_store.set_loss_in(stored.session, decision, judged.loss):
+                once = not current.record.counts_repeats
+                if self._decision_store.set_loss_in(
+                    stored.session, decision, judged.loss, once=once
+                ):
                     self._update_judged(stored.state, judged)
             self._add_alarms(current.record.id, stored.since, stored.state.raised)
             self._show_evidence(current.record.id, stored.state)
@@ -247,7 +253,12 @@ class DriftMonitor:
         return self._drift_store.updating(record.id, lambda: self._new_state(record))
 
     def _new_state(self, record: CalibrationRecord) -> DriftState:
-        return drift_statistics.new_drift_state(record.calibration, self._false_alarm, self._rng)
+        return drift_statistics.new_drift_state(
+            record.calibration,
+            self._false_alarm,
+            self._rng,
+            counts_repeats=record.counts_repeats,
+        )
 
     def _add_alarms(self, calibration_id: str, since: str, raised: Sequence[str]) -> None:
         """Remember alarms; within one drift state none is forgotten, in any order of messages."""

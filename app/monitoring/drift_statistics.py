@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from app.monitoring.decision_record import DecisionRecord
+from app.monitoring.seen_queries import first_of_each
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import Sets
 from racer_core.calibration.martingales import (
@@ -48,7 +49,11 @@ class JudgedQuery:
 
 
 def new_drift_state(
-    calibration: Calibration, false_alarm: float, rng: np.random.Generator
+    calibration: Calibration,
+    false_alarm: float,
+    rng: np.random.Generator,
+    *,
+    counts_repeats: bool = False,
 ) -> DriftState:
     """Tests that share the false-alarm probability: half for judged queries, half for the others.
 
@@ -57,31 +62,47 @@ def new_drift_state(
     other. Without a finite threshold there is no risk to watch, and graded or weighted rows
     give no exact law to test it against. Rows that an earlier version
     scored, and rows uploaded with their own scores, have no embedding to compare.
+
+    Rows that are one of each cluster are not drawn like requests, so requests are compared with
+    each other alone.
+
+    Args:
+        calibration: The calibration.
+        false_alarm: The probability of any alarm while nothing changes.
+        rng: Draws.
+        counts_repeats: Repeats are fed in. Else queries are compared with the first row of each.
     """
+    rows = calibration
+    if not counts_repeats and len(calibration.queries) < len(calibration.fingerprints):
+        rows = calibration.take(first_of_each(calibration.fingerprints))
     alpha, projections = calibration.options.alpha, calibration.projections
-    shares = _even_shares(
-        [name for name in UNLABELLED if name != EMBEDDING or projections is not None]
-    )
-    risk = calibration.realised_risk(alpha)
+    is_like_requests = not calibration.options.one_per_cluster
+    compared = (LARGEST_SCORE, MEAN_SCORE) if is_like_requests else ()
+    by_embedding = (EMBEDDING,) if is_like_requests and projections is not None else ()
+    shares = _even_shares([*compared, SET_SIZE, *by_embedding])
+    risk = calibration.realised_risk(alpha) if is_like_requests else None
     if risk is not None:
         both = shares | _even_shares(JUDGED)
         shares = {name: share / 2.0 for name, share in both.items()}
     levels = split_false_alarm(false_alarm, shares)
     start = {
-        LARGEST_SCORE: calibration.scores.max(axis=1),
-        MEAN_SCORE: calibration.scores.mean(axis=1),
+        LARGEST_SCORE: rows.scores.max(axis=1),
+        MEAN_SCORE: rows.scores.mean(axis=1),
         SET_SIZE: np.empty(0),
     }
     streams: dict[str, Stream] = {
         name: ExchangeabilityMartingale(values, level=levels[name], rng=rng)
         for name, values in start.items()
+        if name in levels
     }
-    if projections is not None:
-        streams[EMBEDDING] = ProjectionMartingale(projections, level=levels[EMBEDDING], rng=rng)
+    if rows.projections is not None and EMBEDDING in levels:
+        streams[EMBEDDING] = ProjectionMartingale(
+            rows.projections, level=levels[EMBEDDING], rng=rng
+        )
     if RISK in levels:
-        rows = _comparable(calibration.row_critical_scores)
+        critical = _comparable(rows.row_critical_scores)
         streams[CRITICAL_SCORE] = UpwardMartingale(
-            rows, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
+            critical, tail=alpha, level=levels[CRITICAL_SCORE], rng=rng
         )
         streams[RISK] = RiskEProcess.for_calibration(risk, level=levels[RISK])
     return DriftState(delta=false_alarm, streams=streams)

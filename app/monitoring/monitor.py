@@ -221,7 +221,8 @@ class Monitor:
         if eligibility.has_loss(decision, record):
             judged = drift_statistics.judged_query(record.calibration, decision, stored.counted)
         if self._drift is None:
-            self._decision_store.set_loss(decision, None if judged is None else judged.loss)
+            loss = None if judged is None else judged.loss
+            self._decision_store.set_loss(decision, loss, once=not record.counts_repeats)
         else:
             self._drift.add_judged(decision, judged)
 
@@ -252,12 +253,13 @@ class Monitor:
             record.calibration.pool,
             group_by=self._group_by,
             conditions_of=conditions_of,
+            keeps_repeats=record.counts_repeats,
         )
 
     def _on_activation(self, record: CalibrationRecord) -> None:
         rows = record.calibration.fingerprints
         self._seen_queries = SeenQueries(rows)
-        self._shadow_sample.restart(rows)
+        self._shadow_sample.restart(None if record.counts_repeats else rows)
         if self._drift is not None:
             self._drift.set_calibration(record)
         calibration, alpha = record.calibration, record.calibration.options.alpha

@@ -15,7 +15,9 @@ class SeenQueries:
 
     Whether a query is a repeat depends on the past and on which query it is, never on its scores or
     answers. So as long as every arrival is either a repeat or a new query drawn like the rows, the
-    new queries alone are drawn like the rows, however the repeats are chosen.
+    new queries alone are drawn like the rows, however the repeats are chosen. A sample of traffic
+    has repeats of its own, and new queries are rarer ones than its rows: there every arrival is
+    drawn like a row, and counts.
 
     Args:
         rows: Fingerprints of the calibration's rows.
@@ -36,3 +38,11 @@ class SeenQueries:
         seen = fingerprint in self._seen
         self._seen[fingerprint] = None  # now the most recent one
         return seen
+
+
+def first_of_each(fingerprints: Sequence[bytes]) -> list[int]:
+    """The first row of each query."""
+    first: dict[bytes, int] = {}
+    for row, fingerprint in enumerate(fingerprints):
+        first.setdefault(fingerprint, row)
+    return list(first.values())

@@ -27,21 +27,27 @@ class ShadowSample:
     def __init__(self, rate: float, key: bytes) -> None:
         self.rate = rate
         self.key = key
-        self._drawn = SeenQueries()
+        self._drawn: SeenQueries | None = SeenQueries()
 
-    def restart(self, rows: Sequence[bytes]) -> None:
-        """Begin again for a calibration with these fingerprints of its rows."""
-        self._drawn = SeenQueries(rows)
+    def restart(self, rows: Sequence[bytes] | None) -> None:
+        """Begin again for a calibration.
+
+        Args:
+            rows: Fingerprints of its rows; None: it is a sample of traffic, so repeats are drawn
+                for, too.
+        """
+        self._drawn = None if rows is None else SeenQueries(rows)
 
     def draw(self, decision_id: str, fingerprint: bytes, reasons: Collection[str]) -> bool:
         """Draw for a decision; returns whether it is in the sample.
 
-        A query is drawn for once: the first time that it is to be answered as the rows were. A
-        decision that calls no candidate, or whose loss would not count, uses up no draw.
+        Unless the rows are a sample of traffic, a query is drawn for once: the first time that it
+        is to be answered as the rows were. A decision that calls no candidate, or whose loss would
+        not count, uses up no draw.
         """
         if self.rate == 0.0 or not self.key or not are_answered_like_rows(reasons):
             return False
-        if self._drawn.record(fingerprint):
+        if self._drawn is not None and self._drawn.record(fingerprint):
             return False
         return is_sampled(self.key, decision_id.encode(), self.rate)
 
@@ -52,17 +58,20 @@ def labelled_rows(
     *,
     group_by: GroupBy,
     conditions_of: Callable[[str], Sequence[str] | None],
+    keeps_repeats: bool,
 ) -> bytes:
-    """Judged decisions as labelled rows, JSON lines; as in an upload, a query has one row.
+    """Judged decisions as labelled rows, JSON lines.
 
     A decision of version 0.1 is no row: it does not say what was sent, nor what its group means.
 
     Args:
-        judged: Shadow decisions with their verdicts. Of several on one query the first counts.
+        judged: Shadow decisions with their verdicts.
         pool: The pool that the decisions must have, in order.
         group_by: The configured origin of groups; a group of another origin is another one.
         conditions_of: The digests of the first population of a calibration, by its id: what is
             answered like its rows was sent under these. None: unknown.
+        keeps_repeats: Write every decision. Otherwise the first on each query, since repeats of a
+            query are drawn for once at each gateway.
     """
     rows: dict[str, dict[str, Any]] = {}
     for decision, correct in judged:
@@ -82,5 +91,5 @@ def labelled_rows(
                 "weight": 1.0 / rate,
                 "decision_id": decision.decision_id,
             }
-            rows.setdefault(decision.fingerprint, row)
+            rows.setdefault(decision.decision_id if keeps_repeats else decision.fingerprint, row)
     return "".join(f"{json.dumps(row)}\n" for row in rows.values()).encode()

@@ -16,7 +16,7 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
 from racer_core.records.conversation import RoutedText
-from racer_core.types import RiskTarget, Score
+from racer_core.types import RiskTarget, RowsKind, Score
 
 # In the document of a record of version 0.1: the digests of its rows, stored later. Null: the
 # digests are unknown for good.
@@ -84,6 +84,14 @@ class CalibrationRecord:
     def has_groups(self) -> bool:
         """Whether some row has a group; rows without one are then no rows of any group."""
         return any(each.calibration.groups is not None for each in self.populations)
+
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether the rows are a sample of traffic: then every arrival is drawn like a row.
+
+        Else the arrivals that are drawn like the rows are the queries that are new.
+        """
+        return self.evidence.get("sample", {}).get("kind") == RowsKind.TRAFFIC
 
     @property
     def calibration(self) -> Calibration:

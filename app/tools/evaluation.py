@@ -25,7 +25,7 @@ from racer_core.offline.train import EncoderChoice
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
 from racer_core.routers import registry
-from racer_core.types import LabelledRows, Score
+from racer_core.types import LabelledRows, RowsKind, Score
 
 OFF = "off"
 ALL = "all"  # in --share: every benchmark without a share of its own
@@ -45,6 +45,7 @@ class EvaluationArguments:
     protocol: Protocol
     shares: tuple[str, ...]
     prices: tuple[str, ...]
+    kind: RowsKind | None = None  # of the rows of all benchmarks; None: guessed for each
     cache: str | None
     ray: str | None  # address of the cluster that computes embeddings
     report: Path | None
@@ -73,7 +74,7 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
     protocol = with_shares(arguments.protocol, arguments.shares, files)
     if arguments.report is not None:
         check_report(arguments.report)
-    rows = {name: read_rows(file) for name, file in files.items()}
+    rows = {name: read_rows(file, kind=arguments.kind) for name, file in files.items()}
     return EvaluationInputs(
         arguments=arguments,
         rows=rows,

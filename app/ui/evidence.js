@@ -56,16 +56,25 @@ function warnings(found) {
   if (!found.feasible) {
     said.push(notice("warn", `There is no finite threshold at ${percent(found.alpha)}: ${whyNone(found)} All candidates would be called.`));
   }
-  if (found.overlap > 0) said.push(notice("warn", `${plural(found.overlap, "row")} of these trained the router. Every certificate would be void.`));
+  if (found.overlap > 0 && found.overlap_voids !== false) said.push(notice("warn", `${plural(found.overlap, "row")} of these trained the router. Every certificate would be void.`));
   if (found.tied > 1) said.push(el("p", { class: "muted" }, `${count(found.tied)} of ${count(found.n)} rows tie at the threshold and ${count(found.missed)} are above it: the realised risk can be far below ${percent(found.alpha)}.`));
   const copies = [];
-  if (found.duplicates > 0) copies.push(`${plural(found.duplicates, "copy", "copies")} of a row left out`);
+  if (found.duplicates > 0) copies.push(`${plural(found.duplicates, "row")} with the query of an earlier one`);
   if (found.near_duplicates > 0) copies.push(`${plural(found.near_duplicates, "row")} nearly like another`);
   if (found.training_copies > 0) copies.push(`${plural(found.training_copies, "row")} nearly like training rows`);
+  if (found.overlap > 0 && found.overlap_voids === false) copies.push(`${plural(found.overlap, "row")} with a training query, as traffic has`);
   copies.push(found.overlap > 0 ? "" : "no row trained the router");
-  const rows = `Rows: ${copies.filter(Boolean).join(", ")}.`;
+  const rows = `Rows${sampleInWords(found.sample)}: ${copies.filter(Boolean).join(", ")}.`;
   said.push(el("p", { class: "muted" }, found.shift ? `${rows} ${shiftInWords(found)}` : rows));
   return el("div", { class: "remarks" }, said);
+}
+
+/** What the rows are taken for; nothing for records that do not say. */
+function sampleInWords(sample) {
+  if (!sample) return "";
+  const kind = sample.kind === "traffic" ? "a sample of traffic" : "a list of questions";
+  const one = sample.unit === "cluster" ? ", one row for each cluster" : "";
+  return ` (${kind}${sample.guessed ? ", guessed" : ""}${one})`;
 }
 
 /** Why no finite threshold keeps the promise. */

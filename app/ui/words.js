@@ -55,12 +55,13 @@ export function reasonInWords(reason) {
 
 /** The guarantee as text. It is never about a single question. */
 export function guaranteeInWords({ guarantee, n }) {
-  const { risk_target: target, alpha, delta, r, group, pool, trivial } = guarantee;
+  const { risk_target: target, alpha, delta, r, unit, group, pool, trivial } = guarantee;
   if (trivial) return `The whole pool is called, so the set cannot miss a right answer: ${listed(pool)}.`;
   const queries =
     target !== "answerable"
       ? "Of queries like those calibrated on"
       : "Of queries like those calibrated on that some candidate of the pool can answer";
+  const ofCluster = unit === "cluster" ? " (each of a random document, user or conversation)" : "";
   const inGroup = group === null ? "" : ` in the group “${group}”`;
   const missed =
     target === "paper"
@@ -77,7 +78,7 @@ export function guaranteeInWords({ guarantee, n }) {
       ? "That is an average over queries and over calibrations with as many rows"
       : `That holds for this calibration with probability ${percent(1 - delta)}, over the choice of its rows`;
   const picked = guarantee.alpha_basis === "band" ? ` If the risk level was picked by its outcome on those rows, ${percent(guarantee.risk_band)} holds instead, with probability ${percent(1 - guarantee.risk_band_delta)}.` : "";
-  return `${queries}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
+  return `${queries}${ofCluster}${inGroup}, ${bound}. ${average} (${n.toLocaleString("en")} count here).${picked} It says nothing about this one question, and not that the vote is right.`;
 }
 
 const CALLS = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.settings.validation import suggestion
-from racer_core.types import RiskTarget, Score
+from racer_core.types import RiskTarget, RowsKind, Score
 
 SCORE: Final = "Nonconformity score."
 CANDIDATES: Final = "Route among these candidates only."
@@ -204,6 +204,17 @@ class CalibrateOptions(BaseModel):
     )
     smoothing: Literal["none", "hash"] = Field(
         default="none", description="`hash` breaks ties of scores by keyed noise."
+    )
+    rows_kind: RowsKind | None = Field(
+        default=None,
+        strict=False,
+        description="`traffic`: a random sample of it, which may repeat training queries."
+        " `questions`: a collected list. Default: guessed, and training queries are refused.",
+    )
+    one_per_cluster: bool = Field(
+        default=False,
+        description="Calibrate on one random row per `cluster`: bounds the risk for a request of"
+        " a random cluster, not for a random request.",
     )
     activate: bool = Field(default=True, description="False only stores the calibration.")
     expected_active_id: str | None = Field(default=None, description=EXPECTED)

@@ -50,6 +50,8 @@ class Certificate:
     """The guarantee P(the set misses) <= alpha for one decision. Never a per-query probability.
 
     Attributes:
+        unit: What alpha is a share of: the random ``request``, or a request of a random
+            ``cluster``.
         group: The group whose rows set the threshold; None: rows without a group, or all rows.
         pool: The candidates among which the set was chosen.
         weights: ``known`` or ``estimated`` weights of the rows, which stand for another population;
@@ -74,6 +76,7 @@ class Certificate:
     alpha: float
     delta: float | None
     r: int
+    unit: str
     group: str | None
     pool: tuple[str, ...]
     weights: str | None
@@ -124,6 +127,7 @@ class Certificate:
             alpha=decision.alpha,
             delta=options.delta,
             r=options.r,
+            unit=options.unit,
             group=group,
             pool=pool,
             weights=options.weights,
@@ -170,6 +174,7 @@ class Certificate:
                 "alpha": self.alpha,
                 "delta": self.delta,
                 "r": self.r,
+                "unit": self.unit,
                 "group": self.group,
                 "pool": list(self.pool),
                 "conditional": "marginal" if self.delta is None else "pac",

@@ -32,8 +32,10 @@ def smoothing_noise(
     """U[0, 1e-6) per (query, column), shape (n, C), from a keyed hash. App. B, made repeatable.
 
     The fingerprint stands for the query. The noise depends on (salt, query, column) alone, so that
-    retries, replicas and restarts draw the same. Add it both when calibrating and when serving, or
-    never: on one side only it breaks the guarantee (test side only, ``gap``, alpha 0.2: risk 0.54).
+    retries, replicas and restarts draw the same. Copies of a query share its noise, which is one
+    more function of the query: rows that are exchangeable stay so. Add it both when calibrating and
+    when serving, or never: on one side only it breaks the guarantee (test side only, ``gap``, alpha
+    0.2: risk 0.54).
     """
     key = hashlib.blake2b(salt, digest_size=32).digest()
     # One state per column, copied per query: a keyed hash from scratch takes 2.5 times as long.

@@ -20,6 +20,8 @@ class CalibrationOptions:
     delta: float | None = None  # None: mean over calibration sets; else exact binomial rule
     r: int = 1  # right candidates wanted in the set
     null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
+    # The rows are one of each cluster, so alpha bounds the risk of a request of a random cluster.
+    one_per_cluster: bool = False
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
     max_weight: float | None = None  # of any served query; None: the largest weight of the rows
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
@@ -46,3 +48,12 @@ class CalibrationOptions:
             raise CalibrationError("r counts right candidates, and risk_target quality has none")
         if self.max_weight is not None and not 0.0 < self.max_weight < math.inf:
             raise CalibrationError("max_weight must be above 0 and finite")
+
+    @property
+    def unit(self) -> str:
+        """What the guarantee draws at random: a ``request``, or a ``cluster`` with one of its own.
+
+        A bound for requests of random clusters is none for random requests, which are mostly those
+        of large clusters.
+        """
+        return "cluster" if self.one_per_cluster else "request"

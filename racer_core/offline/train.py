@@ -32,6 +32,7 @@ from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
 from racer_core.offline.stacking import CROSS_FITTED, stack
 from racer_core.offline.training_log import write_log
 from racer_core.records.near_copies import count_near_copies
+from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
 from racer_core.routers.base import Batch, Router, on_grid
 from racer_core.routers.knn import KnnRouter
@@ -108,7 +109,8 @@ def train(
         progress: Called at each stage.
 
     Raises:
-        RowsError: Rows without a query, two files with different pools, or a query in both.
+        RowsError: Rows without a query, two files with different pools, or a query in both that
+            are not said to be samples of traffic.
         InputError: Unknown options, or a training that diverges.
         ArtifactError: The folder cannot be written, holds another interrupted training, or a
             plug-in fails.
@@ -123,10 +125,14 @@ def train(
     salt = artifacts.new_salt()
     training_prints = {artifacts.fingerprint(salt, query) for query in rows.queries}
     validation_prints = tuple(artifacts.fingerprint(salt, query) for query in validation.queries)
-    if shared := sum(each in training_prints for each in validation_prints):
+    shared = sum(each in training_prints for each in validation_prints)
+    if shared and not is_fresh_traffic(validation_prints, training_prints, validation.kind):
         raise RowsError(
             "validation rows",
-            [f"{shared} of {len(validation)} are training rows too: leave them out of one file"],
+            [
+                f"{shared} of {len(validation)} are training rows too: leave them out of one file, "
+                "or say that both are random samples of traffic, if they are two samples"
+            ],
         )
     labels = rows.labels(pool)
     fitted = fit(

@@ -36,6 +36,7 @@ from racer_core.offline.stacking import CROSS_FITTED
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import TEMPERATURES, Votes
 from racer_core.racer import Racer
+from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import rows_units
 from racer_core.types import (
     BINARY_TARGETS,
@@ -43,6 +44,7 @@ from racer_core.types import (
     FloatArray,
     LabelledRows,
     RiskTarget,
+    RowsKind,
     Score,
     enum_member,
 )
@@ -150,7 +152,7 @@ def tune(
         labels=scored.labels,
         scores=scored.scores,
         same=agreement(answer_classes(answers, equality)),
-        stacked=None if _fitted_on(racer, scored) else racer.artifact.stacked,
+        stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
     )
     recorded = RatedAnswers.of(rows.rows, racer.pool)
     choices = {} if ratings else {each.value: recorded.choose(each) for each in recorded.values}
@@ -167,7 +169,7 @@ def tune(
         alphas=alphas,
         risk_target=risk_target,
         prices=prices,
-        error_rate=ERROR_RATE / settings_tried(racer, scored),
+        error_rate=ERROR_RATE / settings_tried(racer, scored, rows.kind),
     )
     trials: list[Trial] = []
     for number, level in enumerate(alphas, 1):
@@ -203,7 +205,7 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
 
     Raises:
         RowsError: Fewer than 100 answerable rows, rows without a query or answers, rows of another
-            pool, or training rows of the router.
+            pool, or training rows of the router that are no fresh sample of traffic.
     """
     if set(rows.pool) != set(racer.pool):
         raise RowsError(
@@ -222,30 +224,37 @@ def check_rows(racer: Racer, rows: LabelledRows) -> None:
             [f"{answerable} answerable rows are too few to tune on; label at least {MIN_ROWS}"],
         )
     trained = racer.artifact.training_fingerprints
-    if repeated := sum(racer.fingerprint(query) in trained for query in rows.queries):
+    prints = [racer.fingerprint(query) for query in rows.queries]
+    repeated = sum(each in trained for each in prints)
+    if repeated and not is_fresh_traffic(prints, trained, rows.kind):
         raise RowsError(
             "validation rows", [f"{repeated} of them trained the router: tune on rows of their own"]
         )
 
 
-def settings_tried(racer: Racer, scored: ScoredRows) -> int:
+def settings_tried(racer: Racer, scored: ScoredRows, kind: RowsKind | None = None) -> int:
     """How many settings of the patterns were compared on these rows when the router was trained.
 
     The one with the smallest sets was kept. The test of the score divides its error rate by their
     number, so that it holds for each of them.
     """
-    validation = racer.artifact.validation_fingerprints
-    if not any(each in validation for each in scored.fingerprints):
+    if not _are_validation_rows(racer, scored, kind):
         return 1
     return len(PATTERN_TEMPERATURES if scored.neighbours is None else NEIGHBOURS)
 
 
-def _fitted_on(racer: Racer, scored: ScoredRows) -> bool:
+def _fitted_on(racer: Racer, scored: ScoredRows, kind: RowsKind | None) -> bool:
     """Whether the stacked vote was fitted on these rows, which would favour it."""
     if racer.artifact.router.kind in CROSS_FITTED:
         return False
+    return _are_validation_rows(racer, scored, kind)
+
+
+def _are_validation_rows(racer: Racer, scored: ScoredRows, kind: RowsKind | None) -> bool:
+    """Whether some rows are validation rows of the training, not just repeats of their queries."""
     validation = racer.artifact.validation_fingerprints
-    return any(each in validation for each in scored.fingerprints)
+    known = any(each in validation for each in scored.fingerprints)
+    return known and not is_fresh_traffic(scored.fingerprints, validation, kind)
 
 
 def score_rows(racer: Racer, rows: LabelledRows) -> ScoredRows:

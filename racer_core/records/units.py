@@ -71,7 +71,7 @@ def kind_of(rows: LabelledRows) -> RowsKind:
     return rows.kind or surveyed(rows.rows).guess
 
 
-def units_of(names: Sequence[Hashable | None], clusters: Sequence[str | None] | None) -> Units:
+def units_of(names: Sequence[Hashable | None], clusters: Sequence[Hashable | None] | None) -> Units:
     """The unit of each row, numbered by first appearance, shape (n,).
 
     Rows of one name are one unit, rows of one cluster are one unit, and units that share a row are
@@ -83,7 +83,7 @@ def units_of(names: Sequence[Hashable | None], clusters: Sequence[str | None] | 
     """
     parents: list[int] = []
     of_name: dict[Hashable, int] = {}
-    of_cluster: dict[str, int] = {}
+    of_cluster: dict[Hashable, int] = {}
 
     def root(unit: int) -> int:
         while parents[unit] != unit:
@@ -111,12 +111,10 @@ def rows_units(rows: LabelledRows) -> Units:
 
 
 def cluster_units(
-    kind: RowsKind, names: Sequence[Hashable | None], clusters: Sequence[str | None] | None
+    kind: RowsKind, names: Sequence[Hashable | None], clusters: Sequence[Hashable | None] | None
 ) -> Units:
-    """The units of which one row each is drawn: of traffic the clusters, else also the copies."""
-    if kind is RowsKind.TRAFFIC:
-        return units_of((None,) * len(names), clusters)
-    return units_of(names, clusters)
+    """The units of which one row each is drawn: clusters, and in a list of questions copies too."""
+    return units_of((None,) * len(names) if kind is RowsKind.TRAFFIC else names, clusters)
 
 
 def renumbered(units: Units) -> Units:

@@ -331,6 +331,8 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "near_duplicates": 0,
         "training_copies": near_training(racer.score(ROWS.queries).similarity),
         "overlap": 0,
+        "overlap_voids": False,
+        "sample": {"kind": "questions", "guessed": True, "clusters": None, "unit": "request"},
     }
     assert evidence["risk_q05"] < 0.1 < evidence["risk_q95"] < 0.2
 
@@ -365,7 +367,8 @@ def test_certificates_state_the_terms_of_the_calibration(serve: Serve) -> None:
     record = gateway.calibrate(400, delta=0.1, risk_target="paper", score="prob", alpha=0.2)
     certificate = gateway.route(ONE)["certificate"]
     assert certificate["guarantee"] == {
-        "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "group": None,
+        "risk_target": "paper", "alpha": 0.2, "delta": 0.1, "r": 1, "unit": "request",
+        "group": None,
         "pool": list(POOL), "conditional": "pac", "weights": None, "trivial": False,
         "alpha_basis": "fixed", "risk_band": None, "risk_band_delta": None,
         "answer_risk_max": None, "answer_risk_delta": None,

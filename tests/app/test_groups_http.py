@@ -157,7 +157,8 @@ def test_alpha_moves_the_threshold_and_not_the_rows(grouped: Gateway) -> None:
     """A group too small for an alpha calls the whole pool, and the certificate names the group."""
     certificate = certified(grouped, group="easy", alpha=0.001)
     assert certificate["guarantee"] | {"pool": []} == {
-        "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "group": "easy",
+        "risk_target": "answerable", "alpha": 0.001, "delta": None, "r": 1, "unit": "request",
+        "group": "easy",
         "pool": [], "conditional": "marginal", "weights": None, "trivial": True,
         "alpha_basis": "band", "risk_band": 0.0, "risk_band_delta": 0.05,
         "answer_risk_max": None, "answer_risk_delta": None,

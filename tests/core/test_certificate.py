@@ -30,6 +30,7 @@ def test_a_decision_at_the_calibrations_own_terms_holds_without_a_reason():
             "alpha": 0.1,
             "delta": None,
             "r": 1,
+            "unit": "request",
             "group": None,
             "pool": ["m0", "m1"],
             "conditional": "marginal",

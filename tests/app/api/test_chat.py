@@ -84,6 +84,7 @@ def test_the_certificate_has_every_documented_field(gateway: Gateway) -> None:
             "alpha": 0.1,
             "delta": None,
             "r": 1,
+            "unit": "request",
             "group": None,
             "pool": list(POOL),
             "conditional": "marginal",

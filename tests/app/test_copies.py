@@ -1,0 +1,188 @@
+"""Rows that repeat queries, through the gateway: upload, overlap, clusters, monitoring."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.monitoring.drift_statistics import SET_SIZE, STREAMS, new_drift_state
+from app.monitoring.shadow_sample import ShadowSample
+from racer_core.racer import Racer
+from racer_core.types import LabelledRows, RowsKind
+from tests.core.laws import stats
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    Gateway,
+    Serve,
+    as_json,
+    error_message,
+    labelled,
+    noisy,
+)
+
+FALSE_ALARM = 1e-6
+ALPHA = 0.1
+
+
+def jsonl(rows: list[dict[str, Any]]) -> str:
+    """One row a line."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]], **query: Any) -> dict[str, Any]:
+    """The result of an upload of JSON lines."""
+    headers = {"content-type": "application/x-ndjson"}
+    response = gateway.post(
+        "/calibrate",
+        ADMIN_KEY,
+        content=jsonl(rows),
+        headers=headers,
+        params={"confirm": True} | query,
+    )
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def hard(racer: Racer, rows: LabelledRows) -> LabelledRows:
+    """The rows with one right candidate each: the one that the router trusts least."""
+    worst = racer.score(rows.queries).scores.argmin(axis=1)
+    return replace(
+        rows,
+        rows=tuple(
+            replace(row, correct=frozenset([POOL[which]]))
+            for row, which in zip(rows.rows, worst, strict=True)
+        ),
+    )
+
+
+def test_thresholds_of_uploaded_traffic_keep_alpha_only_with_its_repeats(
+    serve: Serve, noisy_artifact: Path
+) -> None:
+    """Twenty queries carry half of the traffic, six hard ones 0.25 of it.
+
+    The realised risk of 400 rows exceeds its 1 - 1e-6 quantile with copies stripped, not kept.
+    """
+    racer, rng = Racer.load(noisy_artifact), np.random.default_rng(8)
+    head = hard(racer, labelled(30_000, 6)) + labelled(30_100, 14)
+    tail = labelled(40_000, 4_000)
+    everything = head + tail
+    sizes = np.array([6, 14, 4_000])
+    shares = np.repeat(np.array([0.25, 0.25, 0.5]) / sizes, sizes)
+    drawn = everything[rng.choice(len(everything), 400, p=shares)]
+    gateway = serve(calibrated=False, artifact=noisy_artifact)
+    stripped = list({row["query"]: row for row in as_json(drawn)}.values())
+    scored = racer.score(everything.queries)
+    answerable = everything.labels(POOL).any(axis=1)
+    risk: list[float] = []
+    for rows in (as_json(drawn), stripped):
+        evidence = upload(gateway, rows, score="prob", rows_kind="traffic", dry_run=True)[
+            "evidence"
+        ]
+        assert evidence["rows"] == len(rows)
+        inside = 1.0 - scored.scores <= evidence["lambda_hat"]
+        missed = answerable & ~(inside & everything.labels(POOL)).any(axis=1)
+        risk.append(float(shares @ missed / (shares @ answerable)))
+    n = int(drawn.labels(POOL).any(axis=1).sum())
+    m = int(ALPHA * (n + 1))
+    kept, without = risk
+    assert kept <= stats.beta.isf(FALSE_ALARM, m, n + 1 - m)
+    assert without > stats.beta.isf(FALSE_ALARM, m, n + 1 - m)
+
+
+def test_the_kind_of_rows_is_said_or_guessed_and_reported(serve: Serve) -> None:
+    """In the evidence, and in the history."""
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(20_000, 40))
+    clustered = [row | {"cluster": f"user {i % 8}"} for i, row in enumerate(rows)]
+    for given, query, kind, guessed, clusters in (
+        (rows, {}, "questions", True, None),
+        (rows + rows[:10], {}, "traffic", True, None),
+        (rows + rows[:10], {"rows_kind": "questions"}, "questions", False, None),
+        (clustered, {"rows_kind": "traffic"}, "traffic", False, 8),
+    ):
+        made = upload(gateway, given, **query)
+        sample = {"kind": kind, "guessed": guessed, "clusters": clusters, "unit": "request"}
+        assert made["evidence"]["sample"] == sample
+    document = {"rows": rows, "rows_kind": "traffic"}
+    sample = gateway.post("/calibrate", ADMIN_KEY, json=document).json()["evidence"]["sample"]
+    assert (sample["kind"], sample["guessed"]) == ("traffic", False)
+    bad = gateway.post("/calibrate", ADMIN_KEY, json=document | {"rows_kind": "users"})
+    assert bad.status_code == 422
+
+
+def test_traffic_may_repeat_training_queries_if_it_is_said(serve: Serve) -> None:
+    """Counted in the evidence, and no reason against the certificate; refused by a guess."""
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(380, 60))  # twenty of them were training rows
+    upload(gateway, rows, rows_kind="traffic")
+    assert gateway.route(ONE)["certificate"]["holds"]
+    [shown] = gateway.get("/calibrations", ADMIN_KEY).json()["data"]
+    assert shown["evidence"]["overlap"] == 20
+    repeated = {"rows": rows + rows[-20:]}
+    assert "20 of 80 rows" in error_message(
+        gateway.post("/calibrate", ADMIN_KEY, json=repeated), 422
+    )
+    training = {"rows": as_json(labelled(300, 60)), "rows_kind": "traffic"}
+    response = gateway.post("/calibrate", ADMIN_KEY, json=training)
+    assert "no fresh sample of traffic" in error_message(response, 422)
+    made = upload(gateway, training["rows"], rows_kind="traffic", allow_overlap=True)
+    assert made["active"]
+    assert gateway.route(ONE)["certificate"]["reasons"] == ["training_overlap"]
+
+
+def test_one_row_per_cluster_calibrates_and_the_certificate_says_so(serve: Serve) -> None:
+    """The bound is one for a request of a random cluster; the draw is the same each time."""
+    gateway = serve(calibrated=False)
+    rows = [
+        row | {"cluster": f"user {i % 40}"} for i, row in enumerate(as_json(noisy(20_000, 160)))
+    ]
+    made = [upload(gateway, rows, one_per_cluster=True, rows_kind="traffic") for _ in range(2)]
+    for each in made:
+        assert each["evidence"]["rows"] == each["evidence"]["sample"]["clusters"] == 40
+        assert each["evidence"]["sample"]["unit"] == "cluster"
+    assert made[0]["evidence"]["lambda_hat"] == made[1]["evidence"]["lambda_hat"]
+    assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "cluster"
+    upload(gateway, rows, rows_kind="traffic")
+    assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "request"
+
+
+def test_decisions_on_copies_are_verified(serve: Serve) -> None:
+    """A decision is recomputed from stored rows that repeat queries, smoothing included."""
+    gateway = serve(calibrated=False)
+    rows = as_json(noisy(20_000, 60))
+    upload(gateway, rows + rows, smoothing="hash", confirm=True)
+    answer = gateway.chat(rows[0]["query"])["racer"]
+    assert "calibration_query" in answer["certificate"]["remarks"]
+    checked = gateway.post(f"/decisions/{answer['decision_id']}/verify", ADMIN_KEY)
+    assert checked.status_code == 200, checked.text
+    assert checked.json()["matches"] is True
+
+
+def test_drift_sees_repeats_of_traffic_and_each_question_once(noisy_artifact: Path) -> None:
+    """Rows of traffic are compared with their repeats, a list with the first row of each."""
+    racer, rng = Racer.load(noisy_artifact), np.random.default_rng(3)
+    rows = noisy(20_000, 60)
+    calibration = racer.calibrate(replace(rows + rows, kind=RowsKind.TRAFFIC))
+    for counts_repeats, size in ((True, 120), (False, 60)):
+        state = new_drift_state(calibration, 0.1, rng, counts_repeats=counts_repeats)
+        assert set(state.streams) == set(STREAMS)
+        assert len(state.streams["largest_score"].bag) == size  # type: ignore[union-attr]
+    options = replace(calibration.options, one_per_cluster=True)
+    state = new_drift_state(replace(calibration, options=options), 0.1, rng)
+    assert set(state.streams) == {SET_SIZE}
+
+
+def test_the_shadow_sample_of_traffic_draws_for_repeats() -> None:
+    """A query that is asked again is drawn for again, as it is in the rows again."""
+    sample = ShadowSample(1.0, b"key")
+    sample.restart([b"row"])
+    assert [sample.draw(f"{i}", b"query", ()) for i in range(3)] == [True, False, False]
+    assert not sample.draw("row", b"row", ())
+    sample.restart(None)
+    assert all(sample.draw(f"{i}", query, ()) for i in range(3) for query in (b"query", b"row"))
