@@ -73,7 +73,7 @@ from racer_core.types import RiskTarget, Score
 @click.option(
     "--one-per-cluster",
     is_flag=True,
-    help="Calibrate on one random row per `cluster`: alpha is of a random cluster's request.",
+    help="Use one random row per `cluster`: a bound for random clusters.",
 )
 @click.option("--expected-active-id", help="Change nothing unless this calibration is active.")
 @click.option(

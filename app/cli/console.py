@@ -49,8 +49,7 @@ ROWS_KIND = click.option(
     "--rows",
     "kind",
     type=click.Choice([each.value for each in RowsKind]),
-    help="`traffic`: a random sample of it, repeats included. `questions`: a collected list. "
-    "Default: guessed.",
+    help="A random sample of traffic, or a list of questions; default: guessed.",
 )
 SEED = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."

@@ -208,13 +208,11 @@ class CalibrateOptions(BaseModel):
     rows_kind: RowsKind | None = Field(
         default=None,
         strict=False,
-        description="`traffic`: a random sample of it, which may repeat training queries."
-        " `questions`: a collected list. Default: guessed, and training queries are refused.",
+        description="A random sample of traffic, or a list of questions; default: guessed.",
     )
     one_per_cluster: bool = Field(
         default=False,
-        description="Calibrate on one random row per `cluster`: bounds the risk for a request of"
-        " a random cluster, not for a random request.",
+        description="Use one random row per `cluster`: a bound for random clusters.",
     )
     activate: bool = Field(default=True, description="False only stores the calibration.")
     expected_active_id: str | None = Field(default=None, description=EXPECTED)

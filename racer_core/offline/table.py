@@ -27,6 +27,7 @@ from racer_core.offline.stacking import fit_stacked, suffices
 from racer_core.offline.train import check_queries
 from racer_core.offline.votes import Votes
 from racer_core.records.conversation import plain_form
+from racer_core.records.overlap import is_fresh_traffic
 from racer_core.records.units import kind_of, renumbered, units_of
 from racer_core.renamed import renamed
 from racer_core.routers.base import on_grid
@@ -278,7 +279,10 @@ def artifact_threshold(artifact: Artifact) -> float:
 def _without_trained(
     benchmarks: Mapping[str, LabelledRows], artifact: Artifact | None
 ) -> tuple[Mapping[str, LabelledRows], int]:
-    """The rows that did not train or tune an artifact, in the order of its pool; others counted."""
+    """The rows that did not train or tune an artifact, in the order of its pool; others counted.
+
+    A fresh sample of traffic keeps its repeats of training queries, as the next request may be one.
+    """
     if artifact is None:
         return benchmarks, 0
     left: dict[str, LabelledRows] = {}
@@ -286,8 +290,11 @@ def _without_trained(
     for name, rows in benchmarks.items():
         if set(rows.pool) != set(artifact.pool):
             raise RowsError(name, [f"its pool {list(rows.pool)} is not {list(artifact.pool)}"])
-        own = (row for row in rows.rows if fingerprint(artifact.salt, row.query) not in known)
-        left[name] = replace(rows, pool=artifact.pool, rows=tuple(own))
+        prints = [fingerprint(artifact.salt, query) for query in rows.queries]
+        own = rows.rows
+        if not is_fresh_traffic(prints, known, rows.kind):
+            own = tuple(row for row, each in zip(own, prints, strict=True) if each not in known)
+        left[name] = replace(rows, pool=artifact.pool, rows=own)
     count = sum(map(len, benchmarks.values())) - sum(map(len, left.values()))
     if empty := [name for name, rows in left.items() if not len(rows)]:
         raise RowsError(empty[0], ["the artifact was trained or tuned on all of its rows"])

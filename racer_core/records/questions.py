@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,12 +28,33 @@ class Question:
     reference: str | None = None
     task: str | None = None
     group: str | None = None
+    cluster: str | None = None
     earlier: tuple[Turn, ...] = ()  # the turns before the query
+    copy: int = 0  # how many earlier questions of the file are the same
 
     @property
     def identity(self) -> str:
-        """The text that identifies the question."""
-        return identity(self.query, self.earlier)
+        """The text that identifies the question; copies of one have different ones."""
+        return question_identity(self.query, self.earlier, self.cluster, self.copy)
+
+
+class CopyCounter:
+    """Numbers the copies of each question in a file, from 0."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def next(self, query: str, earlier: Iterable[Turn], cluster: str | None) -> int:
+        """The number of this copy."""
+        name = question_identity(query, earlier, cluster, 0)
+        self._counts[name] += 1
+        return self._counts[name] - 1
+
+
+def question_identity(query: str, earlier: Iterable[Turn], cluster: str | None, copy: int) -> str:
+    """A text that identifies a question: its query, the turns before it, cluster and copy."""
+    name = identity(query, earlier)
+    return name if cluster is None and not copy else "\0" + json.dumps([name, cluster, copy])
 
 
 def read_questions(
@@ -39,7 +62,8 @@ def read_questions(
 ) -> tuple[Question, ...]:
     """Read a file of questions: the formats of labelled rows, without labels.
 
-    Duplicate questions are asked once; unknown fields are ignored.
+    A question that is repeated is asked again, since repeats belong to a sample of traffic and its
+    answers may differ. Unknown fields are ignored.
 
     Args:
         path: The file.
@@ -54,19 +78,23 @@ def read_questions(
         numbered = list(_objects(data, path.name))
     except InputError as exc:
         raise RowsError(path.name, [str(exc)]) from exc
-    found: dict[str, Question] = {}
+    found: list[Question] = []
+    first_of: dict[str, Question] = {}
+    copies = CopyCounter()
     problems: list[str] = []
     for place, value in numbered:
         try:
             question = _question(place, value, max_query_chars, text)
-            first = found.setdefault(question.identity, question)
+            first = first_of.setdefault(identity(question.query, question.earlier), question)
             if first.reference != question.reference:
                 raise InputError(f"same query as line {first.place}, with another reference")
+            copy = copies.next(question.query, question.earlier, question.cluster)
+            found.append(replace(question, copy=copy))
         except InputError as exc:
             problems.append(f"line {place}: {exc}")
     if problems or not found:
         raise RowsError(path.name, problems or ["no questions"])
-    return tuple(found.values())
+    return tuple(found)
 
 
 def _objects(data: bytes, source: str) -> Iterable[Numbered]:
@@ -100,4 +128,5 @@ def _question(place: Place, value: object, max_query_chars: int, text: RoutedTex
         reference=optional_text(row, "reference"),
         task=optional_text(row, "task"),
         group=optional_text(row, "group"),
+        cluster=optional_text(row, "cluster") or None,
     )

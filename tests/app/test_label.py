@@ -308,10 +308,31 @@ def test_bad_questions_are_refused_before_any_call(
     assert all(word in stderr for word in ["q.jsonl", *words])
 
 
-def test_a_repeated_question_is_called_once(label: Label, pool: FakePool, tmp_path: Path) -> None:
-    """Copies would fake a larger n."""
-    assert label(save(tmp_path / "q.jsonl", QUESTIONS * 2))[0] == 0
-    assert pool.calls() == once()
+def test_a_repeated_question_is_asked_again(label: Label, pool: FakePool, tmp_path: Path) -> None:
+    """Each copy is a row: repeats belong to a sample of traffic, and its answers may differ."""
+    twice = [{**each, "cluster": f"user {i}"} for i in range(2) for each in QUESTIONS]
+    questions = save(tmp_path / "q.jsonl", [*QUESTIONS, *QUESTIONS, *twice])
+    assert label(questions)[0] == 0
+    rows = lines(tmp_path / "rows.jsonl")
+    queries = [each["query"] for each in QUESTIONS]
+    assert [row["query"] for row in rows] == queries * 4
+    assert [row.get("cluster") for row in rows] == [
+        *[None] * 2 * len(queries),
+        *["user 0"] * len(queries),
+        *["user 1"] * len(queries),
+    ]
+    assert pool.calls() == dict.fromkeys(once(), 4)
+    assert json.loads(label(questions)[1])["calls"] == 0
+
+
+def test_copies_are_labelled_further_after_an_interruption(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """Of a file that names a question three times, the rows of one or two are kept."""
+    for count in (1, 2, 3):
+        made = json.loads(label(save(tmp_path / "q.jsonl", QUESTIONS * count))[1])
+        assert made["calls"] == len(once())
+        assert len(lines(tmp_path / "rows.jsonl")) == count * len(QUESTIONS)
 
 
 # Going on ---------------------------------------------------------------------------------------

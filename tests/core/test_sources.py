@@ -23,7 +23,7 @@ from racer_core.offline.table import build_table
 from racer_core.offline.train import train
 from racer_core.racer import Racer
 from racer_core.routers.base import Batch
-from racer_core.types import RiskTarget, Score
+from racer_core.types import RiskTarget, RowsKind, Score
 from tests.core.test_fit import QUICK, rows_of
 from tests.support.synthetic import POOL, synthetic_rows
 
@@ -284,3 +284,14 @@ def test_damaged_files_of_scores_are_one_sentence(tmp_path, name, content, words
     with pytest.raises(InputError, match=words) as caught:
         looked_up(tmp_path / name)
     assert name in str(caught.value)
+
+
+def test_a_sample_of_traffic_keeps_its_repeats_of_an_artifacts_training(racer):
+    """The next request may repeat a training query, too; the training file itself is left out."""
+    fresh = synthetic_rows(100, seed=21) + synthetic_rows(50, seed=1)
+    files = {NAME: replace(fresh, kind=RowsKind.TRAFFIC)}
+    table = build_table(files, router=artifact_source(racer), protocol=PROTOCOL)
+    assert (table.learned, len(table.rows.labels)) == (0, 150)
+    files["old"] = replace(synthetic_rows(50, seed=1), kind=RowsKind.TRAFFIC)
+    with pytest.raises(RowsError, match="trained or tuned on all of its rows"):
+        build_table(files, router=artifact_source(racer), protocol=PROTOCOL)

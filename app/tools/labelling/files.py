@@ -25,9 +25,8 @@ from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records import formats
 from racer_core.records.checks import check_rows
-from racer_core.records.conversation import identity
-from racer_core.records.questions import Question
-from racer_core.records.row import row_query
+from racer_core.records.questions import CopyCounter, Question, question_identity
+from racer_core.records.row import optional_text, row_query
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
@@ -172,6 +171,7 @@ class LabelFiles:
                 reference=question.reference,
                 task=question.task,
                 group=question.group,
+                cluster=question.cluster,
                 conditions=self._digests,
                 confidences=confidences,
             )
@@ -189,7 +189,8 @@ class LabelFiles:
             return
         self._rows.seek(0)
         lines = [line + b"\n" for line in self._rows.readall().split(b"\n") if line.strip()]
-        keys = [self._key(line) or "" for line in lines]
+        copies = CopyCounter()
+        keys = [self._key(line, copies) or "" for line in lines]
         rated = [self._rated_lines.get(key, line) for key, line in zip(keys, lines, strict=True)]
         order = sorted(range(len(lines)), key=lambda each: places.get(keys[each], -1))
         ordered = [rated[each] for each in order]
@@ -247,13 +248,15 @@ class LabelFiles:
                 self._write(self._journal, {"evaluators": merged})
             self._evaluators = merged
 
-    def _key(self, line: bytes) -> str | None:
-        """The key of the row in a line; None if the line holds no row."""
+    def _key(self, line: bytes, copies: CopyCounter) -> str | None:
+        """The key of the row in the next line; None if the line holds no row."""
         value = strict_json.load_object(line)
         if "query" not in value and "messages" not in value:
             return None
         earlier, query = row_query(value, self._max_query_chars, "last_user")
-        return _digest(identity(query, earlier))
+        cluster = optional_text(value, "cluster") or None
+        copy = copies.next(query, earlier, cluster)
+        return _digest(question_identity(query, earlier, cluster, copy))
 
     def _open(self, stack: ExitStack, path: Path) -> FileIO:
         if path.exists() and not path.is_file():  # a device may have no end
@@ -273,8 +276,10 @@ class LabelFiles:
                 max_query_chars=self._max_query_chars,
                 text="last_user",
             )
+            copies = CopyCounter()
             for row in rows.rows:
-                key = _digest(identity(row.query, row.earlier))
+                copy = copies.next(row.query, row.earlier, row.cluster)
+                key = _digest(question_identity(row.query, row.earlier, row.cluster, copy))
                 self._references[key] = row.reference
                 if row.answers and not self._is_rated(row):
                     self._reopen(key, row)

@@ -95,7 +95,7 @@ def run(
     paid for; the second ends at once. With ``remote``, the first ends at once.
 
     Args:
-        questions: Distinct questions.
+        questions: The questions; copies of one have different numbers.
         source: Name of their file, for messages.
         out: Rows are appended to this file, and put into the questions' order at the end;
             unfinished answers are stored in a file beside it.
