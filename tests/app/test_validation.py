@@ -140,8 +140,9 @@ def test_a_pattern_is_shown(tmp_path: Path) -> None:
          "dryrun: unknown field; did you mean `dry_run`?"),
         (CalibrateOptions, {"colour": SECRET}, "colour",
          "colour: unknown field; known here: `alpha`, `delta`, `score`, `risk_target`, `r`,"
-         " `max_weight`, `smoothing`, `rows_kind`, `one_per_cluster`, `activate`,"
-         " `expected_active_id`, `dry_run`, `allow_overlap`, `max_shift`, `confirm`"),
+         " `max_weight`, `reweight`, `answer_risk_max`, `smoothing`, `rows_kind`,"
+         " `one_per_cluster`, `activate`, `expected_active_id`, `dry_run`, `allow_overlap`,"
+         " `max_shift`, `confirm`"),
         (CalibrateFields, {"alpha": SECRET}, "alpha", "alpha: must be a number"),
         (ChatRequest, {"stream": SECRET}, "stream", "stream: must be true or false"),
         (ChatRequest, {"racer": {"group": "g" * 129}}, "racer.group",
