@@ -95,12 +95,12 @@ class LabelledPart:
     Attributes:
         sent: What each candidate was sent, as `read_body` gives it.
         is_later: They are turns after the first of a conversation.
-        rows: The group and the right candidates of each query.
+        rows: The group and the right candidates of each row; rows of one query all count.
     """
 
     sent: Mapping[str, str]
     is_later: bool
-    rows: Mapping[str, tuple[str | None, frozenset[str]]]
+    rows: Sequence[tuple[str | None, frozenset[str]]]
 
     def is_like(self, other: LabelledPart) -> bool:
         """Whether rows of both are of one kind."""
@@ -121,7 +121,7 @@ class KnownCalibration:
         """The parts of kinds with rows enough for a threshold, and of the most first turns."""
 
         def rows(part: LabelledPart) -> int:
-            return len({query for each in self.parts if each.is_like(part) for query in each.rows})
+            return sum(len(each.rows) for each in self.parts if each.is_like(part))
 
         most = max((rows(part) for part in self.parts if not part.is_later), default=0)
         return [
@@ -245,10 +245,9 @@ def _is_alike(seen: Observation, part: LabelledPart) -> bool:
 
 
 def _count(parts: Iterable[LabelledPart], pool: Collection[str]) -> Counter[str | None]:
-    """The distinct queries of each group that some candidate of the pool answers right."""
-    rows = {query: row for part in parts for query, row in part.rows.items()}
+    """The rows of each group that some candidate of the pool answers right."""
     counts = Counter[str | None]()
-    for group, right in rows.values():
+    for group, right in (row for part in parts for row in part.rows):
         counts[group] += not right.isdisjoint(pool)
     return counts
 

@@ -86,8 +86,10 @@ class Upload:
             row |= {"conditions": dict(label.digests)} if label.digests else {}
             row |= {"group": group} if group else {}
             self.rows.append(row)
-        groups = {text: language_of(text) if is_by_language else group for text in queries}
-        rows = {text: (groups[text], right) for text, right in queries.items()}
+        rows = [
+            (language_of(text) if is_by_language else group, right)
+            for text, right in queries.items()
+        ]
         self.parts.append(LabelledPart(sent=label.sent, is_later=label.is_later, rows=rows))
         self.labels.append((label, group))
 
@@ -102,17 +104,17 @@ class Upload:
         A row that carries the group of another `routing.group_by` belongs to no group at all.
         """
         self.rows += map(dict, exported)
-        parts: dict[tuple[Any, ...], dict[str, tuple[str | None, frozenset[str]]]] = {}
+        parts: dict[tuple[Any, ...], list[tuple[str | None, frozenset[str]]]] = {}
         for row in exported:
             decision = decisions[row["decision_id"]]
             label, group = decision.label, decision.groups[group_by]
             if group_by != "language" and row.get("group") != group:
                 group = f"not {row.get('group')}"
             if (kind := (*sorted(label.sent.items()), label.is_later, group)) not in parts:
-                rows = parts[kind] = {}
+                rows = parts[kind] = []
                 self.parts.append(LabelledPart(sent=label.sent, is_later=label.is_later, rows=rows))
                 self.labels.append((label, group))
-            parts[kind][decision.text] = (group, decision.right)
+            parts[kind].append((group, decision.right))
 
 
 def right_candidates(text: str, number: int, wrong_every: int) -> frozenset[str]:
