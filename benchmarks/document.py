@@ -14,7 +14,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DOCS = RESULTS.parent.parent / "docs"
-PAGES = [DOCS / "performance.md", RESULTS / "parts.md"]
+PAGES = [DOCS / "performance.md", RESULTS / "parts.md", RESULTS / "recorded_answers.md"]
 _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
