@@ -9,7 +9,6 @@ which `document.py` fills the document. Takes half an hour on two idle cores.
 
 import argparse
 import json
-import math
 import os
 import shlex
 import subprocess
@@ -25,9 +24,11 @@ import rig
 
 HERE = Path(__file__).resolve().parent
 FOUR = ("gsm8k", "mmlu", "cmmlu", "arc_c")
-ENCODER = "--encoder $MINILM --max-tokens 256"
+ENCODER = "--encoder $MINILM --dtype float32 --max-tokens 256"
 SAMPLING = "--seed 0 --divisions 5"
 EQUAL_RISK = "--smoothing --false-abstain-budget off"
+QUANTILE = 1.96  # of the normal law: 95 % intervals, over rows
+DIGITS = {"size": 2, "risk": 3, "miss_given_answerable": 3}
 ORDERS = ("static", "static_by_group")  # what `cover` is compared with
 SCORES = ("gap", "prob", "static", "cover", "static_by_group")
 TARGETS = ("paper", "answerable")
@@ -42,6 +43,10 @@ class Results:
         self._cells = {
             (cell["scope"], cell["risk_target"], cell["score"], cell["alpha"]): cell
             for cell in report["cells"]
+        }
+        self._differences = {
+            (each["scope"], each["risk_target"], each["what"], each["alpha"]): each
+            for each in report["differences"]
         }
 
     @property
@@ -58,24 +63,19 @@ class Results:
         """The mean over splits."""
         return self._cells[scope, target, score, alpha]["mean"][measure]
 
-    def sd(self, scope: str, target: str, score: str, alpha: float, measure: str) -> float:
-        """The standard deviation over splits."""
-        return self._cells[scope, target, score, alpha]["sd"][measure]
+    def margin(self, scope: str, target: str, score: str, alpha: float, measure: str) -> str:
+        """Half of the 95 % interval over rows."""
+        error = self._cells[scope, target, score, alpha]["se_rows"].get(measure)
+        return "" if error is None else f" ± {QUANTILE * error:.{DIGITS[measure]}f}"
 
-    def splits(self, scope: str, target: str, score: str, alpha: float, measure: str) -> Any:
-        """The measure in every split."""
-        return np.array(self._cells[scope, target, score, alpha]["splits"][measure])
+    def smaller(self, scope: str, target: str, other: str, alpha: float) -> str:
+        """The size of `cover` minus that of another score, on the same splits."""
+        found = self._differences[scope, target, f"cover - {other}", alpha]
+        return f"{found['mean']:+.2f} ± {QUANTILE * found['se_rows']:.2f}"
 
     def control(self, scope: str, name: str) -> float:
         """The mean of a control over splits."""
         return self.report["controls"][scope]["mean"][name]
-
-    def over_divisions(self, differences: Any) -> str:
-        """The mean of paired differences, ± two standard errors over the divisions."""
-        divisions = self.report["protocol"]["divisions"]
-        means = [part.mean() for part in np.array_split(differences, divisions)]
-        error = 2 * np.std(means, ddof=1) / math.sqrt(divisions)
-        return f"{differences.mean():+.2f} ± {error:.2f}"
 
 
 def sizes_and_risks(results: Results) -> str:
@@ -86,9 +86,9 @@ def sizes_and_risks(results: Results) -> str:
 
     def cell(score: str, target: str, alpha: float) -> str:
         at = scope, target, score, alpha
-        size, spread = results.mean(*at, "size"), results.sd(*at, "size")
         risk = "risk" if target == "paper" else "miss_given_answerable"
-        return f"{size:.2f} ± {spread:.2f}; risk {results.mean(*at, risk):.3f}"
+        size = f"{results.mean(*at, 'size'):.2f}{results.margin(*at, 'size')}"
+        return f"{size}; risk {results.mean(*at, risk):.3f}"
 
     last = settings[-1]
     sizes = table(
@@ -107,20 +107,12 @@ def sizes_and_risks(results: Results) -> str:
         (
             (
                 f"`cover` − `{other}`",
-                *(difference(results, scope, *setting, other) for setting in settings),
+                *(results.smaller(scope, target, other, alpha) for target, alpha in settings),
             )
             for other in ORDERS
         ),
     )
-    return f"{sizes}\n\nOn the same splits, ± two standard errors over the divisions:\n\n{gains}"
-
-
-def difference(results: Results, scope: str, target: str, alpha: float, other: str) -> str:
-    """The size of `cover` minus that of another score, on the same splits."""
-    cover, theirs = (
-        results.splits(scope, target, score, alpha, "size") for score in ("cover", other)
-    )
-    return results.over_divisions(cover - theirs)
+    return f"{sizes}\n\nOn the same splits:\n\n{gains}"
 
 
 def by_benchmark(results: Results) -> str:
@@ -137,7 +129,7 @@ def by_benchmark(results: Results) -> str:
                 target,
                 f"{alpha:g}",
                 *(f"{results.mean(scope, target, score, alpha, 'size'):.2f}" for score in SCORES),
-                *(difference(results, scope, target, alpha, other) for other in ORDERS),
+                *(results.smaller(scope, target, other, alpha) for other in ORDERS),
             )
             for scope in results.scopes
             for target in TARGETS
@@ -181,8 +173,7 @@ def by_benchmark(results: Results) -> str:
     return "\n\n".join(
         (
             sizes,
-            "Realised risk, `paper`, mean over the benchmarks (± standard deviation over splits), "
-            "and mean size:",
+            "Realised risk, `paper`, mean over the benchmarks, and mean size:",
             risks,
             "The same risk by benchmark, of `cover`:",
             each,
@@ -195,7 +186,7 @@ def by_benchmark(results: Results) -> str:
 def risk(results: Results, scope: str, score: str, alpha: float) -> str:
     """The realised risk of the paper's target."""
     at = scope, "paper", score, alpha
-    return f"{results.mean(*at, 'risk'):.3f} ± {results.sd(*at, 'risk'):.3f}"
+    return f"{results.mean(*at, 'risk'):.3f}{results.margin(*at, 'risk')}"
 
 
 def size(results: Results, scope: str, score: str, alpha: float) -> str:
@@ -214,8 +205,8 @@ def votes(results: Results) -> str:
             f"`{score}`",
             target,
             f"{alpha:g}",
-            f"{results.mean(*at, realised):.3f} ± {results.sd(*at, realised):.3f}",
-            f"{results.mean(*at, 'size'):.2f} ± {results.sd(*at, 'size'):.2f}",
+            f"{results.mean(*at, realised):.3f}{results.margin(*at, realised)}",
+            f"{results.mean(*at, 'size'):.2f}{results.margin(*at, 'size')}",
             f"{100 * results.mean(*at, 'calls_saved'):.0f}%",
             f"{results.mean(*at, 'random_miss'):.3f}",
             *(f"{100 * results.mean(*at, f'accuracy_{each}'):.1f}" for each in METHODS),
@@ -240,13 +231,12 @@ def votes(results: Results) -> str:
         f"{name.replace('_', '-')} {100 * results.control(scope, name):.1f} %" for name in shown
     )
     paired = table(
-        ("sets", "difference", "mean", "2.5 to 97.5 % of splits"),
+        ("sets", "difference", "points"),
         (
             (
                 where(each),
                 each["what"].split(",")[0].replace("-", "−"),
-                f"{100 * each['mean']:+.2f}",
-                f"{100 * each['low']:+.2f} to {100 * each['high']:+.2f}",
+                f"{100 * each['mean']:+.2f} ± {100 * QUANTILE * each['se_rows']:.2f}",
             )
             for each in results.report["differences"]
             if each["what"].endswith(("sets of cover", "full pool"))
@@ -255,7 +245,7 @@ def votes(results: Results) -> str:
     )
     return (
         f"{accuracies}\n\nControls: {controls}.\n\n"
-        f"Paired differences of accuracy, in points:\n\n{paired}\n\n{chosen(results)}"
+        f"Paired differences of accuracy:\n\n{paired}\n\n{chosen(results)}"
     )
 
 
