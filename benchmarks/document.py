@@ -3,8 +3,8 @@
     python benchmarks/document.py
 
 `results/NAME.json` holds its tables as Markdown in the field `markdown`. They replace the text
-between `<!-- results: NAME -->` and `<!-- end -->`; all other text stays. Those of a field `details`
-stand at `<!-- results: NAME.details -->`. `results/NAME.png` moves to docs/figures.
+between `<!-- results: NAME -->` and `<!-- end -->`; all other text stays. Those of a field
+`details` stand at `<!-- results: NAME.details -->`. `results/NAME.png` moves to docs/figures.
 """
 
 import json
