@@ -133,19 +133,20 @@ def main() -> None:
         "manifest": rig.manifest(arm=args.arm, unseen=args.unseen, full=UTILISATION),
         "parts": asdict(measured),
     }
-    tables = markdown(measured, args.arm, args.unseen)
-    document["markdown"] = f"{rig.taken(document['manifest'])}\n\n{tables}"
+    taken = rig.taken(document["manifest"])
+    document["markdown"] = f"{taken}\n\n{markdown(measured, args.unseen)}"
+    document["details"] = f"{taken}\n\n{components(measured, args.arm)}"
     (args.results / "capacity.json").write_text(
         json.dumps(document, indent=1) + "\n", encoding="utf-8"
     )
     (args.results / "capacity.png").write_bytes(picture(measured, args.unseen))
-    print(document["markdown"])
+    print(document["details"], document["markdown"], sep="\n\n")
 
 
-def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
-    """Rates of components, components needed by rate, and bottlenecks in their order."""
+def components(measured: Parts, arm: Arm) -> str:
+    """Rates of components."""
     size = f"{measured.bytes_a_decision:,.0f}"
-    components = [
+    rows = [
         [f"gateway, `{arm}`, one core", f"{measured.gateway_per_s:,.0f} requests/s", "measured"],
         [
             "encoder, one core",
@@ -160,6 +161,11 @@ def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
         ],
         ["drift state", f"{measured.watch_s * 1e3:,.0f} ms for 500 queries", "measured"],
     ]
+    return table(("component", "rate", ""), rows)
+
+
+def markdown(measured: Parts, unseen: float) -> str:
+    """Components needed by rate, and bottlenecks in their order."""
     needed = [
         [
             f"{rate:,}",
@@ -176,7 +182,6 @@ def markdown(measured: Parts, arm: Arm, unseen: float) -> str:
     first = [[f"{rate:,.0f}", what, cure] for rate, what, cure in sorted(measured.breaks(unseen))]
     return "\n".join(
         [
-            table(("component", "rate", ""), components),
             table(
                 (
                     "requests/s",

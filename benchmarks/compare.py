@@ -218,11 +218,12 @@ def main() -> None:
         "unanswered": comparison.unanswered,
     }
     document["markdown"] = verdict.markdown(document)
+    document["details"] = verdict.details(document)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "gateway.png").write_bytes(plot.png(document))
     text = json.dumps(document, indent=1) + "\n"
     (args.out / "gateway.json").write_text(text, encoding="utf-8")
-    print(document["markdown"])
+    print(document["markdown"], document["details"], sep="\n")
     print(f"\nwritten to {args.out}")
     comparison.fail_if_wrong()
 

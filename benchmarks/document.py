@@ -3,8 +3,8 @@
     python benchmarks/document.py
 
 `results/NAME.json` holds its tables as Markdown in the field `markdown`. They replace the text
-between `<!-- results: NAME -->` and `<!-- end -->`; all other text stays. `results/NAME.png` moves
-to docs/figures.
+between `<!-- results: NAME -->` and `<!-- end -->`; all other text stays. Those of a field
+`details` stand at `<!-- results: NAME.details -->`. `results/NAME.png` moves to docs/figures.
 """
 
 import json
@@ -19,12 +19,14 @@ _PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables(folder: Path) -> dict[str, str]:
-    """The Markdown of each result file that has tables, by the file's stem."""
-    results = {
-        file.stem: json.loads(file.read_text(encoding="utf-8"))
-        for file in sorted(folder.glob("*.json"))
-    }
-    return {name: result["markdown"] for name, result in results.items() if "markdown" in result}
+    """The Markdown of each result file that has tables, by the name of its place."""
+    found: dict[str, str] = {}
+    for file in sorted(folder.glob("*.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        for field, name in (("markdown", file.stem), ("details", f"{file.stem}.details")):
+            if field in result:
+                found[name] = result[field]
+    return found
 
 
 def filled(pages: Sequence[str], tables: Mapping[str, str]) -> list[str]:

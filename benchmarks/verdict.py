@@ -143,16 +143,19 @@ def goals(document: Document) -> list[Goal]:
 
 
 def markdown(document: Document) -> str:
-    """Provenance, all tables, and the picture."""
+    """Provenance, targets, throughput, and the picture."""
     parts = [
         _provenance(document),
         aims(goals(document)),
         _throughput(document),
         "![Throughput, and what is added](figures/gateway.png)\n",
-        _streams(document),
-        _load(document),
-        _starts(document),
     ]
+    return "\n".join(parts)
+
+
+def details(document: Document) -> str:
+    """Provenance, and the tables of streams, overload and starts."""
+    parts = [_provenance(document), _streams(document), _load(document), _starts(document)]
     return "\n".join(parts)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,11 @@ from racer_core.types import (
     RoutingDecision,
     RowsKind,
     Score,
+)
+
+ONE_PER_CLUSTER_NEEDS_KIND: Final = (
+    "one_per_cluster needs the kind of the rows: say traffic or questions. In a list of questions "
+    "equal queries belong to one cluster, in traffic they do not"
 )
 
 
@@ -279,9 +284,12 @@ class Racer(TrainedRouter):
         columns = self._columns(rows)
         if not allow_overlap:
             self.refuse_overlap(columns.fingerprints, rows.kind)
-        if options.one_per_cluster:
-            clusters = [row.cluster for row in rows.rows]
-            chosen = self.one_per_cluster(columns.fingerprints, clusters, kind_of(rows))
+        kind = kind_of(rows)
+        if options.one_per_cluster and rows.kind is None:
+            raise CalibrationError(ONE_PER_CLUSTER_NEEDS_KIND)
+        if options.one_per_cluster or kind is RowsKind.QUESTIONS:
+            clusters = [row.cluster if options.one_per_cluster else None for row in rows.rows]
+            chosen = self.one_per_cluster(columns.fingerprints, clusters, kind)
             columns = self._columns(rows[chosen])
         calibration = self.calibrate_columns(
             columns, options, scorer=scorer or self.score, prices=prices
@@ -328,7 +336,8 @@ class Racer(TrainedRouter):
                 the whole pool is called. None takes the threshold of all rows.
 
         Returns:
-            The decisions; ``Calibration.certify`` certifies each.
+            The decisions; ``Calibration.certify`` of the calibration, or of its group, certifies
+            each.
         """
         calibration = calibration if group is None else calibration.group(group)
         scored = self.score(queries)

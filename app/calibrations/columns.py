@@ -136,6 +136,12 @@ class RowColumns:
         named = np.unique(self.clusters[self.clusters >= 0])
         return len(named) or None
 
+    @property
+    def shares_clusters(self) -> bool:
+        """Whether some cluster has several rows."""
+        named = self.clusters[self.clusters >= 0]
+        return len(np.unique(named)) < len(named)
+
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
         """Some of the rows, in their order; all of them are these columns themselves."""
         if len(rows) == len(self):

@@ -33,7 +33,14 @@ from app.wire.schemas import CalibrateOptions
 from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import CalibrationError, InputError
-from racer_core.racer import LabelledColumns, RouterScores, Scorer, TrainedRouter, refuse_uncounted
+from racer_core.racer import (
+    ONE_PER_CLUSTER_NEEDS_KIND,
+    LabelledColumns,
+    RouterScores,
+    Scorer,
+    TrainedRouter,
+    refuse_uncounted,
+)
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import FloatArray, RowsKind
 
@@ -156,8 +163,22 @@ class RecordBuilder:
         guarantee = self._guarantee(options, rows.weights)
         rows_kind = options.rows_kind or rows.guessed_kind
         first, *others = self._kinds(rows)
-        if guarantee.one_per_cluster:
-            first, *others = (self._one_per_cluster(each, rows_kind) for each in (first, *others))
+        if guarantee.one_per_cluster and options.rows_kind is None:
+            raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
+        are_questions = rows_kind is RowsKind.QUESTIONS
+        shares_clusters = not guarantee.one_per_cluster and are_questions and rows.shares_clusters
+        if shares_clusters and options.answer_risk_max is not None:
+            raise InputError(
+                "answer_risk_max needs independent rows, and these share clusters: set "
+                "one_per_cluster, or leave all but one row of each cluster out",
+                param="answer_risk_max",
+            )
+        if guarantee.one_per_cluster or are_questions:
+            by_cluster = guarantee.one_per_cluster
+            first, *others = (
+                self._one_per_unit(each, rows_kind, by_cluster=by_cluster)
+                for each in (first, *others)
+            )
         if first.is_later:
             raise CalibrationError(
                 "every row is a turn after the first of a conversation: send the rows of first "
@@ -220,6 +241,8 @@ class RecordBuilder:
             if each.later and each.conditions == first.conditions:
                 found["later_turns"] = later_evidence(each.calibration)
         void_reasons: list[str] = []
+        if shares_clusters:
+            void_reasons.append(Reason.ROWS_IN_CLUSTERS)
         if overlap_voids:
             void_reasons.append(Reason.TRAINING_OVERLAP)
         if any(
@@ -260,10 +283,10 @@ class RecordBuilder:
         ]
         return sorted(parts, key=lambda part: (part.is_later, -len(part.rows)))
 
-    def _one_per_cluster(self, part: _RowKind, kind: RowsKind) -> _RowKind:
-        """One random row of each cluster among the rows of one turn and conditions."""
+    def _one_per_unit(self, part: _RowKind, kind: RowsKind, *, by_cluster: bool) -> _RowKind:
+        """One random row of each cluster, or of each question, among rows of one kind."""
         ids: list[int] = part.rows.clusters.tolist()
-        clusters = [None if each < 0 else each for each in ids]
+        clusters = [each if by_cluster and each >= 0 else None for each in ids]
         chosen = self._trained.one_per_cluster(part.rows.fingerprints, clusters, kind)
         return replace(part, rows=part.rows.take(chosen))
 

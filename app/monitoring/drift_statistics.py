@@ -76,7 +76,8 @@ def new_drift_state(
     if not counts_repeats and len(calibration.queries) < len(calibration.fingerprints):
         rows = calibration.take(first_of_each(calibration.fingerprints))
     alpha, projections = calibration.options.alpha, calibration.projections
-    is_like_requests = not calibration.options.one_per_cluster
+    # Weights say that requests differ from the rows.
+    is_like_requests = not calibration.options.one_per_cluster and calibration.weights is None
     compared = (LARGEST_SCORE, MEAN_SCORE) if is_like_requests else ()
     by_embedding = (EMBEDDING,) if is_like_requests and projections is not None else ()
     shares = _even_shares([*compared, SET_SIZE, *by_embedding])

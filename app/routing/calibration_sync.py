@@ -158,6 +158,8 @@ class CalibrationSync:
             if not made.is_grouped_by(self._group_by):
                 reasons = (*made.void_reasons, Reason.GROUPING_CHANGED)
                 made = replace(made, void_reasons=reasons)
+            if made.lost_copies:
+                made = replace(made, void_reasons=(*made.void_reasons, Reason.COPIES_DROPPED))
             await self._active.swap(made)
             self._damaged = None
             self._warn(made)

@@ -73,6 +73,18 @@ class Reason(StrEnum):
     Label served queries, or give known weights.
     """
 
+    ROWS_IN_CLUSTERS = "rows_in_clusters"
+    """The rows are a list of questions, and several share a cluster: they are not independent.
+
+    Calibrate with `one_per_cluster`, or say that the rows are a random sample of traffic.
+    """
+
+    COPIES_DROPPED = "copies_dropped"
+    """An earlier version left out rows that repeat a query, which a sample of traffic must keep.
+
+    Upload the rows again.
+    """
+
     TRAINING_OVERLAP = CoreReason.TRAINING_OVERLAP.value
     """The calibration has rows that trained the router, and `allow_overlap` accepted them.
 

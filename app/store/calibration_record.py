@@ -81,6 +81,11 @@ class CalibrationRecord:
         return any(each.conditions is None for each in self.populations)
 
     @property
+    def lost_copies(self) -> bool:
+        """Whether a version that dropped repeated queries read its rows, and some were dropped."""
+        return "sample" not in self.evidence and bool(self.evidence.get("duplicates"))
+
+    @property
     def has_groups(self) -> bool:
         """Whether some row has a group; rows without one are then no rows of any group."""
         return any(each.calibration.groups is not None for each in self.populations)

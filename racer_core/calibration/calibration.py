@@ -535,7 +535,7 @@ class Calibration:
         truncated: bool = False,
     ) -> Levels:
         """Choose the set for one query at several alphas; nonconformity is computed once."""
-        score = score or self.options.score
+        score = enum_member(Score, score or self.options.score, "score")
         thresholds = [self.lambda_hat(checked_alpha(alpha), score) for alpha in alphas]
         row = checked_scores(np.array([scores], dtype=np.float64))
         near = None if neighbours is None or self.neighbours is None else neighbours[None, :]
@@ -595,13 +595,21 @@ class Calibration:
         Returns:
             The certificate. Its group is that of the rows, where all have the same.
         """
+        if decision is not None and not decision.trivial:
+            score = enum_member(Score, decision.score, "score")
+            made_here = decision.lambda_hat == self.lambda_hat(decision.alpha, score)
+            if not (made_here and set(decision.selected) <= set(self.pool)):
+                raise InputError(
+                    "another calibration made this decision: certify it with that one, such as "
+                    "calibration.group(name) or calibration.restrict(names)"
+                )
         if decision is None:
             decision = RoutingDecision(
                 selected=(),
                 scores=(),
                 null_selected=False,
                 alpha=self.options.alpha if alpha is None else alpha,
-                score=score or self.options.score,
+                score=enum_member(Score, score or self.options.score, "score"),
                 lambda_hat=self.lambda_hat(alpha, score),
                 truncated=False,
             )

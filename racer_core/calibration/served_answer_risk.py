@@ -87,7 +87,8 @@ def served_answer_risk(
     tied_before = ascending.size - 1 - misses - before
     tied = int(right[critical == threshold].sum())
     first = int(right[critical < threshold].sum()) + min(tied, tied_before)
-    then = tied - min(tied, tied_before)
+    # The threshold row itself is not among the rows after it.
+    then = max(tied - min(tied, tied_before) - 1, 0)
     part = delta / 5.0  # for each of the smaller terms
     p_right = 1.0 - _upper_band(rows - first, rows, delta - 2.0 * part)
     p_right += max(0.0, then / rows - _dkw(rows, part))

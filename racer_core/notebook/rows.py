@@ -16,7 +16,7 @@ from racer_core.errors import InputError
 from racer_core.notebook.calibrate import checked_labels
 from racer_core.records.checks import check_rows
 from racer_core.records.reader import parse_rows
-from racer_core.records.units import kind_of, rows_units
+from racer_core.records.units import rows_units
 from racer_core.types import LabelledRow, LabelledRows
 
 FIELDS: Final = {each.name for each in fields(LabelledRow)} - {"query", "correct", "earlier"}
@@ -107,7 +107,8 @@ def split_rows(rows: LabelledRows, *shares: float, seed: int = 0) -> tuple[Label
     parts = [rows[np.isin(units, order[start:end])] for start, end in pairwise([0, *cuts])]
     if not all(map(len, parts)):
         raise InputError(f"{len(rows)} rows are too few for {len(shares)} parts")
-    return tuple(replace(part, kind=kind_of(rows)) for part in parts)
+    # A guess stays a guess: only a kind that was said excuses training rows.
+    return tuple(replace(part, kind=rows.kind) for part in parts)
 
 
 def _by_candidate(value: object, pool: Sequence[str]) -> object:

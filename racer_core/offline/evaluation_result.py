@@ -92,7 +92,8 @@ class Evaluation:
     kinds: Mapping[str, RowsKind] = field(default_factory=dict[str, RowsKind])  # by benchmark
     guessed: frozenset[str] = frozenset()  # the benchmarks whose kind was not said
     dtype: str | None = None  # of the encoder's weights
-    sums: Mapping[str, RowSums] = field(default_factory=dict[str, RowSums])  # by scope
+    # By scope; arrays, which do not compare.
+    sums: Mapping[str, RowSums] = field(default_factory=dict[str, RowSums], compare=False)
     learned: int = 0  # rows that were left out because the artifact was trained or tuned on them
     # `auc`, `accuracy` and `failed` on the validation rows, and `chosen`: 1 where it was chosen.
     evaluators: Mapping[EvaluatorKey, Runs] = field(default_factory=dict[EvaluatorKey, Runs])

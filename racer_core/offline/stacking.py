@@ -149,7 +149,7 @@ def served_masks(rows: ScoredRows) -> list[BoolArray]:
 
 def suffices(classes: ClassArray, labels: BoolArray) -> bool:
     """Whether the rows are enough for :func:`fit_stacked`."""
-    return int(np.count_nonzero(_contested(classes, labels))) >= MIN_ROWS
+    return len(labels) >= MIN_ROWS <= int(np.count_nonzero(_contested(classes, labels)))
 
 
 def _contested(classes: ClassArray, labels: BoolArray) -> BoolArray:

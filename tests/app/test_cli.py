@@ -519,7 +519,9 @@ def test_a_refusal_of_the_gateway_is_one_line(
     rows = write(tmp_path / "rows.jsonl", labelled(10_000, 20))
     failed(racer("calibrate", rows, *at, "--key", DATA_KEY), 1, "admin key", "403")
     empty = serve(calibrated=False)
-    failed(racer("route", ONE, "--url", empty.url, "--key", DATA_KEY), 1, "POST /calibrate", "503")
+    code, out, _ = racer("route", ONE, "--url", empty.url, "--key", DATA_KEY)
+    assert code == 0
+    assert "not_calibrated" in out  # answered by the fallback, which is no refusal
 
 
 @pytest.mark.parametrize("command", ["route", "calibrate"])

@@ -11,6 +11,7 @@ import numpy as np
 
 from app.monitoring.drift_statistics import SET_SIZE, STREAMS, new_drift_state
 from app.monitoring.shadow_sample import ShadowSample
+from app.store.calibration_record import CalibrationRecord
 from racer_core.racer import Racer
 from racer_core.types import LabelledRows, RowsKind
 from tests.core.laws import stats
@@ -150,6 +151,43 @@ def test_one_row_per_cluster_calibrates_and_the_certificate_says_so(serve: Serve
     assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "cluster"
     upload(gateway, rows, rows_kind="traffic")
     assert gateway.route(ONE)["certificate"]["guarantee"]["unit"] == "request"
+
+
+def test_a_list_calibrates_on_one_row_of_each_question(serve: Serve) -> None:
+    """Rows of one question are not independent, so one of them is drawn."""
+    gateway = serve(calibrated=False)
+    rows = as_json(labelled(20_000, 40))
+    made = upload(gateway, rows + rows[:10], rows_kind="questions")
+    assert made["evidence"]["rows"] == 40
+    assert gateway.route(ONE)["certificate"]["holds"]
+
+
+def test_a_list_with_shared_clusters_certifies_nothing(serve: Serve) -> None:
+    """Its rows are not independent; one row per cluster needs the kind to be said."""
+    gateway = serve(calibrated=False)
+    rows = [
+        row | {"cluster": f"document {i % 40}"}
+        for i, row in enumerate(as_json(labelled(20_000, 160)))
+    ]
+    upload(gateway, rows)
+    certificate = gateway.route(ONE)["certificate"]
+    assert (certificate["holds"], certificate["reasons"]) == (False, ["rows_in_clusters"])
+    for refused, message in (
+        ({"one_per_cluster": True}, "say traffic or questions"),
+        ({"answer_risk_max": 0.2}, "independent rows"),
+    ):
+        response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows} | refused)
+        assert message in error_message(response, 400)
+    upload(gateway, rows, rows_kind="questions", one_per_cluster=True)
+    assert gateway.route(ONE)["certificate"]["holds"]
+
+
+def test_a_record_whose_copies_were_dropped_is_found() -> None:
+    """Only versions that dropped copies wrote no sample; without copies they lost nothing."""
+    record = CalibrationRecord(id="c", created_at="", artifact="", populations=(), evidence={})
+    assert not record.lost_copies
+    assert replace(record, evidence={"duplicates": 3}).lost_copies
+    assert not replace(record, evidence={"duplicates": 3, "sample": {}}).lost_copies
 
 
 def test_decisions_on_copies_are_verified(serve: Serve) -> None:

@@ -426,7 +426,8 @@ def test_a_first_calibration_must_be_feasible_too(serve: Serve) -> None:
     gateway = serve(calibrated=False)
     response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": as_json(labelled(10_000, 2))})
     assert (response.status_code, response.json()["error"]["code"]) == (409, "confirm_needed")
-    assert gateway.post("/route", json={"query": "What is 3 plus 4?"}).status_code == 503
+    routed = gateway.post("/route", json={"query": "What is 3 plus 4?"}).json()
+    assert routed["certificate"]["reasons"] == ["not_calibrated"]
 
 
 def test_a_quarter_more_calls_need_confirmation(serve: Serve, noisy_artifact: Path) -> None:

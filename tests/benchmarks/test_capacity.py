@@ -58,5 +58,6 @@ def test_the_model_reads_the_results(tmp_path: Path) -> None:
     )
     document = json.loads((tmp_path / "capacity.json").read_text(encoding="utf-8"))
     assert all(math.isfinite(each) and each > 0 for each in document["parts"].values())
-    assert "assumed, never measured" in document["markdown"]
+    assert "assumed, never measured" in document["details"]
+    assert "or GPUs (assumed)" in document["markdown"]
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.document import PAGES, RESULTS, filled, tables
@@ -26,6 +28,13 @@ def test_tables_stand_in_their_places_and_nothing_else_changes() -> None:
         "<!-- results: two -->\n\nNot measured yet.\n\n<!-- end -->\n"
     )
     assert filled([page], {"one": "| a \\1 |"}) == [page]
+
+
+def test_details_have_a_place_of_their_own(tmp_path: Path) -> None:
+    """So that a long table need not stand beside the short one; other results have no place."""
+    (tmp_path / "one.json").write_text('{"markdown": "short", "details": "long"}')
+    (tmp_path / "two.json").write_text('{"rounds": []}')
+    assert tables(tmp_path) == {"one": "short", "one.details": "long"}
 
 
 def test_a_result_without_a_place_is_an_error() -> None:

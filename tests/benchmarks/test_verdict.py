@@ -15,6 +15,7 @@ from benchmarks.verdict import (
     Arm,
     Goal,
     added,
+    details,
     goals,
     markdown,
     per_letter,
@@ -191,7 +192,7 @@ def test_every_aim_can_be_missed_alone() -> None:
 def test_the_tables_have_all_arms_and_as_many_cells_in_every_row() -> None:
     """With LiteLLM, and without it, which the page then states."""
     for document in (a_document(), a_document(LITELLM=None)):
-        text = markdown(document)
+        text = f"{markdown(document)}\n{details(document)}"
         for block in text.split("\n\n"):
             rows = [line for line in block.splitlines() if line.startswith("|")]
             assert len({row.count("|") for row in rows}) <= 1

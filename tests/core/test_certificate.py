@@ -5,6 +5,7 @@ import pytest
 
 from racer_core.calibration.certificate import Certificate, CoreReason
 from racer_core.calibration.laws import simultaneous_risk_bound
+from racer_core.errors import InputError
 from racer_core.types import Score
 from tests.support.strategies import calibration_of
 
@@ -101,7 +102,8 @@ def test_a_group_is_named_where_all_rows_belong_to_it():
     rows = calibration(groups=("de",) * 9 + ("en",) * 10)
     decision = rows.decide(b"query", [0.5, 0.2])
     assert rows.certify(decision).group is None
-    assert rows.group("en").certify(decision).group == "en"
+    english = rows.group("en")
+    assert english.certify(english.decide(b"query", [0.5, 0.2])).group == "en"
 
 
 def test_unknown_reasons_void_the_guarantee():
@@ -113,3 +115,23 @@ def test_unknown_reasons_void_the_guarantee():
     assert not certificate.holds
     assert certificate.void_reasons == ("training_overlap", "moon_phase")
     assert certificate.with_reasons("moon_phase") == certificate
+
+
+def test_another_calibrations_decision_is_refused():
+    """Its threshold is not the one of these rows, so neither is its bound."""
+    rows = calibration(groups=("de",) * 9 + ("en",) * 10)
+    english = rows.group("en")
+    decision = english.decide(b"query", [0.5, 0.2])
+    assert decision.lambda_hat != rows.lambda_hat()
+    with pytest.raises(InputError, match="another calibration"):
+        rows.certify(decision)
+
+
+def test_a_score_may_be_a_string():
+    """`prob` is certified as `Score.PROB` is."""
+    rows = calibration()
+    decision = rows.decide(b"query", [0.5, 0.2], score="prob")
+    assert rows.certify(decision) == rows.certify(
+        rows.decide(b"query", [0.5, 0.2], score=Score.PROB)
+    )
+    assert rows.certify(score="prob") == rows.certify(score=Score.PROB)

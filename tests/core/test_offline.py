@@ -178,6 +178,7 @@ def test_evaluation_is_a_function_of_its_seed(rows, evaluation):
     other = replace(evaluation.protocol, seed=2)
     assert evaluated(rows, other) != evaluation
     plain = json.loads(json.dumps(evaluation.as_json(), allow_nan=False))
+    assert json.loads(json.dumps(again.as_json())) == plain
     assert plain["rows"] == {NAME: [120, 24, 96]}
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -65,7 +67,7 @@ def test_both_deploy_the_same() -> None:
 
 
 def test_the_configuration_is_one_and_names_the_deployments(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Red when the application binds others than serve.yaml scales, or racer.yaml is wrong."""
     for name, value in (ENVIRONMENT | STORE).items():
@@ -75,7 +77,10 @@ def test_the_configuration_is_one_and_names_the_deployments(
     assert getattr(deployments, function).__module__ == module
     configured, _ = settings.load(ROOT / application["args"]["config"])
     assert configured.artifact == FOLDER / "artifact"
-    built = getattr(deployments, function)({"config": str(ROOT / application["args"]["config"])})
+    folder = shutil.copytree(FOLDER, tmp_path / "ray")
+    shutil.copytree(ROOT / "deploy" / "demo" / "router", folder / "artifact")
+    config = folder / Path(application["args"]["config"]).name
+    built = getattr(deployments, function)({"config": str(config)})
     assert isinstance(built, serve.Application)
     gateway = built._bound_deployment
     _, router = gateway.init_args
