@@ -167,6 +167,6 @@ def test_a_limit_is_served_and_an_infeasible_one_is_a_clear_answer(gateway: Gate
     assert evidence["answer_risk"]["upper"] == 0.9
     terms = gateway.route(ONE)["certificate"]["guarantee"]
     assert (terms["answer_risk_max"], terms["answer_risk_delta"]) == (0.9, 0.05)
-    for options in ({"alpha": 0.01}, {"candidates": list(POOL[:2])}, {"score": "gap"}):
+    for options in ({"alpha": 0.001}, {"candidates": list(POOL[:2])}, {"score": "gap"}):
         other = gateway.route(ONE, **options)["certificate"]["guarantee"]
         assert other["answer_risk_max"] is None, options
