@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from racer_core.types import BoolArray, FloatArray
 
 Influence = FloatArray  # u_g of every cluster, shape (G,); they sum to 0
-SLOPE_SPLITS: Final = 10  # the slope is a mean over so many splits; one knows it to a few percent
+SLOPE_SPLITS: Final = 10  # splits that measure the slope; their mean is exact to a few percent
 _Ids = NDArray[np.intp]
 _Key = tuple[Hashable, str]  # a setting or a control, and a measure
 

@@ -160,7 +160,7 @@ def outvoted_evaluation():
 def test_an_informed_p_true_wins_where_the_majority_is_wrong(outvoted_evaluation):
     """By INFORMED - MAJORITY_RIGHT = 0.6 on whole pools: every vote's accuracy is known exactly.
 
-    At a small T the informed rows are right and the others wrong, whoever has the majority.
+    At a small T the informed rows are right and the others wrong, whichever side is the majority.
     Verdicts that are all alike leave the majority.
     """
     rows, evaluation = outvoted_evaluation

@@ -300,7 +300,7 @@ def alarms_after_calibrating(build, runs, seed):
 
 
 def distinct(n, misses):
-    """The risk of the threshold that leaves so many of n distinct scores above it."""
+    """The risk of the threshold that leaves this number of n distinct scores above it."""
     return RealisedRisk(n=n, misses=misses, missed=misses, tied=1)
 
 

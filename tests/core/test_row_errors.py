@@ -78,8 +78,8 @@ def test_intervals_over_rows_cover_fresh_pools_and_the_spread_over_splits_does_n
     """Of 40 fresh pools, the 95 % intervals over rows cover the mean size in 27 or more.
 
     Measured on 60 pools: 87 % by rows, 38 % by the spread over ten splits. An interval that covers
-    85 % would fail here with a chance of 0.2 %, one that covers 45 % would pass with 0.3 %. The
-    accuracy likewise: 97 % and 53 %.
+    85 % would fail here with a chance of 0.2 %, one that covers 45 % would pass with 0.3 %.
+    Accuracy is covered in 97 % and 53 %.
     """
     found = simulated(40, seed=5)
     for name in ("size", "accuracy_majority"):
