@@ -15,9 +15,9 @@ from app.calibrations.evidence import ALPHAS
 from app.settings.aggregation import Aggregation
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.calibration.answer_limit import AnswerLimit, passing, smallest_feasible
-from racer_core.calibration.answer_risk import GridPoint, clopper_pearson_upper
 from racer_core.calibration.augmentation import null_score
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.learn_then_test import GridPoint, clopper_pearson_upper
 from racer_core.errors import CalibrationError, InputError
 from racer_core.types import RiskTarget
 

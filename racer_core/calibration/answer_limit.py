@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from racer_core.calibration.answer_risk import GridPoint, learn_then_test
+from racer_core.calibration.learn_then_test import GridPoint, learn_then_test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from racer_core.calibration.answer_risk import clopper_pearson_upper
 from racer_core.calibration.laws import simultaneous_risk_bound
+from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.types import BoolArray, FloatArray
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.calibration.answer_risk import clopper_pearson_lower, clopper_pearson_upper
+from racer_core.calibration.learn_then_test import clopper_pearson_lower, clopper_pearson_upper
 from racer_core.errors import InputError
 from racer_core.types import (
     BINARY_TARGETS,

@@ -18,8 +18,8 @@ from app.settings.aggregation import Aggregation
 from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.batch import answer_classes
 from racer_core.aggregation.vote import Method, aggregate
-from racer_core.calibration.answer_risk import clopper_pearson_upper
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.racer import Racer
 from racer_core.types import CandidateAnswer, LabelledRows, RiskTarget, RowsKind, Score

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from racer_core.calibration.answer_risk import clopper_pearson_upper
 from racer_core.calibration.calibration import Calibration
+from racer_core.calibration.learn_then_test import clopper_pearson_upper
 from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_risk
 from racer_core.calibration.threshold import allowed_misses
 from racer_core.types import BoolArray, FloatArray, Score

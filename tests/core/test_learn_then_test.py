@@ -1,4 +1,4 @@
-"""The final answer's risk: exact bounds, and lambda chosen by tests that hold together."""
+"""Learn then Test, and the Clopper-Pearson bounds: exact for every count."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from racer_core.calibration.answer_risk import (
+from racer_core.calibration.learn_then_test import (
     GridPoint,
     clopper_pearson_lower,
     clopper_pearson_upper,
