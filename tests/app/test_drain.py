@@ -47,9 +47,11 @@ def process(
     patient = candidates(pool.url, timeout_s=60)
     config = configure(folder, artifact, pool.url, candidates=patient, port=port, limits=limits)
     command = [sys.executable, "-m", "app", "serve", "--config", str(config)]
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONFAULTHANDLER": "1"}
+    with hangup_not_ignored():
+        started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     with (
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as running,
+        started as running,
         httpx2.Client(
             base_url=f"http://127.0.0.1:{port}",
             headers={"authorization": f"Bearer {ADMIN_KEY}"},
@@ -72,6 +74,27 @@ def process(
             yield client, running
         finally:
             running.kill()
+
+
+@contextlib.contextmanager
+def hangup_not_ignored() -> Iterator[None]:
+    """A child inherits that SIGHUP is ignored, as under ``nohup``; it inherits no handler."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def log_at_exit(running: subprocess.Popen[bytes]) -> bytes:
+    """The log of a process that exits with 0; one that does not exit shows where it waits."""
+    try:
+        _, log = running.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGABRT)  # prints the stack of each thread
+        _, log = running.communicate()
+    assert running.returncode == 0, log.decode()
+    return log
 
 
 class RunningRequest:
@@ -133,8 +156,7 @@ def test_a_deploy_loses_nothing(tmp_path: Path, artifact: Path, pool: FakePool) 
         assert json.loads(running_request.text)["choices"][0]["message"]["content"] == "42"
         with pytest.raises(httpx2.TransportError):
             httpx2.get(f"{client.base_url}/healthz", verify=False, trust_env=False)
-        _, errors = running.communicate(timeout=30)
-    assert running.returncode == 0
+        errors = log_at_exit(running)
     assert b"Traceback" not in errors
     written = [json.loads(line) for line in errors.splitlines()]
     assert {"/readyz", "/v1/chat/completions"} <= {line.get("route") for line in written}
@@ -156,9 +178,8 @@ def test_requests_past_the_drain_end_with_an_error(
         plain = RunningRequest(client, pool)
         running.send_signal(signal.SIGTERM)
         begun = time.monotonic()
-        _, errors = running.communicate(timeout=30)
+        log_at_exit(running)
         assert time.monotonic() - begun < 15
-        assert running.returncode == 0, errors
         events = stream.ended().text.strip().split("\n\n")
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert stream.error is None
@@ -181,8 +202,7 @@ def test_hanging_up_drains(tmp_path: Path, artifact: Path, pool: FakePool) -> No
         for _ in range(2):
             running.send_signal(signal.SIGHUP)
             time.sleep(0.2)
-        _, errors = running.communicate(timeout=30)
-        assert running.returncode == 0, errors
+        log_at_exit(running)
         assert stream.ended().text.rstrip().endswith("data: [DONE]"), stream.error
         assert '"error"' not in stream.text
 
