@@ -83,6 +83,9 @@ def fingerprint(salt: str, query: str) -> bytes:
 def save(artifact: Artifact, folder: Path) -> Artifact:
     """Write an artifact; the path of a local encoder is stored relative to the folder.
 
+    Both files are written beside an earlier artifact and then replace it, so that a save that fails
+    leaves the earlier one.
+
     Raises:
         ArtifactError: The folder cannot be written.
     """
@@ -111,14 +114,28 @@ def save(artifact: Artifact, folder: Path) -> Artifact:
         }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, _weights(folder))
-        _weights(folder).chmod(0o644)  # the gateway may run as another user than the training
-        manifest["weights_sha256"] = _sha256(_weights(folder))
-        text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-        (folder / "manifest.json").write_text(text, encoding="utf-8")
+        _write(folder, manifest, tensors)
     except OSError as exc:
         raise ArtifactError(f"artifact {folder} cannot be written: {exc.strerror}") from exc
     return replace(artifact, digest=digest(folder))
+
+
+def _write(folder: Path, manifest: dict[str, Any], tensors: Mapping[str, NDArray[Any]]) -> None:
+    new = {name: folder / f"{name}.new" for name in FILES}
+    weights, text = new["router.safetensors"], new["manifest.json"]
+    try:
+        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, weights)
+        weights.chmod(0o644)  # the gateway may run as another user than the training
+        manifest["weights_sha256"] = _sha256(weights)
+        text.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        for file in new.values():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        for name in reversed(FILES):  # the manifest last, since it names the digest of the weights
+            new[name].replace(folder / name)
+    finally:
+        for file in new.values():
+            file.unlink(missing_ok=True)
 
 
 def _packed(prints: frozenset[bytes]) -> NDArray[np.uint8]:

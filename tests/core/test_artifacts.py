@@ -85,6 +85,27 @@ def test_artifact_without_training_rows_or_tau_is_saved_too(tmp_path):
     assert artifacts.load(tmp_path).null_threshold is None
 
 
+def test_a_save_that_fails_leaves_the_artifact_before_it(tmp_path, monkeypatch):
+    """A full disk, or a process that is killed while it writes, must not stop the next start."""
+    before = artifacts.save(artifact_of(fitted("knn")), tmp_path)
+    write = artifacts.save_file
+
+    def cut(tensors, path):
+        write(tensors, path)
+        path.write_bytes(path.read_bytes()[:100])
+        assert artifacts.load(tmp_path).digest == before.digest
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "save_file", cut)
+    with pytest.raises(ArtifactError, match="No space left"):
+        artifacts.save(artifact_of(fitted("mlp")), tmp_path)
+    assert artifacts.load(tmp_path).digest == before.digest
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(artifacts.FILES)
+    monkeypatch.undo()
+    assert artifacts.save(artifact_of(fitted("mlp")), tmp_path).digest != before.digest
+    assert artifacts.load(tmp_path).router.kind == "mlp"
+
+
 def test_any_change_changes_the_digest(tmp_path):
     """The digest names what a calibration was made for: manifest, weights and patterns."""
     first = artifacts.save(artifact_of(fitted("knn")), tmp_path / "1")
