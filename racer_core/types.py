@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +124,7 @@ def checked_pool(names: Sequence[str]) -> tuple[str, ...]:
 class Turn:
     """An earlier turn of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: str  # "user" or "assistant"; in a whole request "tool" or any other, too
     text: str
 
 
@@ -141,6 +141,8 @@ class LabelledRow:
     cluster: str | None = None  # its document, user or conversation; None: it depends on no other
     scores: tuple[float, ...] | None = None  # f in the order of the pool, instead of a query
     earlier: tuple[Turn, ...] = ()  # the turns before the query; none: it is a first turn
+    # The whole request of which `query` and `earlier` are parts; None: it is turns of plain text.
+    request: Mapping[str, Any] | None = None
     # Candidate -> digest of what it was sent for its answer, but for the query; none: unknown.
     conditions: Mapping[str, str] = field(default_factory=dict[str, str])
     # Evaluators' confidences in the answers, as `racer label --evaluator` records them.

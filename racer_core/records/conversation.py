@@ -63,7 +63,7 @@ def _turn(message: object) -> Turn:
             'each of "messages" must be {"role": "user" or "assistant", "content": a text}'
         )
     _check(text)
-    return Turn(role, text)
+    return Turn(cast("str", role), text)
 
 
 def _check(text: str) -> None:

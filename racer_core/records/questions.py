@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats
-from racer_core.records.conversation import RoutedText, identity
+from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
-from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query
+from racer_core.records.request import row_identity, with_request_cell
+from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query, row_request
 from racer_core.types import Turn
 
 
@@ -30,12 +31,16 @@ class Question:
     group: str | None = None
     cluster: str | None = None
     earlier: tuple[Turn, ...] = ()  # the turns before the query
+    # The whole request of which `query` and `earlier` are parts; None: it is turns of plain text.
+    request: Mapping[str, Any] | None = None
     copy: int = 0  # how many earlier questions of the file are the same
 
     @property
     def identity(self) -> str:
         """The text that identifies the question; copies of one have different ones."""
-        return question_identity(self.query, self.earlier, self.cluster, self.copy)
+        return question_identity(
+            self.query, self.earlier, self.cluster, self.copy, request=self.request
+        )
 
 
 class CopyCounter:
@@ -44,16 +49,33 @@ class CopyCounter:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def next(self, query: str, earlier: Iterable[Turn], cluster: str | None) -> int:
+    def next(
+        self,
+        query: str,
+        earlier: Iterable[Turn],
+        cluster: str | None,
+        *,
+        request: Mapping[str, Any] | None = None,
+    ) -> int:
         """The number of this copy."""
-        name = question_identity(query, earlier, cluster, 0)
+        name = question_identity(query, earlier, cluster, 0, request=request)
         self._counts[name] += 1
         return self._counts[name] - 1
 
 
-def question_identity(query: str, earlier: Iterable[Turn], cluster: str | None, copy: int) -> str:
-    """A text that identifies a question: its query, the turns before it, cluster and copy."""
-    name = identity(query, earlier)
+def question_identity(
+    query: str,
+    earlier: Iterable[Turn],
+    cluster: str | None,
+    copy: int,
+    *,
+    request: Mapping[str, Any] | None = None,
+) -> str:
+    """A text that identifies a question: its query and the turns before it, or its whole request.
+
+    Its cluster and its copy belong to it.
+    """
+    name = row_identity(query, earlier, request)
     return name if cluster is None and not copy else "\0" + json.dumps([name, cluster, copy])
 
 
@@ -85,10 +107,13 @@ def read_questions(
     for place, value in numbered:
         try:
             question = _question(place, value, max_query_chars, text)
-            first = first_of.setdefault(identity(question.query, question.earlier), question)
+            name = row_identity(question.query, question.earlier, question.request)
+            first = first_of.setdefault(name, question)
             if first.reference != question.reference:
                 raise InputError(f"same query as line {first.place}, with another reference")
-            copy = copies.next(question.query, question.earlier, question.cluster)
+            copy = copies.next(
+                question.query, question.earlier, question.cluster, request=question.request
+            )
             found.append(replace(question, copy=copy))
         except InputError as exc:
             problems.append(f"line {place}: {exc}")
@@ -109,7 +134,8 @@ def _cells(table: formats.TabularFile) -> Iterator[Numbered]:
     for place, cells in table.rows:
         if isinstance(cells, dict):
             row = cast("dict[str, object]", cells)
-            yield place, {name: cell for name, cell in row.items() if cell not in ("", None)}
+            given = {name: cell for name, cell in row.items() if cell not in ("", None)}
+            yield place, with_request_cell(given)
         else:
             yield place, cells
 
@@ -125,6 +151,7 @@ def _question(place: Place, value: object, max_query_chars: int, text: RoutedTex
         place=place,
         query=query,
         earlier=earlier,
+        request=row_request(row),
         reference=optional_text(row, "reference"),
         task=optional_text(row, "task"),
         group=optional_text(row, "group"),

@@ -4,6 +4,8 @@
     {"query": "...", "correct": ["a"], "candidates": ["a", "b"]}   a list and the pool
     {"messages": [{"role": "user", "content": "..."}], ...}        a query, or turns that lead to it
 
+    {"request": {"messages": [...], "tools": [...]}, ...}          a whole request, as it was sent
+
     {"query": "...", "quality": {"a": 0.7, "b": 0.2}, ...}         grades of all answers, in [0, 1]
 
 Without ``correct``, a quality of 0.5 or more counts as right, for routers, patterns and votes.
@@ -24,6 +26,7 @@ from typing import Any, cast
 
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, parse_messages, routed_text
+from racer_core.records.request import parse_request, request_conversation
 from racer_core.types import Confidences, LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
@@ -75,10 +78,12 @@ def parse_row(
         raise InputError(f"its candidates are not the pool {shown(pool)}")
     scores = _scores(fields, pool)
     quality = _quality(fields, pool)
+    request = row_request(fields)
     earlier, query = ((), "") if scores else row_query(fields, max_query_chars, text)
     return LabelledRow(
         query=query,
         earlier=earlier,
+        request=request,
         correct=_correct(fields, pool, quality, header=header),
         answers=_answers(fields.get("answers"), pool),
         reference=optional_text(fields, "reference"),
@@ -110,28 +115,53 @@ def checked_query(text: object, max_chars: int) -> str:
     return text
 
 
+def row_request(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The whole request of a row, without the gateway's own fields; None if the row has none.
+
+    Raises:
+        InputError: The row also has a query, or its request is none.
+    """
+    if row.get("request") is None:
+        return None
+    if beside := [name for name in ("query", "messages") if name in row]:
+        raise InputError(f'give either "request" or "{beside[0]}"')
+    return parse_request(row["request"])
+
+
 def row_query(
     row: Mapping[str, Any], max_chars: int, text: RoutedText | None
 ) -> tuple[tuple[Turn, ...], str]:
     """The turns before the query, and the query: ``query``, or the last of ``messages``.
 
+    Of a whole ``request``, the text of the turn that asks, and the others but system prompts.
+
     Raises:
         InputError: The text to route on is no text or too long, or there are several turns and
             ``text`` is None.
     """
+    if (request := row_request(row)) is not None:
+        conversation = request_conversation(request)
+        conversation.text(text or "last_user")
+        earlier, query = conversation.earlier, conversation.query
+        _refuse_turns(earlier, text)
+        return earlier, query
     if "messages" not in row:
         if "query" not in row:
-            raise InputError('no "query"')
+            raise InputError('no "query" and no "request"')
         return (), checked_query(row["query"], max_chars)
     earlier, query = parse_messages(row["messages"])
+    _refuse_turns(earlier, text)
+    checked_query(query, max_chars)
+    checked_query(routed_text(earlier, query, text or "last_user"), max_chars)
+    return earlier, query
+
+
+def _refuse_turns(earlier: tuple[Turn, ...], text: RoutedText | None) -> None:
     if earlier and text is None:
         raise InputError(
             '"messages" has several turns: they are another population than first turns, which '
             "only a running gateway calibrates beside them (racer calibrate)"
         )
-    checked_query(query, max_chars)
-    checked_query(routed_text(earlier, query, text or "last_user"), max_chars)
-    return earlier, query
 
 
 def _correct(
@@ -234,7 +264,7 @@ def _object(value: object, field: str) -> dict[str, Any]:
 
 def _scores(row: Mapping[str, Any], pool: tuple[str, ...]) -> tuple[float, ...] | None:
     """Router scores that replace a query; scores beside a query are ignored."""
-    if "scores" not in row or "query" in row or "messages" in row:
+    if "scores" not in row or any(name in row for name in ("query", "messages", "request")):
         return None
     return _shares(row["scores"], "scores", pool)
 
