@@ -8,6 +8,7 @@ answer.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -141,6 +142,14 @@ class RowColumns:
         """Whether some cluster has several rows."""
         named = self.clusters[self.clusters >= 0]
         return len(np.unique(named)) < len(named)
+
+    def digest(self) -> str:
+        """SHA-256 of queries and labels: the same for any order and format of the file."""
+        by_name = sorted(range(len(self.pool)), key=self.pool.__getitem__)
+        prints = np.frombuffer(b"".join(self.fingerprints), np.uint8).reshape(len(self), -1)
+        rows = np.hstack([prints, np.packbits(self.labels[:, by_name], axis=1)])
+        ascending = np.sort(rows.view(f"S{rows.shape[1]}"), axis=0)
+        return hashlib.sha256(ascending.tobytes()).hexdigest()
 
     def take(self, rows: NDArray[np.intp]) -> RowColumns:
         """Some of the rows, in their order; all of them are these columns themselves."""

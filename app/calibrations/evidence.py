@@ -27,6 +27,7 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
     options = calibration.options
     lambda_hat = calibration.lambda_hat(options.alpha, options.score)
     feasible = math.isfinite(lambda_hat)
+    certificate = calibration.certify()
     return (
         {
             "alpha": options.alpha,
@@ -39,6 +40,8 @@ def evidence(calibration: Calibration) -> dict[str, Any]:
             "lambda_hat": lambda_hat if feasible else None,
             "feasible": feasible,
             "min_n": min_n(options.alpha, options.delta),
+            "alpha_basis": certificate.alpha_basis,
+            "risk_band": certificate.risk_band,
             "weights": _weights(calibration),
         }
         | realised_risk(calibration, options.alpha)

@@ -22,6 +22,7 @@ from app.calibrations.evidence import (
     min_n,
 )
 from app.calibrations.progress import Progress
+from app.calibrations.seen_rows import Terms, terms_of
 from app.routing.conditions import ConditionReader
 from app.routing.groups import Grouping
 from app.routing.reasons import Reason
@@ -146,6 +147,7 @@ class RecordBuilder:
         source: dict[str, Any],
         progress: Progress,
         served: FloatArray | None = None,
+        fixed: Sequence[Terms] | None = None,
     ) -> CalibrationRecord:
         """A record that is not stored yet. Blocks.
 
@@ -155,12 +157,15 @@ class RecordBuilder:
             source: Where the rows come from, for the evidence.
             progress: Takes how far it is.
             served: Embeddings of served queries, to which first turns are reweighted; None: not.
+            fixed: The terms that did not depend on the rows; None: those of the upload did not.
 
         Raises:
             CalibrationError: The rows cannot be calibrated on.
             JobCancelled: The job was cancelled.
         """
-        guarantee = self._guarantee(options, rows.weights)
+        guarantee = self.guarantee(options, rows.weights)
+        if fixed is not None and terms_of(guarantee) not in fixed:
+            guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
         first, *others = self._kinds(rows)
         if guarantee.one_per_cluster and options.rows_kind is None:
@@ -290,9 +295,10 @@ class RecordBuilder:
         chosen = self._trained.one_per_cluster(part.rows.fingerprints, clusters, kind)
         return replace(part, rows=part.rows.take(chosen))
 
-    def _guarantee(
-        self, options: CalibrateOptions, weights: FloatArray | None
+    def guarantee(
+        self, options: CalibrateOptions, weights: FloatArray | None = None
     ) -> CalibrationOptions:
+        """The terms of an upload with these options."""
         routing = self._settings.routing
         largest = None if weights is None else float(weights.max())  # of all populations
         return CalibrationOptions(

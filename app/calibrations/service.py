@@ -23,6 +23,7 @@ from app.calibrations.parsing import ReadInstructions
 from app.calibrations.progress import Progress
 from app.calibrations.record_builder import RecordBuilder
 from app.calibrations.row_reader import read_rows
+from app.calibrations.seen_rows import SeenRows, Terms, terms_of
 from app.calibrations.upload import Upload
 from app.errors import ConfirmNeeded
 from app.routing.active_calibration import ActiveCalibration
@@ -95,6 +96,7 @@ class CalibrationService:
             conditions=conditions,
             setup=setup,
         )
+        self._seen_rows = SeenRows(store)
         self._write_lock = asyncio.Lock()
         self.jobs = JobQueue()
 
@@ -162,10 +164,15 @@ class CalibrationService:
     ) -> dict[str, Any]:
         rows, options = await asyncio.to_thread(self._read, upload, given, progress)
         served = await self._store.run(self._served) if options.reweight else None
+        digest = await asyncio.to_thread(rows.digest)
+        seen = await self._store.run(self._seen_rows.fixed_terms, digest)
+        fixed = self._fixed_terms(options) if seen is None else seen
         source = {"sha256": upload.sha256, "bytes": upload.size, "key": sender}
         record = await asyncio.to_thread(
-            self._record_builder.record, rows, options, source, progress, served
+            self._record_builder.record, rows, options, source, progress, served, fixed
         )
+        if seen is None:
+            await self._store.run(self._seen_rows.add, digest, fixed)
         activate = options.activate and not options.dry_run
         async with self._write_lock:
             before = self._active_record()
@@ -227,6 +234,14 @@ class CalibrationService:
         """Embeddings of the recorded queries that this artifact routed."""
         made = self._calibration_sync.setup
         return self._projections([x.id for x in self._store.summaries() if x.artifact == made])
+
+    def _fixed_terms(self, options: CalibrateOptions) -> list[Terms]:
+        """The terms that do not depend on rows that were never shown."""
+        stated = [] if options.dry_run else [options]
+        fixed = [self._record_builder.guarantee(each) for each in (CalibrateOptions(), *stated)]
+        if (active := self._active_record()) is not None:
+            fixed.append(active.calibration.options)
+        return [terms_of(each) for each in fixed]
 
     def _active_record(self) -> CalibrationRecord | None:
         """The active calibration; None before there is one."""

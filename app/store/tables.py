@@ -86,6 +86,16 @@ class VerdictRow(Base):
     created_at: Mapped[str] = mapped_column(String(32))
 
 
+class SeenRowsRow(Base):
+    """Labelled rows whose curve over alpha was shown, and the terms that were fixed before."""
+
+    __tablename__ = "seen_rows"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)  # of the labelled rows
+    seen_at: Mapped[str] = mapped_column(String(32), index=True)
+    terms: Mapped[str]  # a JSON list
+
+
 class WatchRow(Base):
     """The drift alarms of one calibration, fed by every gateway that decides with it."""
 

@@ -38,16 +38,22 @@ function figures(found) {
     ["of these rows refused", percent(found.abstain)],
   ];
   if (found.mean_cost !== undefined) shown.push(["mean price of a set", number(found.mean_cost, 4)]);
-  if (found.feasible && found.risk_q95 !== null) shown.push(["realised risk, in 9 of 10 cases", range(found.risk_q05, found.risk_q95)]);
+  if (found.feasible && isPicked(found)) shown.push(["realised risk, alpha picked from these rows", `at most ${percent(found.risk_band)}`]);
+  else if (found.feasible && found.risk_q95 !== null) shown.push(["realised risk, in 9 of 10 cases", range(found.risk_q05, found.risk_q95)]);
   if (found.mean_shortfall !== undefined) shown.push(["mean shortfall of these rows", number(found.mean_shortfall, 4)]);
   if (found.weights) shown.push([`effective rows (weights ${found.weights.kind})`, count(Math.round(found.weights.effective_n))]);
   if (found.answer_risk) shown.push([`final answers wrong, of ${count(found.answer_risk.answered)}`, percent(found.answer_risk.rate)]);
   return shown;
 }
 
+/** Whether alpha was stated after the curve of these rows was shown, so that only the band holds. */
+function isPicked(found) {
+  return found.alpha_basis === "band";
+}
+
 /** Whether the realised risk has the law that is drawn: no other row ties with the threshold's. */
 function hasLaw(found) {
-  return found.feasible && found.delta === null && found.tied === 1;
+  return found.feasible && !isPicked(found) && found.delta === null && found.tied === 1;
 }
 
 /** What an operator should know before it decides. */

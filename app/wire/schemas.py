@@ -217,7 +217,7 @@ class CalibrateOptions(BaseModel):
     activate: bool = Field(default=True, description="False only stores the calibration.")
     expected_active_id: str | None = Field(default=None, description=EXPECTED)
     dry_run: bool = Field(
-        default=False, description="Return evidence and a curve over alpha; store nothing."
+        default=False, description="Return evidence and a curve over alpha; store no calibration."
     )
     allow_overlap: bool = Field(
         default=False, description="Accept training rows; voids every certificate."

@@ -59,11 +59,11 @@ class Certificate:
         trivial: The whole pool is called, because no finite threshold is valid.
         lambda_hat: The threshold, in units of the nonconformity score.
         n: The rows that set the threshold; 0 if there was none.
-        is_own_alpha: Whether alpha is the calibration's own.
+        is_alpha_fixed: Whether alpha is the calibration's own, fixed before its rows were seen.
         risk_band: The bound on the threshold's risk that holds, together with those of all other
             thresholds, with probability 1 - ``BAND_DELTA``: the guarantee of an alpha that was
-            chosen by looking at the rows. None: alpha is the calibration's own, fixed before, or
-            graded or weighted rows have no band.
+            chosen by looking at the rows. None: alpha is fixed, or graded or weighted rows have no
+            band.
         answer_limit: The limit on wrong final answers that the threshold keeps; None: no limit is
             certified for it. Nothing is said about answers where the guarantee is void.
         calibration_id: The stored calibration; None: it is not stored.
@@ -84,7 +84,7 @@ class Certificate:
     lambda_hat: float
     score: str
     n: int
-    is_own_alpha: bool
+    is_alpha_fixed: bool
     risk_band: float | None
     answer_limit: AnswerLimit | None
     calibration_id: str | None
@@ -114,12 +114,13 @@ class Certificate:
             n: As the attribute.
             answer_limit: The limit of the rows that set the threshold.
             vote: The rule of the vote in use; None: the one that was tested.
-            risk_band: The band's bound of the threshold; used if alpha is not the options'.
+            risk_band: The band's bound of the threshold; used if alpha is not fixed.
             group: As the attribute.
             calibration_id: As the attribute.
             reasons: As the attribute; repeats are dropped. ``weights_estimated`` is added where it
                 applies.
         """
+        is_alpha_fixed = options.is_alpha_fixed and decision.alpha == options.alpha
         if options.weights == "estimated":
             reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
         return cls(
@@ -135,17 +136,17 @@ class Certificate:
             lambda_hat=decision.lambda_hat,
             score=decision.score.value,
             n=n,
-            is_own_alpha=decision.alpha == options.alpha,
+            is_alpha_fixed=is_alpha_fixed,
             answer_limit=_certified(answer_limit, decision, vote),
-            risk_band=None if decision.alpha == options.alpha else risk_band,
+            risk_band=None if is_alpha_fixed else risk_band,
             calibration_id=calibration_id,
             reasons=tuple(dict.fromkeys(map(str, reasons))),
         )
 
     @property
     def alpha_basis(self) -> str:
-        """``fixed``: the calibration's own; ``band``: bounded by it; ``assumed``: there is none."""
-        if self.is_own_alpha:
+        """``fixed`` before the rows; ``band``: bounded by it; ``assumed``: there is none."""
+        if self.is_alpha_fixed:
             return "fixed"
         return "assumed" if self.risk_band is None else "band"
 

@@ -22,6 +22,8 @@ class CalibrationOptions:
     null_threshold: float | None = None  # tau: abstain when p_null >= tau (``answerable`` only)
     # The rows are one of each cluster, so alpha bounds the risk of a request of a random cluster.
     one_per_cluster: bool = False
+    # Alpha and the other terms did not depend on the rows; else only the band bounds the risk.
+    is_alpha_fixed: bool = True
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
     max_weight: float | None = None  # of any served query; None: the largest weight of the rows
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
