@@ -60,11 +60,11 @@ class Verification:
 
 
 def calibration_of(decision: DecisionRecord) -> str:
-    """The calibration that made a decision. Raises NotFound where the fallback made it."""
-    if decision.calibration_id is None:
+    """The calibration that made a decision. Raises NotFound where a fallback made it."""
+    if decision.calibration_id is None or decision.chosen_by is ChosenBy.FALLBACK:
         raise NotFound(
-            f"decision {decision.decision_id} was made without a calibration: there is no "
-            "threshold to recompute"
+            f"decision {decision.decision_id} was made without a threshold: there is none to "
+            "recompute"
         )
     return decision.calibration_id
 

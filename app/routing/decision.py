@@ -18,9 +18,9 @@ class ChosenBy(StrEnum):
     """The rule that selected the set."""
 
     THRESHOLD = "threshold"
-    EVERYONE = "everyone"  # no threshold applied: another kind of request, a failed router
+    EVERYONE = "everyone"  # no threshold applied, such as after a failure of the router
     STRONGEST = "strongest"  # the threshold selected none, and the best candidate is called
-    FALLBACK = "fallback"  # no calibration is active
+    FALLBACK = "fallback"  # a configured candidate: no calibration is active or covers the request
     OVERRIDDEN = "overridden"  # another set is called: a session's, an observed candidate's
 
 

@@ -1,13 +1,14 @@
 """Fallback routing: which candidates answer ``auto`` before a calibration is active.
 
 Such a decision rests on no rows: its certificate is void, ``not_calibrated``. Needs neither an
-artifact nor a store.
+artifact nor a store. A request that no row covers may get the same decision.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from app.routing.candidate_choice import CandidateChooser
 from app.routing.certificate import ServedCertificate
@@ -106,23 +107,36 @@ class FallbackRouting:
     def _decision(self, request: RoutingRequest, names: tuple[str, ...]) -> RoutingDecision:
         alpha = self._candidates.alpha(request, self._terms.alpha)
         alpha = self._terms.alpha if alpha is None else checked_alpha(alpha)
-        score = request.options.score or self._terms.score
-        fallback = self._settings.fallback
-        if fallback == WHOLE_POOL:
-            return whole_pool_decision(
-                names,
-                [0.0] * len(names),
-                risk_target=self._terms.risk_target,
-                alpha=alpha,
-                score=score,
-                truncated=False,
-            )
-        return RoutingDecision(
-            selected=(fallback if fallback in names else names[0],),
-            scores=(0.0,),
-            null_selected=False,
-            alpha=alpha,
-            score=score,
-            lambda_hat=math.nan,  # there is no threshold
+        terms = replace(self._terms, alpha=alpha, score=request.options.score or self._terms.score)
+        return fallback_decision(self._settings.fallback, names, terms)
+
+
+def fallback_decision(
+    fallback: str, names: tuple[str, ...], terms: CalibrationOptions
+) -> RoutingDecision:
+    """The decision to call a configured candidate, which needs no row and no score.
+
+    Args:
+        fallback: A candidate, or ``WHOLE_POOL``.
+        names: The candidates that the request may call; the first where ``fallback`` is not among
+            them.
+        terms: Alpha, score and risk target.
+    """
+    if fallback == WHOLE_POOL:
+        return whole_pool_decision(
+            names,
+            [0.0] * len(names),
+            risk_target=terms.risk_target,
+            alpha=terms.alpha,
+            score=terms.score,
             truncated=False,
         )
+    return RoutingDecision(
+        selected=(fallback if fallback in names else names[0],),
+        scores=(0.0,),
+        null_selected=False,
+        alpha=terms.alpha,
+        score=terms.score,
+        lambda_hat=math.nan,  # there is no threshold
+        truncated=False,
+    )

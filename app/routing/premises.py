@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from app.routing.reasons import Reason
+from app.routing.reasons import Reason, breaks
 from app.routing.row_selection import RowSelection, TurnKind
 
 
@@ -55,7 +55,6 @@ class Premises:
         is_score_requested: The request sets another score than the calibration.
         is_group_requested: The request names its group, and the rows have groups.
         is_group_calibrated: Some row belongs to the request's group, or the rows have no groups.
-        whole_pool: Why no threshold selects; None: one does, or the query's kind has no rows.
     """
 
     rows: RowSelection
@@ -68,7 +67,11 @@ class Premises:
     is_score_requested: bool
     is_group_requested: bool
     is_group_calibrated: bool
-    whole_pool: Reason | None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether no premise fails: the rows are drawn like the request."""
+        return not any(map(breaks, self.reasons))
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -91,7 +94,6 @@ class Premises:
             *((Reason.UNLABELLED_KIND,) if self.is_other_kind else ()),
             *self.choice.reasons,
             *(reason for is_so, reason in facts if is_so),
-            *(() if self.whole_pool is None else (self.whole_pool,)),
         )
 
 

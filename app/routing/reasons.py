@@ -30,20 +30,20 @@ class Reason(StrEnum):
 
     UNLABELLED_KIND = "unlabelled_request_kind"
     """The request has tools, images, audio or a turn of the user that is no plain text, and no row
-    is of that kind. Every able candidate was called.
+    is of that kind. `routing.on_uncovered` decides.
 
-    Name a candidate where no set is wanted.
+    Label rows that are such requests.
     """
 
     QUERY_TOO_LONG = "query_too_long"
-    """The query is longer than `limits.query_chars`. The whole pool was called.
+    """The query is longer than `limits.query_chars`.
 
     Shorten the query, or raise the limit and calibrate on such rows.
     """
 
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"
     """No calibration row is answered by a candidate that the request allows, or none is of
-    its group. All allowed candidates were called.
+    its group.
 
     Allow more candidates, or upload rows that cover them.
     """

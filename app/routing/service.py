@@ -21,22 +21,21 @@ from app.routing.premises import CandidateChoice, Premises
 from app.routing.reasons import Reason
 from app.routing.request import RoutingRequest
 from app.routing.risk_levels import RiskLevels, alphas_for
-from app.routing.row_selection import RowSelector
+from app.routing.row_selection import RowSelection, RowSelector
 from app.routing.scorer import RouterBackend, ScoredQuery
+from app.routing.set_selection import SetSelector
 from app.settings import Settings
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire.schemas import DecisionOptions
-from racer_core.calibration.calibration import Calibration
-from racer_core.calibration.decision import whole_pool_decision
-from racer_core.calibration.options import CalibrationOptions
 from racer_core.errors import InfeasibleAlphaError
 from racer_core.racer import TrainedRouter
-from racer_core.types import RoutingDecision, checked_alpha
+from racer_core.types import RoutingDecision
 
 log = logging.getLogger(__name__)
 
 SUB_POOL_WAIT_S: Final = 0.25  # for a smaller pool's threshold; then that pool is called whole
+_NOT_BY_ALPHA: Final = (ChosenBy.EVERYONE, ChosenBy.FALLBACK)  # the same set at every alpha
 
 
 class RoutingService:
@@ -57,6 +56,7 @@ class RoutingService:
     ) -> None:
         self._settings = settings
         self._trained = trained
+        self._sets = SetSelector(settings, trained.pool)
         self._scoring = scoring
         self._active = active
         self._grouping = grouping
@@ -97,12 +97,12 @@ class RoutingService:
         routed = await self._find_or_decide(record, request, deadline)
         pool, scored = routed.certificate.pool, routed.scored
         threshold = await self._threshold(record, pool, routed.group, routed.population)
-        if threshold is None or scored is None or routed.chosen_by is ChosenBy.EVERYONE:
+        if threshold is None or scored is None or routed.chosen_by in _NOT_BY_ALPHA:
             return RiskLevels(routed=routed)
         found = await asyncio.to_thread(
             threshold.calibration.levels,
             routed.fingerprint,
-            self._scores_of(pool, scored),
+            self._sets.scores_of(pool, scored),
             alphas_for(request.caller.max_alpha, routed.decision.alpha),
             neighbours=scored.neighbours,
             score=routed.decision.score,
@@ -177,47 +177,34 @@ class RoutingService:
         rows = self._rows.select(record, query)
         group = self._grouping.of_request(query.text, options.group, request.caller.group)
         threshold = await self._threshold(record, choice.names, group, rows.population)
-        fingerprint = self._trained.fingerprint(query.text)
-        is_other_kind = query.conditions.is_other_kind and bool(rows.differing)
         usual = record.calibration.options
-        is_alpha_requested = self._candidates.requested_alpha(request) is not None
-        why_whole_pool: Reason | None = None
-        # The threshold is not ready, or none is valid for causes inside the query.
-        if threshold is None or choice.has_unable or query.is_too_long or is_other_kind:
-            selects_all = True
-            decision = self._whole_pool(choice.names, usual, scored, options)
-        else:
-            selects_all = scored is None
-            calibration = threshold.calibration
-            decision = self._decide(calibration, scored, options, fingerprint)
-            if decision.trivial:
-                trivial = Reason(calibration.trivial_reason(decision.alpha))
-                why_whole_pool = Reason.ROUTER_FAILED if scored is None else trivial
+        premises = self._premises(record, choice, options, request, rows, threshold)
+        fingerprint = self._trained.fingerprint(query.text)
+        decision, chosen_by = self._sets.select(
+            choice.names,
+            premises,
+            threshold and threshold.calibration,
+            usual,
+            options,
+            scored,
+            fingerprint,
+        )
         n, risk_band = 0, 0.0  # the whole pool is called
         answer_limit = None
+        reasons = [*record.void_reasons, *premises.reasons]
         if threshold is not None:
+            calibration = threshold.calibration
+            n = calibration.n
             if decision.score == usual.score:  # the scores share no units
-                answer_limit = threshold.calibration.answer_limit
-            n = threshold.calibration.n
-            if not decision.trivial:
-                risk_band = threshold.calibration.risk_band(decision.alpha, decision.score)
-        premises = Premises(
-            rows=rows,
-            choice=choice,
-            is_too_long=query.is_too_long,
-            is_other_kind=is_other_kind,
-            is_pending=threshold is None,
-            has_rows=threshold is None or n > 0,
-            is_alpha_requested=is_alpha_requested and options.alpha != usual.alpha,
-            is_score_requested=options.score not in (None, usual.score),
-            is_group_requested=(
-                options.group is not None
-                and self._settings.routing.group_by == "request"
-                and record.has_groups
-            ),
-            is_group_calibrated=threshold is None or threshold.is_calibrated,
-            whole_pool=why_whole_pool,
-        )
+                answer_limit = calibration.answer_limit
+            if chosen_by is ChosenBy.FALLBACK:
+                risk_band = 1.0  # nothing is known
+            elif not decision.trivial:
+                risk_band = calibration.risk_band(decision.alpha, decision.score)
+            elif chosen_by is ChosenBy.THRESHOLD:
+                reasons.append(calibration.trivial_reason(decision.alpha))
+        if scored is None and chosen_by is ChosenBy.EVERYONE:
+            reasons.append(Reason.ROUTER_FAILED)
         routed = CertifiedDecision(
             decision=decision,
             certificate=ServedCertificate.of(
@@ -228,9 +215,9 @@ class RoutingService:
                 risk_band=risk_band,
                 answer_limit=answer_limit,
                 vote=self._settings.aggregation.rule,
-                group=None if threshold is None else threshold.group,
+                group=threshold and threshold.group,
                 calibration_id=record.id,
-                reasons=(*record.void_reasons, *premises.reasons),
+                reasons=reasons,
             ),
             pool_scores=self._best_first(choice.names, scored),
             fingerprint=fingerprint,
@@ -239,12 +226,46 @@ class RoutingService:
             population=rows.population,
             group=group,
             chosen=decision.selected,
-            chosen_by=ChosenBy.EVERYONE if selects_all else ChosenBy.THRESHOLD,
+            chosen_by=chosen_by,
         )
+        if decision.abstained and premises.is_other_kind:
+            # The router judged the text alone, which is not what the request asks for.
+            routed = routed.choosing(
+                (routed.strongest,), ChosenBy.STRONGEST, Reason.ABSTAINED_STRONGEST
+            )
         limit = self._settings.limits.fan_out
         if len(decision.selected) > limit:
             routed = routed.calling(decision.selected[:limit], Reason.FAN_OUT_LIMITED)
         return routed
+
+    def _premises(
+        self,
+        record: CalibrationRecord,
+        choice: CandidateChoice,
+        options: DecisionOptions,
+        request: RoutingRequest,
+        rows: RowSelection,
+        threshold: GroupThreshold | None,
+    ) -> Premises:
+        """What the certificate of the request's decision rests on."""
+        query, usual = request.query, record.calibration.options
+        is_alpha_requested = self._candidates.requested_alpha(request) is not None
+        return Premises(
+            rows=rows,
+            choice=choice,
+            is_too_long=query.is_too_long,
+            is_other_kind=query.conditions.is_other_kind and bool(rows.differing),
+            is_pending=threshold is None,
+            has_rows=threshold is None or threshold.calibration.n > 0,
+            is_alpha_requested=is_alpha_requested and options.alpha != usual.alpha,
+            is_score_requested=options.score not in (None, usual.score),
+            is_group_requested=(
+                options.group is not None
+                and self._settings.routing.group_by == "request"
+                and record.has_groups
+            ),
+            is_group_calibrated=threshold is None or threshold.is_calibrated,
+        )
 
     def _with_defaults(self, record: CalibrationRecord, request: RoutingRequest) -> DecisionOptions:
         """The request's options; a named pool's alpha where it gives none; the key's bounds."""
@@ -283,51 +304,6 @@ class RoutingService:
             log.exception("the router failed; the whole pool is called")
             return None
         return scored if scored.usable else None
-
-    def _whole_pool(
-        self,
-        names: tuple[str, ...],
-        usual: CalibrationOptions,
-        scored: ScoredQuery | None,
-        options: DecisionOptions,
-    ) -> RoutingDecision:
-        """The decision to call all of these candidates, which needs no row."""
-        return whole_pool_decision(
-            names,
-            [0.0] * len(names) if scored is None else self._scores_of(names, scored),
-            risk_target=usual.risk_target,
-            alpha=usual.alpha if options.alpha is None else checked_alpha(options.alpha),
-            score=options.score or usual.score,
-            truncated=scored is not None and scored.truncated,
-        )
-
-    def _decide(
-        self,
-        calibration: Calibration,
-        scored: ScoredQuery | None,
-        options: DecisionOptions,
-        fingerprint: bytes,
-    ) -> RoutingDecision:
-        if scored is None:
-            return self._whole_pool(calibration.pool, calibration.options, None, options)
-        decision = calibration.decide(
-            fingerprint,
-            self._scores_of(calibration.pool, scored),
-            neighbours=scored.neighbours,
-            alpha=options.alpha,
-            score=options.score,
-            truncated=scored.truncated,
-        )
-        if decision.trivial and self._settings.routing.on_infeasible == "reject":
-            raise InfeasibleAlphaError(
-                f"no finite threshold keeps alpha {decision.alpha:g}: there are {calibration.n} "
-                "calibration rows, and abstentions use part of alpha; use a larger alpha "
-                "or calibrate on more rows"
-            )
-        return decision
-
-    def _scores_of(self, names: Sequence[str], scored: ScoredQuery) -> list[float]:
-        return [scored.scores[self._trained.pool.index(name)] for name in names]
 
     def _best_first(self, names: Sequence[str], scored: ScoredQuery | None) -> dict[str, float]:
         """Router scores of these candidates, best first."""

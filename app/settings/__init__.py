@@ -9,11 +9,12 @@ from app.settings.candidates import Candidate, Capabilities, FleetSettings
 from app.settings.limits import Limits
 from app.settings.loading import load, parse
 from app.settings.model import AUTO, Settings
-from app.settings.routing import WHOLE_POOL
+from app.settings.routing import SET, WHOLE_POOL
 from app.settings.secrets import Secrets
 
 __all__ = [
     "AUTO",
+    "SET",
     "WHOLE_POOL",
     "Aggregation",
     "Candidate",

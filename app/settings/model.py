@@ -14,7 +14,7 @@ from app.settings.base import Frozen
 from app.settings.candidates import Candidate, FleetSettings, Name
 from app.settings.limits import Limits
 from app.settings.monitoring import MonitoringSettings
-from app.settings.routing import WHOLE_POOL, EncoderSettings, Pool, Routing
+from app.settings.routing import SET, WHOLE_POOL, EncoderSettings, Pool, Routing
 from app.settings.telemetry import TelemetrySettings
 from racer_core.types import Score
 
@@ -70,7 +70,7 @@ class Settings(Frozen):
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"candidates: the name {twice!r} is duplicated")
-        reserved = (AUTO, WHOLE_POOL)
+        reserved = (AUTO, WHOLE_POOL, SET)
         if taken := [each for each in names if each in reserved or each.startswith(f"{AUTO}/")]:
             raise ValueError(f"candidates: the name `{taken[0]}` is reserved for the router")
         return self
@@ -108,6 +108,8 @@ class Settings(Frozen):
         named = {"routing.observe": (self.routing.observe,), "embeddings": (self.embeddings,)}
         if self.routing.fallback != WHOLE_POOL:
             named["routing.fallback"] = (self.routing.fallback,)
+        if self.routing.on_uncovered not in (SET, WHOLE_POOL):
+            named["routing.on_uncovered"] = (self.routing.on_uncovered,)
         named |= {f"pools.{name}": pool.candidates for name, pool in self.pools.items()}
         named |= {f"access.keys.{key.name}": key.candidates or () for key in self.access.keys}
         for place, names in named.items():

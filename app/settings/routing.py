@@ -11,7 +11,8 @@ from app.settings.candidates import Name
 from racer_core.records.conversation import RoutedText
 from racer_core.types import RiskTarget, Score
 
-WHOLE_POOL = "whole_pool"  # of `routing.fallback`: all candidates
+WHOLE_POOL = "whole_pool"  # of `routing.fallback` and `routing.on_uncovered`: all candidates
+SET = "set"  # of `routing.on_uncovered`: the set that the threshold selects
 Alpha = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -44,6 +45,9 @@ class Routing(Frozen):
     fallback: Name | None = None
     """What answers `auto` until a calibration is active: a candidate, or `whole_pool`; null: the
     first candidate. Certificates are void."""
+    on_uncovered: Name = SET
+    """What answers requests that no calibration row covers, so that certificates are void: `set`,
+    what the threshold selects (the fallback where there is none); `whole_pool`; or a candidate."""
     observe: Name | None = None
     """Observe mode: route and record decisions, but always call this candidate."""
     session_ttl_s: Annotated[float, Field(gt=0)] | None = None

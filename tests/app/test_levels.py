@@ -93,8 +93,9 @@ def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
     assert max(each["alpha"] for each in levels(gateway, ONE)["levels"]) == 0.5
 
 
-def test_where_the_whole_pool_is_called_there_are_no_levels(gateway: Gateway) -> None:
+def test_where_the_whole_pool_is_called_there_are_no_levels(serve: Serve) -> None:
     """A query over the limit is not routed at any alpha; the certificate says why."""
+    gateway = serve(routing={"on_uncovered": "whole_pool"})
     result = levels(gateway, "What is 3 plus 4? " * 500)
     assert (result["levels"], result["nonconformity"]) == ([], {})
     assert "query_too_long" in result["certificate"]["reasons"]

@@ -254,8 +254,11 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {}}}
 def test_candidates_without_the_capability_are_not_called(
     serve: Serve, pool: FakePool, lacks: dict[str, Any], fields: dict[str, Any]
 ) -> None:
-    """The others are called, all of them: no row was a request of that kind alone."""
-    gateway = serve(candidates=candidates(pool.url, adder={"capabilities": lacks}))
+    """The others are called, here all of them: no row was a request of that kind alone."""
+    gateway = serve(
+        candidates=candidates(pool.url, adder={"capabilities": lacks}),
+        routing={"on_uncovered": "whole_pool"},
+    )
     answer = gateway.chat(ONE, {"explain": True}, **fields)
     assert pool.models_called() == ["poet", "speller"]
     holds, reasons = certificate(answer)

@@ -177,7 +177,7 @@ def test_every_reason_is_explained(gateway: Gateway) -> None:
 
 
 def test_the_reasons_of_a_decision_have_one_order() -> None:
-    """The query's, the pool's, the rows', the options', and why no threshold selects."""
+    """The query's, the pool's, the rows', the options'."""
     premises = Premises(
         rows=RowSelection(population=0, turn=TurnKind.UNCALIBRATED, differing=("seed",)),
         choice=CandidateChoice(names=("a",), is_requested=True, has_unable=True, down=("b", "c")),
@@ -189,7 +189,6 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         is_score_requested=True,
         is_group_requested=True,
         is_group_calibrated=False,
-        whole_pool=Reason.ROUTER_FAILED,
     )
     assert premises.reasons == (
         "conditions_differ:seed",
@@ -206,5 +205,4 @@ def test_the_reasons_of_a_decision_have_one_order() -> None:
         "alpha_assumed_independent_of_query",
         "score_assumed_independent_of_query",
         "group_assumed_independent_of_query",
-        "router_failed_whole_pool",
     )

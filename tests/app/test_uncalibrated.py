@@ -264,7 +264,7 @@ def test_a_decision_of_the_fallback_is_stored_and_judged(
     assert gateway.post("/feedback", json=body).status_code == 200
     verified = gateway.post(f"/decisions/{decision_id}/verify", ADMIN_KEY)
     assert verified.status_code == 404
-    assert "without a calibration" in verified.json()["error"]["message"]
+    assert "without a threshold" in verified.json()["error"]["message"]
 
 
 def test_a_repeated_query_is_remarked(gateway: Gateway) -> None:

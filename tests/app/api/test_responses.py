@@ -169,7 +169,7 @@ def test_calls_of_a_response_vote_as_calls(gateway: Gateway, pool: FakePool) -> 
     answer = RESPONSES.answer(gateway, ONE, tools=tools, racer=WHOLE_POOL)
     assert sorted(answer["racer"]["votes"].values()) == [1, 2]
     assert answer["output"][1]["arguments"].replace(" ", "") == '{"a":1}'
-    _, events = RESPONSES.stream(gateway, ONE, tools=tools)
+    _, events = RESPONSES.stream(gateway, ONE, tools=tools, racer=WHOLE_POOL)
     events_read = [e for e in events if e["type"] == "response.function_call_arguments.done"]
     assert [each["arguments"].replace(" ", "") for each in events_read] == ['{"a":1}']
 
