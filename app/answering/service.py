@@ -65,9 +65,7 @@ class ChatService:
         )
         self._dispatcher = Dispatcher(settings, routing, fleet)
         self._merger = Merger(self._evaluator, tracer)
-        self._streaming = Streaming(
-            self._dispatcher, self._decision_log, settings.limits.comment_every_s
-        )
+        self._streaming = Streaming(self._dispatcher, self._decision_log, settings)
 
     async def check(self) -> None:
         """Ask the evaluators before serving. Raises as :meth:`Evaluator.check`."""

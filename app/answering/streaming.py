@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from app.answering.decision_log import DecisionLog
@@ -17,9 +17,11 @@ from app.answering.token_usage import TokenMeter
 from app.concurrency.background_stream import BackgroundStream
 from app.errors import UpstreamError
 from app.monitoring.decision_record import RequestEnd
+from app.settings import Settings
 from app.upstream.reply import Reply
 from app.wire import sse
 from app.wire.format import AnswerKind, ApiFormat
+from racer_core.aggregation.reasoning import AnswerReader, ReasoningFilter
 from racer_core.types import Aggregate
 
 FIRST_EVENT_WAIT_S: Final = 0.2  # headers wait this long, so that early failures keep their status
@@ -32,11 +34,12 @@ class Streaming:
     """Opens streams and records the live ones."""
 
     def __init__(
-        self, dispatcher: Dispatcher, decision_log: DecisionLog, comment_every_s: float
+        self, dispatcher: Dispatcher, decision_log: DecisionLog, settings: Settings
     ) -> None:
         self._dispatcher = dispatcher
         self._decision_log = decision_log
-        self._comment_every_s = comment_every_s
+        self._comment_every_s = settings.limits.comment_every_s
+        self._reasoning = settings.aggregation.reasoning
 
     async def live(self, state: RequestState, results: FanOutResult) -> OpenStream | None:
         """Pass the events of the only selected candidate through, once its answer has begun.
@@ -87,7 +90,7 @@ class Streaming:
         overhead_ms = (time.monotonic() - state.started) * 1e3
         writer = api_format.live(decision_id=state.decision_id, model=name)
         meter = TokenMeter(api_format, state.request.fields)
-        beginning = _Beginning(api_format)
+        beginning = _Beginning(api_format, self._reasoning)
         has_begun = False
         try:
             with meter.charging(state.request.spend):
@@ -108,7 +111,7 @@ class Streaming:
                     results.replies[name] = reply
                     results.forms[name] = None
                     return
-            outcome = _live_outcome(state, name, writer.usage, overhead_ms, beginning.kind)
+            outcome = _live_outcome(state, name, writer.usage, overhead_ms, beginning.answer_kind)
             ending = writer.close(outcome.as_json())
         except UpstreamError as exc:
             if has_begun:  # else another candidate may be called instead
@@ -158,17 +161,27 @@ class _Beginning:
     can be answered by another candidate.
     """
 
-    def __init__(self, api_format: ApiFormat) -> None:
+    def __init__(self, api_format: ApiFormat, reasoning: ReasoningFilter) -> None:
         self._api_format = api_format
-        self.kind = AnswerKind.NOTHING  # of the answer so far
+        self._reasoning = reasoning
+        self._readers: dict[Hashable, AnswerReader] = {}  # of its texts
+        self._has_other = False  # an answer beside its texts
+        self.kind = AnswerKind.NOTHING  # of the answer so far, with its reasoning
         self.held: list[dict[str, Any]] = []
         self._held_chars = 0
         self._is_over = False
 
     def released(self, piece: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """The pieces that can go out now; at most ``HELD_CHARS`` are held back."""
-        if self.kind is not AnswerKind.ANSWER:
-            self.kind = max(self.kind, self._api_format.kind(piece))
+        texts = self._api_format.texts(piece)
+        for name, text in texts.items():
+            if name not in self._readers:
+                self._readers[name] = AnswerReader(self._reasoning, keeps_text=False)
+            self._readers[name].feed(text)
+        if self.kind is not AnswerKind.ANSWER or not (texts or self._has_other):
+            kind = self._api_format.kind(piece)
+            self.kind = max(self.kind, kind)
+            self._has_other |= kind is AnswerKind.ANSWER and not texts
         if self._is_over:
             return (piece,)
         self.held.append(piece)
@@ -178,6 +191,14 @@ class _Beginning:
         self._is_over = True
         pieces, self.held = self.held, []
         return pieces
+
+    @property
+    def answer_kind(self) -> AnswerKind:
+        """How much of an answer there is without its reasoning."""
+        has_answer = self._has_other or any(each.has_answer for each in self._readers.values())
+        if self.kind is AnswerKind.ANSWER and not has_answer:
+            return AnswerKind.WITHHELD
+        return self.kind
 
     def reply(self, name: str, seconds: float) -> Reply:
         """The answer of a finished stream that never began."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from app.calibrations.columns import RowColumns, Texts
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import answer_classes
+from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.artifacts import fingerprint
 from racer_core.records.conversation import RoutedText, routed_text
 from racer_core.types import LabelledRow, RowsKind
@@ -32,6 +33,7 @@ class ColumnWriter:
         pool: The candidates, in the order of the columns.
         texts: Where to write the queries.
         equality: When two answers are the same; None leaves answers out.
+        markers: Around reasoning in answers.
         salt: Salt of the fingerprints.
         text: What the router reads of a conversation.
     """
@@ -42,6 +44,7 @@ class ColumnWriter:
         pool: tuple[str, ...],
         texts: BinaryIO,
         equality: Equality | None,
+        markers: Markers,
         salt: str,
         text: RoutedText,
     ) -> None:
@@ -51,6 +54,7 @@ class ColumnWriter:
         self._prints = bytearray()
         self._texts = texts
         self._equality = equality
+        self._reasoning = ReasoningFilter(markers)
         self._unknown = [float("nan")] * len(pool)
         self._unanswered = [-1] * len(pool)
         self._ends = array("q")
@@ -99,7 +103,7 @@ class ColumnWriter:
         if not answers:
             return self._unanswered
         given = [answers.get(name) for name in self._pool]
-        return answer_classes([given], equality)[0].tolist()
+        return answer_classes([given], equality, self._reasoning)[0].tolist()
 
     @property
     def repeated_prints(self) -> int:

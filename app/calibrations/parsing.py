@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.reasoning import MARKERS, Markers
 from racer_core.errors import InputError, RowsError
 from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
@@ -41,6 +42,7 @@ class ReadInstructions:
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
         text: What the router reads of a conversation.
+        markers: Around reasoning in recorded answers.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ReadInstructions:
     equality: Equality | None
     salt: str
     text: RoutedText
+    markers: Markers = MARKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ def parse(
             pool=rows.pool,
             texts=texts,
             equality=instructions.equality,
+            markers=instructions.markers,
             salt=instructions.salt,
             text=instructions.text,
         )

@@ -225,6 +225,7 @@ class CalibrationService:
             pool=self._settings.pool,
             query_chars=self._settings.limits.query_chars,
             equality=textual(self._settings.aggregation.equality),
+            markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
             text=self._settings.routing.text,
         )

@@ -22,6 +22,7 @@ from app.cli.console import (
 from app.cli.router_options import DTYPE, ROUTER_OPTIONS, known_router, routers_like
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.reasoning import REASONING
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.records.reader import read_rows
 from racer_core.types import RowsKind
@@ -135,6 +136,7 @@ def train(
             candidates=specs,
             false_abstain_budget=evaluation.false_abstain_budget(budget),
             equality=configured.aggregation.equality if configured else Equality.EXACT,
+            reasoning=configured.aggregation.reasoning if configured else REASONING,
             progress=progress,
         )
     result = tables.artifact_summary(artifact, folder, rows, held_out)

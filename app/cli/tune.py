@@ -62,6 +62,7 @@ def tune(
             risk_target=configured.routing.risk_target,
             prices=None if objective == "size" else configured.prices,
             ratings=rated.ratings if rated else None,
+            reasoning=configured.aggregation.reasoning,
             progress=progress,
         )
     change = tuning.configuration_change(config, tuned, configured.aggregation)

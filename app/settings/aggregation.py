@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from app.settings.base import Frozen
 from app.settings.candidates import Url
 from racer_core.aggregation.answers import Equality
+from racer_core.aggregation.reasoning import MARKERS, ReasoningFilter
 from racer_core.aggregation.vote import OPTIONS, Method, Weight
 
 
@@ -57,10 +58,23 @@ class Aggregation(Frozen):
     """`all` calls the whole set at once; `frugal` first calls as many as decide if they agree."""
     open_ended: Literal["vote", "top"] = "vote"
     """With `auto`, for open-ended texts: `vote`, or `top` to call only the best (void)."""
+    reasoning_markers: tuple[tuple[str, str], ...] = tuple(MARKERS)
+    """Opening and closing markers of reasoning in a text, which is no part of an answer."""
     evaluator: EvaluatorModel | None = None
     """Evaluator of answers, for the weights `verbal` and `p_true`."""
     evaluators: dict[str, EvaluatorModel] = Field(default_factory=dict[str, EvaluatorModel])
     """Evaluators by group, used instead of `evaluator`; same fields."""
+
+    @field_validator("reasoning_markers")
+    @classmethod
+    def _markers_differ(cls, markers: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        openings = [opening for opening, _ in markers]
+        closings = {closing for _, closing in markers}
+        if len(set(openings)) < len(openings) or not closings.isdisjoint(openings):
+            raise ValueError("no marker may open twice, or both open and close")
+        if not all(name.strip() for pair in markers for name in pair):
+            raise ValueError("a marker must not be blank")
+        return markers
 
     @model_validator(mode="after")
     def _evaluators_are_used(self) -> Self:
@@ -76,7 +90,13 @@ class Aggregation(Frozen):
     def rule(self) -> str:
         """Everything that decides a vote on given answers, in one line."""
         parts = (self.method, self.equality, self.weight, self.temperature, self.options)
-        return " ".join(map(str, parts))
+        others = () if self.reasoning_markers == MARKERS else (self.reasoning_markers,)
+        return " ".join(map(str, (*parts, *others)))
+
+    @property
+    def reasoning(self) -> ReasoningFilter:
+        """Removes the reasoning from answers."""
+        return ReasoningFilter(self.reasoning_markers)
 
     @property
     def raters(self) -> dict[str, EvaluatorModel]:

@@ -95,11 +95,14 @@ async def _rate(
     """Rate all rows, several at once."""
     fleet = Fleet(settings, secrets, metrics=Metrics())
     free = asyncio.Semaphore(CONCURRENCY)
+    reasoning = settings.aggregation.reasoning
     done = 0
 
     async def rate(row: LabelledRow) -> Ratings:
         nonlocal done
-        answers = {name: text for name, text in row.answers.items() if text is not None}
+        answers = {
+            name: reasoning.answer(text) for name, text in row.answers.items() if text is not None
+        }
         async with free:
             ratings = await evaluator.rate(row.query, answers, row.group)
         done += 1

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +34,7 @@ from app.upstream.retries import Retries
 from app.upstream.stream import pieces_of, recording_usage, with_first
 from app.upstream.targets import open_targets
 from app.wire import parsing
-from app.wire.format import ApiFormat
+from app.wire.format import ApiFormat, Choice
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class Fleet:
         self._targets = open_targets(settings, secrets)
         self._candidates = settings.pool
         self._longest_s = settings.limits.deadline_s
+        self._reasoning = settings.aggregation.reasoning
         self._client = UpstreamClient(settings.fleet, settings.limits)
         self._health_checks = HealthChecks(self._client)
         self._retries = Retries(settings.fleet, random.Random())
@@ -127,15 +128,16 @@ class Fleet:
         """
         started = time.monotonic()
         with self._open_call(candidate, api_format.path, payload, deadline, caller) as call:
-            body = await self._read_answer(
+            body, choices = await self._read_answer(
                 call,
-                partial(api_format.body, candidate),
-                report=lambda body: (body.get("model"), api_format.usage(body)),
+                partial(self._body_and_choices, candidate, api_format),
+                report=lambda parsed: (parsed[0].get("model"), api_format.usage(parsed[0])),
             )
         return Reply.of(
             candidate,
             body,
             api_format,
+            choices,
             seconds=time.monotonic() - started,
             attempts=len(call.tried),
         )
@@ -225,6 +227,14 @@ class Fleet:
 
     def _count(self, name: str, state: str) -> float:
         return sum(each.breaker.state == state for each in self._targets[name].replicas.all)
+
+    def _body_and_choices(
+        self, candidate: str, api_format: ApiFormat, data: bytes
+    ) -> tuple[dict[str, Any], Sequence[Choice]]:
+        """Parse a whole answer; runs on a thread where it is long."""
+        body = api_format.body(candidate, data)
+        choices = api_format.choices(body)
+        return body, [choice.without_reasoning(self._reasoning) for choice in choices]
 
     @contextlib.contextmanager
     def _open_call(

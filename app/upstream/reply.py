@@ -17,7 +17,7 @@ class Reply:
     Attributes:
         candidate: The candidate's name.
         body: The document as it was sent; empty where it passed through as a stream.
-        choices: Its choices; none where it passed through.
+        choices: Its choices, without their reasoning; none where it passed through.
         usage: Tokens as the candidate counted them; empty where it did not.
         seconds: Duration of the call, with retries.
         attempts: Number of calls made for it.
@@ -38,12 +38,13 @@ class Reply:
         candidate: str,
         body: Mapping[str, Any],
         api_format: ApiFormat,
+        choices: Sequence[Choice] | None = None,
         *,
         seconds: float = 0.0,
         attempts: int = 1,
     ) -> Self:
-        """Parse a whole answer."""
-        choices = api_format.choices(body)
+        """Parse a whole answer; its choices are read from the body, or given."""
+        choices = api_format.choices(body) if choices is None else choices
         return cls(
             candidate=candidate,
             body=body,
@@ -66,6 +67,11 @@ class Reply:
     def text(self) -> str:
         """The best choice's text; empty where it has none (a tool call, for example)."""
         return self.best_choice.text or ""
+
+    @property
+    def answer(self) -> str | None:
+        """The best choice's text; None where it is no answer: a refusal, a blank, reasoning."""
+        return self.best_choice.text if self.kind is AnswerKind.ANSWER else None
 
     def check_not_empty(self) -> None:
         """Raises UpstreamError if it has nothing of an answer, not even a blank text."""

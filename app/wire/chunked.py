@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
@@ -137,6 +137,15 @@ class ChunkedFormat(ABC):
     def kind(self, piece: Mapping[str, Any]) -> AnswerKind:
         """See :class:`app.wire.format.ApiFormat`."""
         return max(map(self._kind_of, piece["choices"]), default=AnswerKind.NOTHING)
+
+    def texts(self, piece: Mapping[str, Any]) -> Mapping[Hashable, str]:
+        """See :class:`app.wire.format.ApiFormat`."""
+        return {
+            choice.get("index", 0): text
+            for choice in piece["choices"]
+            for text in (self._text_of(choice),)
+            if isinstance(text, str) and text
+        }
 
     def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`."""

@@ -5,12 +5,13 @@ A *body* is a whole answer, a *piece* one event of a stream, both as the candida
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from app.wire.event_template import EventTemplate
+from racer_core.aggregation.reasoning import ReasoningFilter
 
 
 class AnswerKind(IntEnum):
@@ -36,6 +37,13 @@ class Choice:
     cut: bool = False  # the answer ended at the token limit
     has_other: bool = False  # audio, or another kind of output
     is_withheld: bool = False  # has reasoning, or was ended by a content filter
+
+    def without_reasoning(self, reasoning: ReasoningFilter) -> Self:
+        """The choice with the answer alone as its text; it is withheld where none is left."""
+        if not self.text or not reasoning.pattern.search(self.text):
+            return self
+        answer = reasoning.answer(self.text)
+        return replace(self, text=answer, is_withheld=self.is_withheld or not answer)
 
     @property
     def kind(self) -> AnswerKind:
@@ -101,6 +109,10 @@ class ApiFormat(Protocol):
 
     def kind(self, piece: Mapping[str, Any]) -> AnswerKind:
         """How much of an answer this piece alone has; its finish reason does not count."""
+        ...
+
+    def texts(self, piece: Mapping[str, Any]) -> Mapping[Hashable, str]:
+        """What this piece adds to the texts of the stream, by a name of each text."""
         ...
 
     def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
@@ -117,6 +117,17 @@ class Responses:
             item: object = piece.get("item")
             return _item_kind(cast("dict[str, Any]", item)) if isinstance(item, dict) else _NOTHING
         return next((kind for begin, kind in _EVENTS.items() if event.startswith(begin)), _NOTHING)
+
+    def texts(self, piece: Mapping[str, Any]) -> Mapping[Hashable, str]:
+        """See :class:`app.wire.format.ApiFormat`; some events repeat the text of others."""
+        event = str(piece["type"])
+        if event in _WHOLE:
+            choice = self.choices(piece["response"])[0]
+            is_text = not choice.tool_calls and not choice.has_other
+            return {event: choice.text} if choice.text and is_text else {}
+        text: object = piece.get("delta") or piece.get("text")
+        has_text = event.startswith("response.output_text.") and isinstance(text, str) and text
+        return {event: str(text)} if has_text else {}
 
     def joined(self, pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """See :class:`app.wire.format.ApiFormat`; the last piece has it."""

@@ -11,19 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from racer_core.aggregation.answers import Equality, normalise
+from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.types import BoolArray, FloatArray
 
 ClassArray = NDArray[np.int16]
 _TIE = 1e-12  # sums of floats that differ by less are the same vote
 
 
-def answer_classes(answers: Sequence[Sequence[str | None]], equality: Equality) -> ClassArray:
-    """Number the distinct answers of each row; -1 where none can be read. Shape (n, K)."""
+def answer_classes(
+    answers: Sequence[Sequence[str | None]],
+    equality: Equality,
+    reasoning: ReasoningFilter = REASONING,
+) -> ClassArray:
+    """Number the distinct answers of each row; -1 where none can be read. Shape (n, K).
+
+    Args:
+        answers: The texts of each row, shape (n, K); None: no answer.
+        equality: When two answers are the same.
+        reasoning: Removes the reasoning from each text.
+    """
     classes = np.full((len(answers), len(answers[0]) if answers else 0), -1, dtype=np.int16)
     for row, given in zip(classes, answers, strict=True):
         numbers: dict[str, int] = {}
         for column, text in enumerate(given):
-            form = None if text is None else normalise(equality, text)
+            form = None if text is None else normalise(equality, reasoning.answer(text))
             if form is not None:
                 row[column] = numbers.setdefault(form, len(numbers))
     return classes

@@ -10,6 +10,7 @@ from typing import Any
 from racer_core import artifacts
 from racer_core.aggregation.answers import Equality, is_textual
 from racer_core.aggregation.batch import answer_classes
+from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.artifacts import Artifact, CandidateSpec
 from racer_core.calibration.augmentation import checked_scores
@@ -86,6 +87,7 @@ def train(
     candidates: Sequence[CandidateSpec] | None = None,
     false_abstain_budget: float | None = 0.01,
     equality: Equality = Equality.EXACT,
+    reasoning: ReasoningFilter = REASONING,
     progress: Progress = silent,
 ) -> Artifact:
     """Train, choose tau and the weights of the patterns on the validation rows, and save.
@@ -106,6 +108,7 @@ def train(
             None never abstains.
         equality: Equality of answers, for the stacked vote; kinds that need more than the text fit
             no vote.
+        reasoning: Removes the reasoning from answers, for the stacked vote.
         progress: Called at each stage.
 
     Raises:
@@ -161,7 +164,7 @@ def train(
         encoder=fitted.encoder.spec,
         router=router,
         patterns=patterns,
-        stacked=_stacked(choice, fitted, rows, validation, pool, salt, equality),
+        stacked=_stacked(choice, fitted, rows, validation, pool, salt, equality, reasoning),
         null_threshold=choose_tau(held_out.scores, held_out.labels, false_abstain_budget),
         salt=salt,
         training_fingerprints=frozenset(training_prints),
@@ -186,6 +189,7 @@ def _stacked(
     pool: tuple[str, ...],
     salt: str,
     equality: Equality,
+    reasoning: ReasoningFilter,
 ) -> StackedVote | None:
     """The stacked vote; None if the rows have no answers, or none that compare as texts.
 
@@ -207,7 +211,9 @@ def _stacked(
         tuple(artifacts.fingerprint(salt, query) for query in used.queries),
         Batch(used.queries, fitted.encoder),
         used.labels(pool),
-        answer_classes([[row.answers.get(name) for name in pool] for row in used.rows], equality),
+        answer_classes(
+            [[row.answers.get(name) for name in pool] for row in used.rows], equality, reasoning
+        ),
         fit_fold,
         rows_units(used),
     )

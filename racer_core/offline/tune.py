@@ -14,6 +14,7 @@ import numpy as np
 
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import agreement, answer_classes
+from racer_core.aggregation.reasoning import REASONING, ReasoningFilter
 from racer_core.aggregation.vote import Method, Weight
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
@@ -110,6 +111,7 @@ def tune(
     prices: tuple[float, ...] | None = None,
     alphas: Sequence[float] = PAPER_ALPHAS,
     ratings: AnswerRatings | None = None,
+    reasoning: ReasoningFilter = REASONING,
     progress: Progress = silent,
 ) -> Tuning:
     """Choose score, alpha and vote.
@@ -132,6 +134,7 @@ def tune(
         alphas: The grid.
         ratings: Of the rows' answers, by the configured evaluator; None takes the confidences that
             the rows record. A kind of confidence that some rows lack is left out.
+        reasoning: Removes the reasoning from the rows' answers.
         progress: Called at each alpha.
 
     Raises:
@@ -151,7 +154,7 @@ def tune(
         pool=racer.pool,
         labels=scored.labels,
         scores=scored.scores,
-        same=agreement(answer_classes(answers, equality)),
+        same=agreement(answer_classes(answers, equality, reasoning)),
         stacked=None if _fitted_on(racer, scored, rows.kind) else racer.artifact.stacked,
     )
     recorded = RatedAnswers.of(rows.rows, racer.pool)

@@ -190,6 +190,19 @@ def test_an_answer_without_a_text_is_wrong_and_no_failure(
     assert row["answers"]["poet"] is None
 
 
+def test_reasoning_is_no_part_of_a_recorded_answer(
+    label: Label, pool: FakePool, tmp_path: Path
+) -> None:
+    """A number in a thought is no answer, and a thought that was cut off is none at all."""
+    pool.say("adder", "<think>40 and 2</think>\n42")
+    pool.say("speller", "<think>42, or rather 41</think>41")
+    pool.say("poet", "<think>42")
+    assert label(save(tmp_path / "q.jsonl", [{"query": "x?", "reference": 42}]))[0] == 0
+    row = lines(tmp_path / "rows.jsonl")[0]
+    assert row["answers"] == {"adder": "42", "speller": "41", "poet": None}
+    assert row["correct"] == {"adder": True, "speller": False, "poet": False}
+
+
 def test_concurrency_is_bounded(label: Label, pool: FakePool, tmp_path: Path) -> None:
     """Two questions at once are six calls at once; all six questions would be eighteen."""
     for name in POOL:

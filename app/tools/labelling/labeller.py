@@ -172,7 +172,7 @@ class Labeller:
             self._failures_in_a_row[name] += 1
             return False
         self._failures_in_a_row[name] = 0
-        store.add_answer(question, name, reply.choices[0].text)
+        store.add_answer(question, name, reply.answer)
         return True
 
     async def _grade(self, question: Question, answer: str, store: AnswerStore) -> bool | None:

@@ -1,0 +1,127 @@
+"""Reasoning text in answers: no part of votes, ratings and rows; the client gets it as it came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import ONE, TWO, Gateway, Serve
+from tests.upstreams.scripted import FakePool, proposed
+
+from .formats import EVERY_API, Api
+
+STREAMED = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+
+
+def ask(gateway: Gateway, api: Api, query: str, *, stream: bool) -> tuple[str, dict[str, Any]]:
+    """The text of an answer, and its racer object."""
+    racer = {"explain": query is not ONE}  # all answers are waited for; one may stream live
+    if not stream:
+        answer = api.answer(gateway, query, racer=racer)
+        return api.text(answer), answer["racer"]
+    _, events = api.stream(gateway, query, racer=racer)
+    last = events[-1]
+    return "".join(map(api.delta, events)), (last if api.ends else last["response"])["racer"]
+
+
+@STREAMED
+@EVERY_API
+def test_equal_answers_agree_whatever_was_thought(
+    gateway: Gateway, pool: FakePool, api: Api, stream: bool
+) -> None:
+    """Other thoughts, one vote; the winner's text is returned with its thoughts."""
+    pool.say("adder", "<think>3 + 4\n</think>\n\n7")
+    pool.say("speller", "4 + 3</think>7.")
+    text, racer = ask(gateway, api, TWO, stream=stream)
+    assert racer["votes"] == {"7": 2}
+    assert text == "<think>3 + 4\n</think>\n\n7"
+    assert "set_unanswered" not in racer["certificate"]["reasons"]
+
+
+@STREAMED
+@EVERY_API
+def test_a_thought_that_was_cut_off_has_no_vote(
+    gateway: Gateway, pool: FakePool, api: Api, stream: bool
+) -> None:
+    """It is no answer, though it has a text: the other's is returned."""
+    pool.say("adder", "<think>3 + 4 is")
+    pool.say("speller", "7")
+    text, racer = ask(gateway, api, TWO, stream=stream)
+    assert (text, racer["votes"], racer["served_by"]) == ("7", {"7": 1}, "speller")
+
+
+@EVERY_API
+@pytest.mark.parametrize(
+    ("answer", "is_answered"),
+    [
+        ("<think>3 + 4</think>7", True),
+        ("3 + 4</think>7", True),
+        ("<think>3 + 4", False),
+        ("<think>3 + 4</think>\n", False),
+        ("3 + 4</think>", False),
+    ],
+)
+def test_a_live_stream_that_never_answers_is_void(
+    gateway: Gateway, pool: FakePool, api: Api, answer: str, is_answered: bool
+) -> None:
+    """A set of one streams live, a letter at a time: its markers come in pieces."""
+    pool.say("adder", answer)
+    text, racer = ask(gateway, api, ONE, stream=True)
+    assert text == answer
+    assert ("set_unanswered" in racer["certificate"]["reasons"]) is not is_answered
+
+
+def test_markers_are_a_setting(serve: Serve, pool: FakePool) -> None:
+    """Those of another model; the usual ones then are text."""
+    gateway = serve(aggregation={"reasoning_markers": [["[THINK]", "[/THINK]"]]})
+    pool.say("adder", "[THINK]3 + 4[/THINK]7")
+    pool.say("speller", "<think>4 + 3</think>7")
+    racer = gateway.chat(TWO, {"explain": True})["racer"]
+    assert racer["votes"] == {"7": 1, "<think>4 + 3</think>7": 1}
+
+
+@pytest.mark.parametrize(
+    ("markers", "words"),
+    [
+        ([["|", "|"]], "both open and close"),
+        ([["a", "b"], ["a", "c"]], "open twice"),
+        ([["", "b"]], "blank"),
+    ],
+)
+def test_markers_that_cannot_be_told_apart_are_refused(
+    serve: Serve, markers: list[Any], words: str
+) -> None:
+    """Before the gateway serves."""
+    with pytest.raises(Exception, match=words):
+        serve(aggregation={"reasoning_markers": markers})
+
+
+def test_fields_of_reasoning_are_no_part_of_the_answer(gateway: Gateway, pool: FakePool) -> None:
+    """VLLM's `reasoning_content`, and `reasoning` of its newer versions."""
+    for name, field in (("adder", "reasoning_content"), ("speller", "reasoning")):
+        pool.say(name, "", message={"role": "assistant", "content": "7", field: f"{name}'s"})
+    answer = gateway.chat(TWO, {"explain": True})
+    assert answer["racer"]["votes"] == {"7": 2}
+    assert answer["choices"][0]["message"]["reasoning_content"] == "adder's"
+
+
+def test_evaluators_rate_answers_without_their_reasoning(serve: Serve, pool: FakePool) -> None:
+    """Thoughts are long, and argue for themselves."""
+    evaluator = {"base_url": pool.url, "model": "judge"}
+    gateway = serve(aggregation={"method": "weighted", "weight": "p_true", "evaluator": evaluator})
+    pool.rated.clear()
+    pool.say("adder", "<think>3 + 4</think>7")
+    pool.say("speller", "<think>3 + 5</think>8")
+    gateway.chat(TWO)
+    assert sorted(map(proposed, pool.rated)) == ["7", "8"]
+
+
+def test_shadow_and_explained_answers_are_what_rows_record(
+    gateway: Gateway, pool: FakePool
+) -> None:
+    """The answers of the racer object have no thoughts, as the rows of `racer label`."""
+    pool.say("adder", "<think>3 + 4</think>7")
+    racer = json.loads(gateway.ask(ONE, {"explain": True}).text)["racer"]
+    assert racer["answers"]["adder"] == "7"
