@@ -334,9 +334,9 @@ def _name(name: str) -> Iterator[str]:
     if is_dataclass(value) and "Attributes:" not in (value.__doc__ or ""):
         yield from _commented(value)
     if inspect.isclass(value) and not issubclass(value, Enum | Exception):
-        for member, own in vars(value).items():
-            if member.startswith("_"):
-                continue
+        for base in _bases(value):
+            yield from _attributes(base)
+        for member, own in _members_of(value).items():
             function = getattr(own, "__func__", own)
             if isinstance(own, property | cached_property):
                 yield f"#### `{name}.{member}`\n"
@@ -345,6 +345,24 @@ def _name(name: str) -> Iterator[str]:
                 yield f"#### `{name}.{member}`\n"
                 yield f"```python\n{_signature(member, function)}\n```\n"
                 yield from _docstring(function)
+
+
+def _bases(kind: type) -> list[type]:
+    """Return the bases of a class that are ours, the first one first."""
+    return [each for each in reversed(kind.__mro__[1:]) if each.__module__.startswith("racer_core")]
+
+
+def _attributes(kind: type) -> Iterator[str]:
+    """Yield the attributes that the docstring of a base lists."""
+    _, mark, text = (inspect.getdoc(kind) or "").partition("\nAttributes:")
+    if mark:
+        yield from _sections(f"Attributes:{text}")
+
+
+def _members_of(kind: type) -> dict[str, Any]:
+    """Return the public members of a class and of its bases, those of the bases first."""
+    members = {name: own for each in [*_bases(kind), kind] for name, own in vars(each).items()}
+    return {name: own for name, own in members.items() if not name.startswith("_")}
 
 
 def _commented(kind: type) -> Iterator[str]:
@@ -387,8 +405,13 @@ def _signature(name: str, value: Any) -> str:
 
 
 def _docstring(value: Any) -> Iterator[str]:
-    """Yield the paragraphs of a docstring, its Google sections as lists."""
-    text = _as_markdown(inspect.getdoc(value) or "")
+    """Yield the paragraphs of a docstring."""
+    yield from _sections(inspect.getdoc(value) or "")
+
+
+def _sections(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a text, its Google sections as lists."""
+    text = _as_markdown(text)
     for paragraph in re.split(r"\n\n+", text):
         first, _, rest = paragraph.partition("\n")
         section = _SECTION.match(first)

@@ -1,0 +1,234 @@
+"""Conformal risk control over calibration rows: the threshold of every alpha, and its risk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from racer_core.calibration.calibration_rows import CalibrationRows
+from racer_core.calibration.loss_curve import (
+    UNIT,
+    IntArray,
+    LossCurve,
+    loss_units,
+    shortfall_steps,
+)
+from racer_core.calibration.realised_risk import RealisedRisk
+from racer_core.calibration.scoring import NonconformityScorer
+from racer_core.calibration.served_answer_risk import AnswerRisk, served_answer_risk
+from racer_core.calibration.threshold import allowed_misses, threshold_from_sorted
+from racer_core.errors import CalibrationError
+from racer_core.types import BINARY_TARGETS, BoolArray, FloatArray, RiskTarget, Score
+
+
+class RiskControl(CalibrationRows):
+    """Calibration rows with the thresholds that follow from them, and what is known of their risk.
+
+    Critical scores are sorted once for each nonconformity score.
+    """
+
+    def __post_init__(self) -> None:
+        """Check the rows, and that their score can be computed."""
+        super().__post_init__()
+        if self.options.score not in self._scorer.offered:
+            raise CalibrationError(
+                f"score {self.options.score.value!r} is not offered here; "
+                f"choose one of {[score.value for score in self._scorer.offered]}"
+            )
+
+    @property
+    def offered(self) -> tuple[Score, ...]:
+        """The scores for which this calibration has thresholds."""
+        return self._scorer.offered
+
+    @cached_property
+    def _scorer(self) -> NonconformityScorer:
+        return NonconformityScorer(
+            pool=self.pool,
+            with_null=self.options.risk_target == RiskTarget.PAPER,
+            patterns=self.patterns,
+            prices=self.prices,
+            smoothing_salt=self.options.smoothing_salt,
+        )
+
+    @property
+    def has_order_statistic(self) -> bool:
+        """Whether the threshold is an order statistic of critical scores, and its risk a Beta law.
+
+        Otherwise losses are graded or rows weighted, and a :class:`LossCurve` has the threshold.
+        """
+        return self.weights is None and self.options.risk_target in BINARY_TARGETS
+
+    def misses(self, alpha: float | None = None, delta: float | None = None) -> int:
+        """Calibration rows that lambda_hat leaves uncovered; -1 when alpha is infeasible.
+
+        Only where the threshold is an order statistic.
+        """
+        alpha = self.options.alpha if alpha is None else alpha
+        return allowed_misses(self.n, alpha, delta if delta is not None else self.options.delta)
+
+    def is_enough(self, alpha: float) -> bool:
+        """Whether the rows that count are enough for alpha, if none of them abstained."""
+        if self.has_order_statistic:
+            return self.misses(alpha) >= 0
+        return self.loss_curve(self.options.score).allowed(alpha, self.options.delta) >= 0
+
+    def lambda_hat(
+        self,
+        alpha: float | None = None,
+        score: Score | None = None,
+        delta: float | None = None,
+    ) -> float:
+        """The threshold for any alpha: a look-up in the sorted critical scores. Eq. (6).
+
+        Arguments that are None are those of ``options``. +inf calls the whole pool. With a limit on
+        wrong answers it is the next larger threshold that keeps the limit, if there is one.
+        """
+        score = score or self.options.score
+        if self.has_order_statistic:
+            threshold = threshold_from_sorted(self._critical(score), self.misses(alpha, delta))
+            limit = self.answer_limit
+            if limit is None or score != self.options.score or math.isinf(threshold):
+                return threshold
+            return limit.served(threshold)
+        alpha = self.options.alpha if alpha is None else alpha
+        delta = self.options.delta if delta is None else delta
+        return self.loss_curve(score).threshold(alpha, delta)
+
+    def sort_scores(self) -> None:
+        """Sort the critical scores of every offered score; ``lambda_hat`` is then a look-up."""
+        for score in self.offered:
+            self._critical(score) if self.has_order_statistic else self.loss_curve(score)
+
+    @property
+    def row_critical_scores(self) -> FloatArray:
+        """s_i of the rows that count, ascending, for the calibration's own score."""
+        return self._critical(self.options.score)
+
+    @cached_property
+    def _sorted(self) -> dict[Score, FloatArray]:
+        """Cache of ascending critical scores by kind of score."""
+        return {}
+
+    def _critical(self, score: Score) -> FloatArray:
+        """Ascending s_i of the counted rows; +inf for rows that abstain."""
+        if score not in self._sorted:
+            self._sorted[score] = np.sort(self._unsorted(score))
+        return self._sorted[score]
+
+    def _unsorted(self, score: Score) -> FloatArray:
+        return self._row_critical(score)[self._counted]
+
+    def _row_critical(self, score: Score) -> FloatArray:
+        """s_i of all rows; +inf for rows that abstain, meaningless for rows that do not count."""
+        critical = np.empty(len(self.scores))
+        for part, fit in self._nonconformity(score):
+            critical[part] = self._rules.critical_scores(fit, self.scores[part], self.labels[part])
+        return critical
+
+    def _nonconformity(self, score: Score) -> Iterator[tuple[slice, FloatArray]]:
+        """S of the rows, in slices."""
+        for part in self._scorer.slices(score, len(self.scores)):
+            near = None if self.neighbours is None else self.neighbours[part]
+            prints = self.fingerprints[part]
+            yield part, self._scorer.nonconformity(score, self.scores[part], near, prints)
+
+    @cached_property
+    def _curves(self) -> dict[Score, LossCurve]:
+        """Cache of loss curves by kind of score."""
+        return {}
+
+    def loss_curve(self, score: Score) -> LossCurve:
+        """The loss of the rows that count at every threshold, for any risk target and weights."""
+        if score not in self._curves:
+            graded = self.options.risk_target == RiskTarget.QUALITY
+            steps, drops = self._shortfalls(score) if graded else self._misses_at(score)
+            self._curves[score] = LossCurve.of(
+                steps,
+                drops,
+                weights=None if self.weights is None else self.weights[self._counted],
+                max_weight=self.options.max_weight or 1.0,
+            )
+        return self._curves[score]
+
+    def _misses_at(self, score: Score) -> tuple[FloatArray, IntArray]:
+        steps = self._unsorted(score)[:, None]
+        return steps, np.full(steps.shape, UNIT)
+
+    def _shortfalls(self, score: Score) -> tuple[FloatArray, IntArray]:
+        assert self.quality is not None
+        quality = loss_units(self.quality)
+        steps, drops = np.empty(quality.shape), np.empty_like(quality)
+        for part, fit in self._nonconformity(score):
+            steps[part], drops[part] = shortfall_steps(fit, quality[part])
+        steps[self._rules.abstains(self.scores)] = np.inf
+        return steps, drops
+
+    def realised_risk(self, alpha: float, score: Score | None = None) -> RealisedRisk | None:
+        """What the rows tell about the risk of the threshold.
+
+        None if all candidates are called, or if graded losses or weights leave no exact law.
+        """
+        score = score or self.options.score
+        if not self.has_order_statistic or math.isinf(self.lambda_hat(alpha, score)):
+            return None
+        misses = self.misses(alpha)
+        critical, threshold = self._critical(score), self.lambda_hat(alpha, score)
+        risk = RealisedRisk.of(critical, misses)
+        if threshold == critical[critical.size - 1 - misses]:
+            return risk
+        missed = critical.size - int(np.searchsorted(critical, threshold, side="right"))
+        return replace(risk, missed=missed, tied=0)  # a limit on wrong answers raised it
+
+    def risk_q95(self, alpha: float) -> float | None:
+        """95 % of calibration sets of this size have at most this risk; 94.9 % if scores tie.
+
+        None if graded losses or weights leave no exact law.
+        """
+        if math.isinf(self.lambda_hat(alpha, self.options.score)):
+            return 0.0
+        risk = self.realised_risk(alpha)
+        return None if risk is None else risk.upper()
+
+    def risk_band(self, alpha: float, score: Score | None = None) -> float | None:
+        """The bound on the risk at an alpha that may have been chosen by looking at the rows.
+
+        None as for :meth:`risk_q95`.
+        """
+        if math.isinf(self.lambda_hat(alpha, score)):
+            return 0.0
+        risk = self.realised_risk(alpha, score)
+        return None if risk is None else risk.band()
+
+    def answer_risk(
+        self, called: BoolArray, right: BoolArray, recorded: BoolArray
+    ) -> AnswerRisk | None:
+        """Bound P(final answer wrong | answered) at the threshold of the calibration's own alpha.
+
+        Args:
+            called: Rows of which some candidate is called at that threshold, shape (n,).
+            right: Rows whose final answer is right, shape (n,).
+            recorded: Rows whose answers were recorded, shape (n,). The bound is about such queries.
+
+        Returns:
+            None where abstentions exceed alpha, so that the rows decided to call the whole pool;
+            None for graded losses and weights, whose threshold is no order statistic.
+        """
+        if not self.has_order_statistic:
+            return None
+        score, misses = self.options.score, self.misses()
+        if misses >= 0 and math.isinf(self.lambda_hat()):
+            return None
+        refused = self._rules.abstains(self.scores) & (misses >= 0)
+        return served_answer_risk(
+            np.where(self._counted, self._row_critical(score), np.nan),
+            misses,
+            eligible=recorded & ~refused,
+            answered=recorded & called,
+            right=recorded & called & right,
+            may_be_empty=score == Score.PROB or self.options.risk_target == RiskTarget.PAPER,
+        )
