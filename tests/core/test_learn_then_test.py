@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from racer_core.calibration.answer_limit import passing as thresholds_that_pass
+from racer_core.calibration.answer_limit import smallest_feasible
 from racer_core.calibration.learn_then_test import (
     GridPoint,
     clopper_pearson_lower,
@@ -15,7 +17,7 @@ from racer_core.calibration.learn_then_test import (
     learn_then_test,
 )
 from racer_core.errors import CalibrationError, InputError
-from tests.core.laws import assert_at_most
+from tests.core.laws import assert_at_most, assert_binomial
 from tests.support.lazy import LazyModule
 
 stats = LazyModule("scipy.stats")
@@ -136,6 +138,34 @@ def test_no_order_of_risks_passes_a_bad_point_too_often():
         passed = {int(valid.lambda_hat) for valid in learn_then_test(grid, target, delta).valid}
         wrong += bool(passed & {1, 3, 4})
     assert_at_most(wrong, runs, delta, FALSE_ALARM)
+
+
+def test_the_chance_that_a_limit_at_the_true_rate_is_certified_is_exact():
+    """Four thresholds with errors of their own, all at the limit: 1 - (1 - P(p <= delta / 4))^4.
+
+    Before the first pass each is tested at its own share of delta, whatever the order. 2,000 runs,
+    false alarm 1e-6; delta twice as large passes with probability below 1e-3.
+    """
+    n, limit, delta, runs = 300, 0.3, 0.05, 2_000
+    cdf = stats.binom.cdf(np.arange(n + 1), n, limit)
+    one = cdf[cdf <= delta / 4][-1]
+    errors = np.random.default_rng(62).binomial(n, limit, (runs, 4)).tolist()
+    grids = ([point(e, n, lambda_hat=float(i)) for i, e in enumerate(each)] for each in errors)
+    certified = sum(bool(thresholds_that_pass(grid, 0.0, limit, delta)) for grid in grids)
+    assert_binomial(certified, runs, p=1.0 - (1.0 - one) ** 4, false_alarm=FALSE_ALARM)
+    assert thresholds_that_pass([point(0, n), point(0, n, lambda_hat=0.7)], 0.7, limit, delta)
+    assert not thresholds_that_pass([point(0, n), point(n, n, lambda_hat=0.7)], 0.6, limit, delta)
+
+
+@given(grid=st.lists(counts, min_size=1, max_size=5), limits=st.lists(st.integers(1, 999)))
+def test_every_limit_from_the_smallest_feasible_one_on_passes(grid, limits):
+    """And none below; limits are multiples of 0.001."""
+    points = [point(e, n, lambda_hat=float(i)) for i, (e, n) in enumerate(grid)]
+    smallest = smallest_feasible(points, 1.0, 0.05) or 1.0
+    beside = round(1_000 * smallest)
+    for step in {beside - 1, beside, *limits} - {0, 1_000}:
+        passed = thresholds_that_pass(points, 1.0, step / 1_000, 0.05)
+        assert bool(passed) == (step >= beside)
 
 
 @given(grid=st.lists(counts, min_size=1, max_size=8), target=st.sampled_from([0.05, 0.3]))
