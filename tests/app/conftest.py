@@ -69,7 +69,7 @@ def noisy_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_pool() -> Iterator[FakePool]:
-    """Scripted candidates that run for the whole session; `pool` resets them for each test."""
+    """Scripted candidates that run for the whole session; each test finds them reset."""
     with FakePool() as fake:
         yield fake
 
@@ -79,6 +79,13 @@ def pool(shared_pool: FakePool) -> FakePool:
     """Scripted candidates; each answers 42 unless a test scripts another answer."""
     shared_pool.reset()
     return shared_pool
+
+
+@pytest.fixture(autouse=True)
+def _pool_of_this_test(request: pytest.FixtureRequest) -> None:
+    """Reset the pool also for tests that call it only through a gateway of their module."""
+    if "shared_pool" in request.fixturenames:
+        request.getfixturevalue("pool")
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,11 @@ from .hostile.exchange import WORDS as UPSTREAM_WORDS
 __all__ = ["UPSTREAM_WORDS", "FakePool", "Rater", "Script", "proposed", "usage_of"]
 
 
+SETTLE_S = 2.0  # for requests under way when the pool is reset; some are scripted to hang
+# Of the event loop, from a connection in the backlog to its request in ``requests``: about ten.
+SETTLE_ITERATIONS = 40
+
+
 @dataclass
 class Rater:
     """How sure one model is of proposed answers."""
@@ -101,8 +106,17 @@ class FakePool:
         """Let a model be so sure of these answers, 0.5 of others; see :class:`Rater`."""
         self.raters[name] = Rater(chances=chances, **behaviour)
 
+    def delay(self, seconds: float) -> None:
+        """Let the server do nothing for some time: what arrives waits in its sockets."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
+
     def reset(self) -> None:
-        """Forget scripts and requests."""
+        """Forget scripts and requests, also those that are sent already and not yet received.
+
+        A gateway gives up calls that it needs no longer: the test that made them may be over
+        before this server has read them.
+        """
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result()
         kept = (self.scripts, self.requests, self.headers, self.paths)
         for each in (*kept, self.cancelled, self.trapped, self.seen):
             each.clear()
@@ -150,6 +164,16 @@ class FakePool:
         ready.set()
         await self._done.wait()
         await runner.cleanup()
+
+    async def _settle(self) -> None:
+        """Wait until all requests in the sockets are received and answered; see ``SETTLE_S``."""
+        until = time.monotonic() + SETTLE_S
+        while True:
+            for _ in range(SETTLE_ITERATIONS):
+                await asyncio.sleep(0)
+            if not self.running or time.monotonic() > until:
+                return
+            await asyncio.sleep(0.005)
 
     async def _prepare(self, request: web.Request, response: web.StreamResponse) -> None:
         self.seen.append(f"{request.method} {request.path}")
