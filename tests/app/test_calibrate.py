@@ -318,6 +318,8 @@ def test_evidence_has_every_field(unsure: Gateway, noisy_artifact: Path) -> None
         "lambda_hat": core.lambda_hat(0.1, Score.COVER),
         "feasible": True,
         "min_n": 9,
+        "alpha_basis": "fixed",
+        "risk_band": None,
         "weights": None,
         "missed": rows_missed - 1,
         "tied": 1,
