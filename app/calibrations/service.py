@@ -9,10 +9,10 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from app.calibrations import activation_rule
 from app.calibrations.answer_risk import textual
@@ -38,7 +38,7 @@ from app.telemetry.metrics import Metrics
 from app.wire import bodies
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.racer import TrainedRouter
-from racer_core.types import FloatArray
+from racer_core.types import FloatArray, RowsKind
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,14 @@ _HOW_TO_CONFIRM: Final = (
     "If it is meant, activate it by its id with confirm, or calibrate with confirm (--force) and "
     "without max_shift"
 )
+
+
+class ServedQueries(Protocol):
+    """Reads embeddings of recorded queries."""
+
+    def __call__(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
+        """Return those that some calibrations routed, with or without repeats; blocks."""
+        ...
 
 
 class CalibrationService:
@@ -62,7 +70,7 @@ class CalibrationService:
         grouping: Finds the group of a row.
         metrics: Shows when an activation was refused.
         conditions: Finds what candidates are sent, but for the query.
-        projections: Embeddings of recorded queries, by the calibrations that routed them; blocks.
+        projections: Embeddings of recorded queries.
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class CalibrationService:
         grouping: Grouping,
         metrics: Metrics,
         conditions: ConditionReader,
-        projections: Callable[[Sequence[str]], FloatArray],
+        projections: ServedQueries,
     ) -> None:
         self._settings = settings
         self._salt = trained.artifact.salt
@@ -163,7 +171,10 @@ class CalibrationService:
         self, upload: Upload, given: dict[str, Any], sender: str, progress: Progress
     ) -> dict[str, Any]:
         rows, options = await asyncio.to_thread(self._read, upload, given, progress)
-        served = await self._store.run(self._served) if options.reweight else None
+        served = None
+        if options.reweight:
+            is_traffic = (options.rows_kind or rows.guessed_kind) is RowsKind.TRAFFIC
+            served = await self._store.run(self._served, counts_repeats=is_traffic)
         digest = await asyncio.to_thread(rows.digest)
         seen = await self._store.run(self._seen_rows.fixed_terms, digest)
         fixed = self._fixed_terms(options) if seen is None else seen
@@ -231,10 +242,10 @@ class CalibrationService:
         )
         return read_rows(upload, instructions, progress, add_fields), options
 
-    def _served(self) -> FloatArray:
+    def _served(self, *, counts_repeats: bool) -> FloatArray:
         """Embeddings of the recorded queries that this artifact routed."""
-        made = self._calibration_sync.setup
-        return self._projections([x.id for x in self._store.summaries() if x.artifact == made])
+        ids = self._store.ids(self._calibration_sync.setup or "")
+        return self._projections(ids, counts_repeats=counts_repeats)
 
     def _fixed_terms(self, options: CalibrateOptions) -> list[Terms]:
         """The terms that do not depend on rows that were never shown."""

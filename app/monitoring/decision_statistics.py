@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-from sqlalchemy import func, select
+from sqlalchemy import func, select, tuple_
 
 from app.monitoring.decision_record import DecisionRecord
 from app.store import Store
@@ -17,6 +18,8 @@ from app.store.tables import DecisionRow, VerdictRow
 from racer_core.types import FloatArray
 
 MAX_QUERIES: Final = 5_000  # more say little more about a density ratio
+PAGE: Final = 5_000  # decisions that one transaction reads
+MAX_PAGES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,26 +115,45 @@ class DecisionStatistics:
             )
             return [loss for loss in found if loss is not None]
 
-    def projections(self, calibration_ids: Sequence[str]) -> FloatArray:
-        """Embeddings of the newest queries that these calibrations routed, shape (m, d).
+    def projections(self, calibration_ids: Sequence[str], *, counts_repeats: bool) -> FloatArray:
+        """Embeddings of the newest queries that these calibrations routed, newest first, (m, d).
 
-        Repeats are left out, and requests of another kind than the rows. At most ``MAX_QUERIES``.
+        Requests of another kind than the rows are left out. At most ``MAX_QUERIES``, of the newest
+        ``MAX_PAGES`` times ``PAGE`` decisions; each page is one transaction.
+
+        Args:
+            calibration_ids: The calibrations.
+            counts_repeats: The rows are a sample of traffic, and so is every request. Else repeats
+                are left out: those of a list of questions are compared with new queries.
         """
-        newest = (
-            select(DecisionRow.document)
-            .where(DecisionRow.calibration_id.in_(calibration_ids))
-            .order_by(DecisionRow.created_at.desc())
-            .limit(MAX_QUERIES)
+        decisions = (
+            decision
+            for decision in self._newest(calibration_ids)
+            if decision.like_rows and (counts_repeats or not decision.repeated)
         )
-        with self._store.transaction() as session:
-            documents = session.scalars(newest).all()
-        decisions = [DecisionRecord.from_document(each, None) for each in documents]
-        found = [
-            each.projection
-            for each in decisions
-            if each.projection is not None and each.like_rows and not each.repeated
-        ]
+        projections = (each.projection for each in decisions if each.projection is not None)
+        found = list(islice(projections, MAX_QUERIES))
         return np.array(found, np.float64).reshape(len(found), len(found[0]) if found else 0)
+
+    def _newest(self, calibration_ids: Sequence[str]) -> Iterator[DecisionRecord]:
+        """The decisions of some calibrations, newest first, without their neighbours."""
+        place = tuple_(DecisionRow.created_at, DecisionRow.id)
+        newest_first = DecisionRow.created_at.desc(), DecisionRow.id.desc()
+        page = (
+            select(DecisionRow.created_at, DecisionRow.id, DecisionRow.document)
+            .where(DecisionRow.calibration_id.in_(calibration_ids))
+            .order_by(*newest_first)
+            .limit(PAGE)
+        )
+        older = page
+        for _ in range(MAX_PAGES):
+            with self._store.transaction() as session:
+                rows = session.execute(older).all()
+            if not rows:
+                return
+            for row in rows:
+                yield DecisionRecord.from_document(row.document, None)
+            older = page.where(place < (rows[-1].created_at, rows[-1].id))
 
     def judged_shadow_sample(
         self, calibration_ids: Sequence[str]

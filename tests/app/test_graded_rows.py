@@ -280,3 +280,20 @@ def test_weights_estimated_for_the_recorded_queries_never_hold(serve: Serve) -> 
     assert certificate["guarantee"]["weights"] == "estimated"
     assert not certificate["holds"]
     assert "weights_estimated" in certificate["reasons"]
+
+
+def test_repeats_are_served_queries_where_the_rows_are_traffic(serve: Serve) -> None:
+    """A sample of traffic has repeats, so that the density ratio is one of arrivals."""
+    gateway = serve()
+    rows = labelled(30_000, 200)
+    for _ in range(3):
+        for row in rows.rows[:40]:
+            last = gateway.route(row.query)
+    gateway.get(f"/decisions/{last['decision_id']}", ADMIN_KEY)  # waits until it is written
+    body = {"rows": as_json(rows), "reweight": True, "confirm": True}
+    questions, traffic = (
+        gateway.post("/calibrate", ADMIN_KEY, json=body | {"rows_kind": kind})
+        for kind in ("questions", "traffic")
+    )
+    assert "40 served queries are too few" in error_message(questions, 422)
+    assert traffic.status_code == 200, traffic.text
