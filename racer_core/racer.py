@@ -160,7 +160,7 @@ class TrainedRouter:
 
         Raises:
             OverlapError: A row has a query of training or tuning and the rows are not said to be
-                traffic; or they are, and next to no query of them is new.
+                traffic; or they are, and too few of their queries are new.
         """
         overlap = self.overlap(fingerprints)
         if not overlap or self.is_fresh_traffic(fingerprints, kind):
@@ -171,9 +171,10 @@ class TrainedRouter:
         )
         if kind is RowsKind.TRAFFIC:
             raise OverlapError(
-                found + "next to none of its queries is new, so that it is the training file or a "
-                "part of it, and no fresh sample of traffic. Send rows that were drawn beside it, "
-                "or allow the overlap and lose the guarantee"
+                found
+                + "more of the queries than repeats in traffic explain, so that the rows hold "
+                "training rows and are no fresh sample of traffic. Send rows that were drawn "
+                "beside the training rows, or allow the overlap and lose the guarantee"
             )
         raise OverlapError(
             found + "leave them out, or say that the rows are a random sample of traffic (traffic "

@@ -8,7 +8,9 @@ from typing import Final
 
 from racer_core.types import RowsKind
 
-KNOWN: Final = 0.99  # the share of known queries from which a sample is not fresh
+MAX_KNOWN: Final = 0.5  # share of known queries of a sample that repeats itself too little for more
+NEVER: Final = 0.99  # share of known queries from which no sample is fresh
+SLACK: Final = 2.0  # of a share that few repeats estimate
 MIN_ONCE: Final = 20  # with fewer queries that occur once, every row has to be known
 
 
@@ -19,10 +21,11 @@ def is_fresh_traffic(
 
     A query that trained the router may come again in traffic, in a calibration row as in the next
     request, so such rows are exchangeable. Rows of the training file are not: their labels trained
-    the router. The queries that a sample holds once show the difference, since they are rare. Of a
-    query with the chance p, m training rows lack it with the chance (1 - p)^m. Where p is 1/n or
-    less and the sample has n >= m/4 rows, that is 1.8 % or more; of the training file itself, or of
-    a part of it, they lack none.
+    the router. The queries that a sample holds once show the difference, since they are rare: at
+    most half of them may be known. More may be known where traffic repeats itself. A row of n fresh
+    rows is known to n others of traffic as often as it repeats another row of its own file, and to
+    m others at most m/n times as often; distinct queries stand for rows here. Of the training file
+    itself, or of a part of it, all are known.
 
     Args:
         fingerprints: Of the rows' queries.
@@ -31,7 +34,11 @@ def is_fresh_traffic(
     """
     if kind is not RowsKind.TRAFFIC:
         return False
-    once = [each for each, count in Counter(fingerprints).items() if count == 1]
+    counts = Counter(fingerprints)
+    once = [each for each, count in counts.items() if count == 1]
     if len(once) < MIN_ONCE:
         return not all(each in trained for each in fingerprints)
-    return sum(each in trained for each in once) <= KNOWN * len(once)
+    repeating = 1.0 - len(once) / len(fingerprints)
+    explained = SLACK * repeating * len(trained) / len(counts)
+    limit = min(NEVER, max(MAX_KNOWN, explained))
+    return sum(each in trained for each in once) <= limit * len(once)
