@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from racer_core.notebook.evaluate import ResultTable, evaluate
     from racer_core.notebook.figures import plot_risk, plot_size
     from racer_core.notebook.router import EmbeddingRouter
-    from racer_core.notebook.rows import rows_from_arrays, rows_from_frame, split_rows
+    from racer_core.notebook.rows import rows_from_arrays, rows_from_frame
     from racer_core.offline.train import train
     from racer_core.racer import Racer
     from racer_core.records.lm_eval import read_lm_eval
     from racer_core.records.reader import read_routerbench, read_rows
+    from racer_core.records.split import split_rows
     from racer_core.records.writer import write_rows
     from racer_core.types import (
         LabelledRow,
@@ -59,7 +60,7 @@ SUBJECTS: Final[Mapping[str, Mapping[str, str]]] = {
         "read_routerbench": "records.reader",
         "rows_from_arrays": "notebook.rows",
         "rows_from_frame": "notebook.rows",
-        "split_rows": "notebook.rows",
+        "split_rows": "records.split",
         "write_rows": "records.writer",
     },
     "Routers": {

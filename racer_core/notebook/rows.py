@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from itertools import pairwise
+from dataclasses import fields
 from typing import Any, Final, cast
 
 import numpy as np
@@ -16,7 +15,6 @@ from racer_core.errors import InputError
 from racer_core.notebook.calibrate import checked_labels
 from racer_core.records.checks import check_rows
 from racer_core.records.reader import parse_rows
-from racer_core.records.units import rows_units
 from racer_core.types import LabelledRow, LabelledRows
 
 FIELDS: Final = {each.name for each in fields(LabelledRow)} - {"query", "correct", "earlier"}
@@ -77,38 +75,6 @@ def rows_from_frame(frame: Any, pool: Sequence[str] | None = None) -> LabelledRo
     file = io.StringIO()
     csv.writer(file).writerows([names, *cells])
     return parse_rows(file.getvalue().encode(), "data frame.csv", pool)
-
-
-def split_rows(rows: LabelledRows, *shares: float, seed: int = 0) -> tuple[LabelledRows, ...]:
-    """Split rows at random, for example into training, calibration and test rows.
-
-    A sample of traffic (``rows.kind``) is split row by row: its repeats belong to the distribution.
-    In a list of questions, copies of a query and the rows of one cluster stay together. A file that
-    does not say its kind is guessed: traffic if queries repeat and no row has a cluster, a
-    reference or a task.
-
-    Args:
-        rows: The rows.
-        shares: The share of each part, above 0, together at most 1; in a list of questions the
-            share of distinct queries or clusters.
-        seed: Seed of the draw.
-
-    Returns:
-        A part for each share, in the order of the file. No row is in two parts.
-
-    Raises:
-        InputError: Wrong shares, or a part that would be empty.
-    """
-    if not shares or min(shares) <= 0.0 or sum(shares) > 1.0 + 1e-9:
-        raise InputError("shares must be above 0, and together at most 1", param="shares")
-    units = rows_units(rows)
-    order = np.random.default_rng(seed).permutation(len(np.unique(units)))
-    cuts = [round(each * len(order)) for each in np.cumsum(shares)]
-    parts = [rows[np.isin(units, order[start:end])] for start, end in pairwise([0, *cuts])]
-    if not all(map(len, parts)):
-        raise InputError(f"{len(rows)} rows are too few for {len(shares)} parts")
-    # A guess stays a guess: only a kind that was said excuses training rows.
-    return tuple(replace(part, kind=rows.kind) for part in parts)
 
 
 def _by_candidate(value: object, pool: Sequence[str]) -> object:

@@ -14,6 +14,7 @@ from typing import BinaryIO, cast
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats, lm_eval, routerbench
 from racer_core.records.checks import CheckedRows, RowLimits, check_rows
+from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, TabularFile
 from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import LabelledRows, RowsKind
@@ -27,6 +28,7 @@ def read_rows(
     *,
     max_query_chars: int = MAX_QUERY_CHARS,
     kind: RowsKind | None = None,
+    text: RoutedText | None = None,
 ) -> LabelledRows:
     """Read labelled rows; the format follows from the file's name, and of a table from its columns.
 
@@ -37,6 +39,7 @@ def read_rows(
         pool: The required pool; None takes the pool that the rows name.
         max_query_chars: Longer queries are refused.
         kind: What the file is; None: not said.
+        text: The text to route on of several turns; None refuses them.
 
     Raises:
         RowsError: The file or a row in it is wrong.
@@ -45,7 +48,9 @@ def read_rows(
     if path.is_dir():
         rows = lm_eval.read_lm_eval(path, pool, max_query_chars=max_query_chars).rows
         return replace(rows, kind=kind)
-    return parse_rows(read_bytes(path), path.name, pool, max_query_chars=max_query_chars, kind=kind)
+    return parse_rows(
+        read_bytes(path), path.name, pool, max_query_chars=max_query_chars, kind=kind, text=text
+    )
 
 
 def read_routerbench(
@@ -91,6 +96,7 @@ def parse_rows(
     max_query_chars: int = MAX_QUERY_CHARS,
     max_bytes: int = MAX_UNPACKED_BYTES,
     kind: RowsKind | None = None,
+    text: RoutedText | None = None,
 ) -> LabelledRows:
     """Parse the bytes of a file named ``source``; ``max_bytes`` limits the unpacked size of gzip.
 
@@ -98,7 +104,7 @@ def parse_rows(
     """
     try:
         data, name = formats.unpacked(data, source, max_bytes)
-        limits = RowLimits(query_chars=max_query_chars)
+        limits = RowLimits(query_chars=max_query_chars, text=text)
         checked = stream_rows(io.BytesIO(data), name, source, pool, limits)
         rows = tuple(checked)
     except RowsError:

@@ -16,7 +16,7 @@ from tests.upstreams.scripted import FakePool
 
 NAMES = ("abacus", "mirror", "tribune")
 CALIBRATED = "risk_q95"  # in the evidence that `racer calibrate` prints
-TOOLS = ("bash", "openssl", "shuf")
+TOOLS = ("bash", "openssl")
 
 pytestmark = pytest.mark.skipif(
     any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs {', '.join(TOOLS)}"
