@@ -20,6 +20,10 @@ IdArray = NDArray[np.unsignedinteger[Any]]
 # Evaluator -> `verbal` or `p_true` -> candidate -> confidence in [0, 1]; None: the rating failed.
 Confidences = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
+# What is known of a call: `finish_reason`, `prompt_tokens`, `completion_tokens`, `seconds`, and
+# `tool_calls`, their number, of an answer that is tool calls.
+CallRecord = Mapping[str, str | int | float]
+
 
 class Score(StrEnum):
     """Nonconformity scores.
@@ -149,6 +153,8 @@ class LabelledRow:
     confidences: Confidences = field(
         default_factory=dict[str, "Mapping[str, Mapping[str, float | None]]"]
     )
+    # Candidate -> the call that gave its answer, as `racer label` records it.
+    calls: Mapping[str, CallRecord] = field(default_factory=dict[str, CallRecord])
     quality: tuple[float, ...] | None = None  # of each answer, in [0, 1] and the order of the pool
     weight: float = 1.0  # density of served queries over that of rows, up to a constant
 

@@ -49,7 +49,7 @@ class Merger:
         medoids = await state.vote.cluster(results, voters)
         ratings = await self._evaluator.rate(
             state.request.query.text,
-            {name: results.replies[name].text for name in voters},
+            {name: results.replies[name].answer or "" for name in voters},
             state.routed.group,
             results.forms,
             deadline=state.deadline,

@@ -125,8 +125,19 @@ def label(
     if result.interrupted:
         err.print("racer: stopped; run the same command again to resume", soft_wrap=True)
         raise KeyboardInterrupt
+    if result.rows.cut:
+        counts = ", ".join(f"{name} {count}" for name, count in result.rows.cut.items())
+        err.print(
+            f"racer: answers that the token limit cut, of {result.labelled} rows: {counts}. They "
+            "count as given; a larger `max_tokens` in `parameters` needs a new file",
+            soft_wrap=True,
+        )
     shown = {"out": str(rows), **result.as_json()}
-    print_json(shown) if as_json else out.print(tables.fields(shown))
+    if as_json:
+        print_json(shown)
+        return
+    out.print(tables.fields({name: shown[name] for name in shown if name not in ("kinds", "cut")}))
+    out.print(tables.labelled_kinds(result.rows))
 
 
 def _announce(forecast: CallForecast) -> None:

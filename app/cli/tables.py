@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from app.tools.labelling.summary import RowsSummary
     from racer_core.artifacts import Artifact
     from racer_core.offline.evaluation_result import Evaluation
     from racer_core.offline.report.grid import Grid
@@ -31,6 +32,17 @@ def findings(rows: Sequence[tuple[str, ...]]) -> Table:
     colours = {"OK": "green", "warning": "yellow", "failed": "bold red"}
     for check, state, found, cure in rows:
         table.add_row(Text(check), Text(state, style=colours[state]), Text(found), Text(cure))
+    return table
+
+
+def labelled_kinds(summary: RowsSummary) -> Table:
+    """How many rows of each kind of request every candidate had right."""
+    table = Table("kind of request", box=SIMPLE_HEAD)
+    for name in ("rows", *summary.pool):
+        table.add_column(Text(name), justify="right")
+    for name, kind in summary.kinds.items():
+        counts = (kind.rows, *(kind.right[each] for each in summary.pool))
+        table.add_row(Text(name), *map(str, counts))
     return table
 
 

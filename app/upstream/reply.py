@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from app.wire import parsing
 from app.wire.format import AnswerKind, ApiFormat, Choice
+from racer_core.aggregation.json_forms import tool_calls_text
+from racer_core.types import CallRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,28 @@ class Reply:
 
     @property
     def answer(self) -> str | None:
-        """The best choice's text; None where it is no answer: a refusal, a blank, reasoning."""
-        return self.best_choice.text if self.kind is AnswerKind.ANSWER else None
+        """The best choice as rows record it: its text, or its tool calls as JSON.
+
+        None where it is no answer: a refusal, a blank, reasoning alone, calls that cannot be read.
+        """
+        if self.kind is not AnswerKind.ANSWER:
+            return None
+        best = self.best_choice
+        return tool_calls_text(best.tool_calls) if best.tool_calls else best.text
+
+    @property
+    def call_record(self) -> CallRecord:
+        """What is known of the call."""
+        best = self.best_choice
+        tokens = {
+            n: self.usage[n] for n in ("prompt_tokens", "completion_tokens") if n in self.usage
+        }
+        return {
+            **({} if best.finish_reason is None else {"finish_reason": best.finish_reason}),
+            **tokens,
+            "seconds": round(self.seconds, 3),
+            **({"tool_calls": len(best.tool_calls)} if best.tool_calls else {}),
+        }
 
     def check_not_empty(self) -> None:
         """Raises UpstreamError if it has nothing of an answer, not even a blank text."""

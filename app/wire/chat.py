@@ -98,7 +98,7 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
         text=text,
         tool_calls=tuple(calls),
         refused=bool(message.get("refusal")),
-        cut=finish == "length",
+        finish_reason=finish if isinstance(finish, str) else None,
         has_other=bool(message.get("audio")),
         is_withheld=is_blank and (finish == "content_filter" or _has_reasoning(message)),
     )

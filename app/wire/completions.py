@@ -68,5 +68,7 @@ class Completions(ChunkedFormat):
 
 def _choice(choice: Mapping[str, Any], finish: object = None) -> Choice:
     return Choice(
-        text=choice["text"], cut=finish == "length", is_withheld=finish == "content_filter"
+        text=choice["text"],
+        finish_reason=finish if isinstance(finish, str) else None,
+        is_withheld=finish == "content_filter",
     )

@@ -34,7 +34,7 @@ class Choice:
     text: str | None = None  # None: no text, but a tool call, for example
     tool_calls: tuple[Mapping[str, Any], ...] = ()
     refused: bool = False  # the candidate declined to answer
-    cut: bool = False  # the answer ended at the token limit
+    finish_reason: str | None = None  # `length`: the answer ended at the token limit
     has_other: bool = False  # audio, or another kind of output
     is_withheld: bool = False  # has reasoning, or was ended by a content filter
 

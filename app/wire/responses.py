@@ -97,9 +97,9 @@ class Responses:
                     for c in calls
                 ),
                 refused=any(part.get("type") == "refusal" for part in parts),
-                cut=body.get("status") == "incomplete",
+                finish_reason=_finish_reason(body, calls),
                 has_other=any(_item_kind(item) is AnswerKind.ANSWER for item in items),
-                is_withheld=_is_filtered(body)
+                is_withheld=_incomplete_reason(body) == "content_filter"
                 or any(_item_kind(item) is AnswerKind.WITHHELD for item in items),
             )
         ]
@@ -259,10 +259,16 @@ def _checked(name: str, body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def _is_filtered(body: Mapping[str, Any]) -> bool:
+def _finish_reason(body: Mapping[str, Any], calls: Sequence[object]) -> str:
+    """The chat API's word for how a response ended."""
+    if body.get("status") == "incomplete":
+        return "content_filter" if _incomplete_reason(body) == "content_filter" else "length"
+    return "tool_calls" if calls else "stop"
+
+
+def _incomplete_reason(body: Mapping[str, Any]) -> object:
     details: object = body.get("incomplete_details")
-    reason = cast("dict[str, object]", details).get("reason") if isinstance(details, dict) else None
-    return reason == "content_filter"
+    return cast("dict[str, object]", details).get("reason") if isinstance(details, dict) else None
 
 
 def _item_kind(item: Mapping[str, Any]) -> AnswerKind:

@@ -54,6 +54,23 @@ def tool_call_form(calls: Sequence[object]) -> str | None:
     return f"[{','.join(sorted(read))}]"
 
 
+def tool_calls_text(calls: Sequence[object]) -> str | None:
+    """Tool calls as the text that rows record: a JSON list of names and arguments, canonical.
+
+    None where a call cannot be read. Equal texts have equal forms (:func:`tool_call_form`).
+    """
+    form = tool_call_form(calls)
+    if form is None:
+        return None
+    pairs: list[tuple[str, Any]] = json.loads(form)
+    return _canonical([{"name": name, "arguments": arguments} for name, arguments in pairs])
+
+
+def is_call_list(value: object) -> bool:
+    """Whether a parsed document is a list of tool calls, each with a name."""
+    return isinstance(value, list) and tool_call_form(cast("list[object]", value)) is not None
+
+
 def _call_form(call: object) -> str | None:
     if not isinstance(call, Mapping):
         return None
@@ -67,7 +84,9 @@ def _call_form(call: object) -> str | None:
         return None
     if arguments is None:
         arguments = ""
-    if not isinstance(arguments, str):  # the API sends JSON as a string
+    if isinstance(arguments, dict):  # in rows; the API sends JSON as a string
+        arguments = json.dumps(arguments)
+    if not isinstance(arguments, str):
         return None
     return _canonical([name, _parsed(arguments if arguments.strip() else "{}")])
 

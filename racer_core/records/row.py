@@ -27,7 +27,7 @@ from typing import Any, cast
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, parse_messages, routed_text
 from racer_core.records.request import parse_request, request_conversation
-from racer_core.types import Confidences, LabelledRow, Turn, checked_pool
+from racer_core.types import CallRecord, Confidences, LabelledRow, Turn, checked_pool
 
 MAX_QUERY_CHARS = 8_192
 CONFIDENCES = ("verbal", "p_true")  # kinds; `aggregation.weight` has the same names
@@ -93,6 +93,7 @@ def parse_row(
         scores=scores,
         conditions=_conditions(fields.get("conditions"), pool),
         confidences=_confidences(fields.get("confidences"), pool),
+        calls=_calls(fields.get("calls"), pool),
         quality=quality,
         weight=_weight(fields.get("weight")),
     )
@@ -217,6 +218,19 @@ def _conditions(value: object, pool: tuple[str, ...]) -> dict[str, str]:
     if any(not isinstance(each, str) or not _DIGEST.fullmatch(each) for each in digests.values()):
         raise InputError('"conditions" holds no digests of `racer label`: 32 hexadecimal digits')
     return digests
+
+
+def _calls(value: object, pool: tuple[str, ...]) -> dict[str, CallRecord]:
+    calls = _object(value, "calls")
+    _refuse_unknown(calls, pool)
+    return {
+        name: {
+            each: known
+            for each, known in _object(record, f"calls.{name[:40]}").items()
+            if isinstance(known, str | int | float)
+        }
+        for name, record in calls.items()
+    }
 
 
 def _confidences(value: object, pool: tuple[str, ...]) -> Confidences:

@@ -33,6 +33,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
             evaluator: {kind: dict(values) for kind, values in kinds.items()}
             for evaluator, kinds in row.confidences.items()
         },
+        "calls": {name: dict(record) for name, record in row.calls.items()},
     }
     # The query is "" in rows with router scores instead.
     written = {name: value for name, value in fields.items() if value not in (None, {}, "")}

@@ -44,6 +44,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def untimed(line: str) -> str:
+    """A row without the seconds of its calls, which differ from call to call."""
+    row = json.loads(line)
+    for call in row["calls"].values():
+        call.pop("seconds")
+    return json.dumps(row)
+
+
 def once(questions: Sequence[Any] = QUESTIONS, names: Sequence[str] = POOL) -> dict[Any, int]:
     """Every candidate got every question exactly once."""
     return {(name, each["query"]): 1 for name in names for each in questions}
@@ -87,12 +95,16 @@ def test_rows_have_labels_answers_and_the_questions_fields(
     pool.say("poet", "Perhaps 5?")
     out = tmp_path / "rows.jsonl"
     code, printed, _ = label(save(tmp_path / "q.jsonl", QUESTIONS[2:3]), out=out)
+    right = {"adder": 1, "speller": 0, "poet": 0}
+    counts = {"questions": 1, "labelled": 1, "calls": 3}
+    kinds = {"plain": {"rows": 1, "right": right}}
     assert (code, json.loads(printed)) == (
         0,
-        {"out": str(out), "questions": 1, "labelled": 1, "calls": 3},
+        {"out": str(out), **counts, "kinds": kinds, "cut": {}},
     )
     rows = lines(out)
     assert all(len(row.pop("conditions")) == len(POOL) for row in rows)
+    assert all(set(row.pop("calls")) == set(POOL) for row in rows)
     assert rows == [
         {
             "query": "What is 2 plus 2?",
@@ -188,6 +200,61 @@ def test_an_answer_without_a_text_is_wrong_and_no_failure(
     row = lines(tmp_path / "rows.jsonl")[0]
     assert row["correct"] == {"adder": True, "speller": True, "poet": False}
     assert row["answers"]["poet"] is None
+
+
+def test_rows_record_the_calls(label: Label, pool: FakePool, tmp_path: Path) -> None:
+    """Finish reason, tokens and seconds; those that the token limit cut are counted and said."""
+    cut = {"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "length"}
+    pool.say("adder", "42")
+    pool.say("speller", "4", fields={"choices": [cut]})
+    pool.say("poet", "42", fields={"usage": None})
+    questions = save(tmp_path / "q.jsonl", QUESTIONS[:2])
+    code, printed, stderr = label(questions)
+    assert (code, json.loads(printed)["cut"]) == (0, {"speller": 2})
+    assert "the token limit cut, of 2 rows: speller 2." in stderr
+    assert "max_tokens" in stderr
+    for row in lines(tmp_path / "rows.jsonl"):
+        calls = row["calls"]
+        assert all(0 <= call.pop("seconds") < 60 for call in calls.values())
+        tokens = {"prompt_tokens": 10, "completion_tokens": 2}
+        assert calls == {
+            "adder": {"finish_reason": "stop", **tokens},
+            "speller": {"finish_reason": "length", **tokens, "completion_tokens": 1},
+            "poet": {"finish_reason": "stop"},
+        }
+    again = json.loads(label(questions)[1])
+    assert (again["calls"], again["cut"]) == (0, {"speller": 2})
+
+
+def test_calls_survive_an_interruption(label: Label, pool: FakePool, tmp_path: Path) -> None:
+    """They stand in the journal beside the answers."""
+    pool.fail("poet", "503")
+    questions = save(tmp_path / "q.jsonl", QUESTIONS[:1])
+    assert label(questions)[0] == 1
+    pool.say("poet", "0")
+    assert label(questions)[0] == 0
+    (row,) = lines(tmp_path / "rows.jsonl")
+    assert row["calls"]["adder"]["finish_reason"] == "stop"
+    assert row["calls"]["adder"]["seconds"] >= 0
+
+
+def test_the_table_names_kinds_of_request(
+    racer: Command, config: Path, tmp_path: Path, pool: FakePool
+) -> None:
+    """How many each candidate had right, first and later turns apart."""
+    pool.say("poet", "1")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    later = {"messages": [*turns, {"role": "user", "content": "c?"}], "reference": 42}
+    questions = save(tmp_path / "q.jsonl", [{"query": "x?", "reference": 42}, later])
+    code, printed, _ = racer(
+        "label", questions, "--config", config,
+        "--out", tmp_path / "rows.jsonl", "--grade", "number",
+    )  # fmt: skip
+    assert code == 0
+    table = [line.split() for line in printed.splitlines()]
+    assert ["kind", "of", "request", "rows", *POOL] in table
+    assert ["plain", "1", "1", "1", "0"] in table
+    assert ["later", "turn", "1", "1", "1", "0"] in table
 
 
 def test_reasoning_is_no_part_of_a_recorded_answer(
@@ -480,7 +547,7 @@ def test_a_torn_last_line_is_mended(
     pool.requests.clear()
     assert label(questions)[0] == 0
     assert pool.calls() == once([json.loads(whole[-1])])
-    assert sorted(out.read_text().splitlines(keepends=True)) == sorted(whole)
+    assert sorted(map(untimed, out.read_text().splitlines())) == sorted(map(untimed, whole))
 
 
 def test_a_last_line_that_only_lacks_its_end_is_kept(

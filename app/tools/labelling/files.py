@@ -3,35 +3,40 @@
 ``rows.jsonl`` gets a line per labelled question. The journal ``rows.jsonl.partial`` begins with
 the conditions and gets a line per answer, verdict and rating, so that an interruption loses none.
 A finished row that lacks confidences is rated through the journal and replaced at the end.
-Every line is a single write: a killed process leaves whole lines; a full disk leaves at most one
-torn line, which is removed when the files are opened again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self, cast
 
+from app.tools.labelling.answer_store import Answer
+from app.tools.labelling.append_only import append, json_line, lock, repair_tail, whole_lines
 from app.tools.labelling.confidences import AnswerConfidences, RatingPlan
 from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records import formats
 from racer_core.records.checks import check_rows
 from racer_core.records.questions import CopyCounter, Question, question_identity
-from racer_core.records.row import optional_text, row_query
+from racer_core.records.row import optional_text, row_query, row_request
 from racer_core.records.writer import row_line
 from racer_core.types import Confidences, LabelledRow
 
 # The first bytes of every line that is written here.
-_BEGINNINGS = (b'{"query": "', b'{"messages": [', b'{"conditions": {', b'{"evaluators": {')
+_BEGINNINGS = (
+    b'{"query": "',
+    b'{"messages": [',
+    b'{"request": {',
+    b'{"conditions": {',
+    b'{"evaluators": {',
+)
 
 
 class LabelFiles:
@@ -66,7 +71,7 @@ class LabelFiles:
         self._max_query_chars = max_query_chars
         self._conditions = json.loads(json.dumps(conditions))  # tuples become lists, as on disk
         self._digests = digests
-        self._answers: dict[str, dict[str, str | None]] = {}
+        self._answers: dict[str, dict[str, Answer]] = {}
         self._verdicts: dict[tuple[str, str], bool] = {}
         # Query -> evaluator -> answer -> kind of confidence -> value; of unfinished questions.
         self._ratings: dict[str, dict[str, dict[str, dict[str, float | None]]]] = {}
@@ -81,7 +86,7 @@ class LabelFiles:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             rows = self._open(stack, self.out)
-            _lock(rows, self.out)
+            lock(rows, self.out)
             if not os.path.samestat(os.fstat(rows.fileno()), self.out.stat()):
                 raise InputError(f"{self.out}: another `racer label` has just replaced it")
             self._rows = rows
@@ -89,8 +94,8 @@ class LabelFiles:
             self._journal = self._open(stack, self._partial)
             partial_tail = self._read_partial()
             # Nothing is written before both files are recognised.
-            _repair_tail(self._rows, tail)
-            _repair_tail(self._journal, partial_tail)
+            repair_tail(self._rows, tail)
+            repair_tail(self._journal, partial_tail)
             if self._journal.seek(0, os.SEEK_END) == 0:
                 self._write(self._journal, {"conditions": self._conditions})
             self._add_evaluators()
@@ -117,19 +122,19 @@ class LabelFiles:
             )
         return key not in self._unrated
 
-    def answers(self, question: Question) -> Mapping[str, str | None]:
-        """The candidates' answers to an unfinished question; None is an unreadable answer."""
+    def answers(self, question: Question) -> Mapping[str, Answer]:
+        """The candidates' answers to an unfinished question."""
         return self._answers.get(_digest(question.identity), {})
 
     def verdict(self, question: Question, answer: str) -> bool | None:
         """The judge's verdict on an answer; None if there is none yet."""
         return self._verdicts.get((_digest(question.identity), _digest(answer)))
 
-    def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
+    def add_answer(self, question: Question, candidate: str, answer: Answer) -> None:
         """Store a candidate's answer."""
         key = _digest(question.identity)
         self._answers.setdefault(key, {})[candidate] = answer
-        self._write(self._journal, {"query": key, "candidate": candidate, "answer": answer})
+        self._write(self._journal, _answer_line(key, candidate, answer))
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
         """Store a judge's verdict."""
@@ -167,7 +172,8 @@ class LabelFiles:
                 query=question.query,
                 earlier=question.earlier,
                 correct=frozenset(correct),
-                answers={name: self._answers[key][name] for name in self._pool},
+                answers={name: self._answers[key][name].text for name in self._pool},
+                calls={name: self._answers[key][name].call for name in self._pool},
                 reference=question.reference,
                 task=question.task,
                 group=question.group,
@@ -175,13 +181,19 @@ class LabelFiles:
                 conditions=self._digests,
                 confidences=confidences,
             )
-            _append(self._rows, row_line(row, self._pool).encode(), self.out)
+            append(self._rows, row_line(row, self._pool).encode(), self.out)
         self._references[key] = question.reference
         del self._answers[key]
 
     def put_in_order(self, questions: Iterable[Question]) -> None:
         """Rewrite the rows in the questions' order; rows of other questions come first."""
         self._put_in_order({_digest(each.identity): place for place, each in enumerate(questions)})
+
+    def rows_of(self, questions: Iterable[Question]) -> Iterator[LabelledRow]:
+        """The rows in the file of those questions that have one."""
+        keys = {_digest(each.identity) for each in questions}
+        data, _ = whole_lines(self._rows, self.out, _BEGINNINGS)
+        return (row for key, row in self._keyed_rows(data) if key in keys)
 
     def _put_in_order(self, places: Mapping[str, int]) -> None:
         """Rewrite the rows by their places, with the confidences that some lacked."""
@@ -200,10 +212,10 @@ class LabelFiles:
         new = out.with_name(out.name + ".new")
         rows = self._open(self._stack, new)
         try:
-            _lock(rows, self.out)  # before the file gets its public name
+            lock(rows, self.out)  # before the file gets its public name
             os.fchmod(rows.fileno(), os.fstat(self._rows.fileno()).st_mode & 0o777)
             rows.truncate(0)
-            _append(rows, b"".join(ordered), self.out)
+            append(rows, b"".join(ordered), self.out)
             new.replace(out)
         finally:
             new.unlink(missing_ok=True)
@@ -213,7 +225,9 @@ class LabelFiles:
     def _row_confidences(self, key: str) -> Confidences:
         """Evaluator -> kind -> candidate -> value, of the candidates with a readable answer."""
         digests = {
-            name: _digest(text) for name, text in self._answers[key].items() if text is not None
+            name: _digest(each.text)
+            for name, each in self._answers[key].items()
+            if each.text is not None
         }
         return {
             evaluator: {
@@ -251,12 +265,12 @@ class LabelFiles:
     def _key(self, line: bytes, copies: CopyCounter) -> str | None:
         """The key of the row in the next line; None if the line holds no row."""
         value = strict_json.load_object(line)
-        if "query" not in value and "messages" not in value:
+        if not {"query", "messages", "request"} & value.keys():
             return None
         earlier, query = row_query(value, self._max_query_chars, "last_user")
-        cluster = optional_text(value, "cluster") or None
-        copy = copies.next(query, earlier, cluster)
-        return _digest(question_identity(query, earlier, cluster, copy))
+        cluster, request = optional_text(value, "cluster") or None, row_request(value)
+        copy = copies.next(query, earlier, cluster, request=request)
+        return _digest(question_identity(query, earlier, cluster, copy, request=request))
 
     def _open(self, stack: ExitStack, path: Path) -> FileIO:
         if path.exists() and not path.is_file():  # a device may have no end
@@ -267,23 +281,28 @@ class LabelFiles:
             raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
 
     def _read_rows(self) -> bytes:
-        data, tail = _whole_lines(self._rows, self.out)
-        if data.strip():
-            rows = check_rows(
-                formats.json_lines(data),
-                self.out.name,
-                self._pool,
-                max_query_chars=self._max_query_chars,
-                text="last_user",
-            )
-            copies = CopyCounter()
-            for row in rows.rows:
-                copy = copies.next(row.query, row.earlier, row.cluster)
-                key = _digest(question_identity(row.query, row.earlier, row.cluster, copy))
-                self._references[key] = row.reference
-                if row.answers and not self._is_rated(row):
-                    self._reopen(key, row)
+        data, tail = whole_lines(self._rows, self.out, _BEGINNINGS)
+        for key, row in self._keyed_rows(data):
+            self._references[key] = row.reference
+            if row.answers and not self._is_rated(row):
+                self._reopen(key, row)
         return tail
+
+    def _keyed_rows(self, data: bytes) -> Iterator[tuple[str, LabelledRow]]:
+        """The rows of whole lines, each with the key of its question."""
+        if not data.strip():
+            return
+        rows = check_rows(
+            formats.json_lines(data),
+            self.out.name,
+            self._pool,
+            max_query_chars=self._max_query_chars,
+            text="last_user",
+        )
+        copies = CopyCounter()
+        for row in rows.rows:
+            copy = copies.next(row.query, row.earlier, row.cluster, request=row.request)
+            yield _key_of(row, copy), row
 
     def _is_rated(self, row: LabelledRow) -> bool:
         """Whether the row has the planned confidences in every readable answer."""
@@ -297,7 +316,10 @@ class LabelFiles:
     def _reopen(self, key: str, row: LabelledRow) -> None:
         """Restore what is known of a finished row, so that only its missing ratings are made."""
         self._unrated[key] = row
-        self._answers[key] = dict(row.answers)
+        self._answers[key] = {
+            name: Answer(text=text, call=row.calls.get(name, {}))
+            for name, text in row.answers.items()
+        }
         for name, text in row.answers.items():
             if text is None:
                 continue
@@ -307,7 +329,7 @@ class LabelFiles:
                 self._add_rating(key, evaluator, _digest(text), values)
 
     def _read_partial(self) -> bytes:
-        data, tail = _whole_lines(self._journal, self._partial)
+        data, tail = whole_lines(self._journal, self._partial, _BEGINNINGS)
         lines = [value for _, value in formats.json_lines(data)]
         try:
             for line in lines[1:]:
@@ -337,7 +359,8 @@ class LabelFiles:
         elif "judged" in line:
             self._verdicts[line["query"], line["judged"]] = line["correct"]
         elif line["query"] not in self._references:
-            self._answers.setdefault(line["query"], {})[line["candidate"]] = line["answer"]
+            answer = Answer(text=line["answer"], call=line.get("call", {}))
+            self._answers.setdefault(line["query"], {})[line["candidate"]] = answer
 
     def _compact(self) -> None:
         """Drop what finished rows hold; the conditions stay for later runs."""
@@ -346,7 +369,7 @@ class LabelFiles:
             lines.append({"evaluators": self._evaluators})
         for key, answers in self._answers.items():
             if key not in self._references:
-                lines += [{"query": key, "candidate": n, "answer": a} for n, a in answers.items()]
+                lines += [_answer_line(key, name, each) for name, each in answers.items()]
         for (key, judged), correct in self._verdicts.items():
             if key in self._answers and key not in self._references:
                 lines.append({"query": key, "judged": judged, "correct": correct})
@@ -357,55 +380,24 @@ class LabelFiles:
                     lines.append({"query": key, **rating})
         new = self._partial.with_name(self._partial.name + ".new")
         try:
-            new.write_text("".join(map(_line, lines)), encoding="utf-8")
+            new.write_text("".join(map(json_line, lines)), encoding="utf-8")
             new.replace(self._partial)
         finally:
             new.unlink(missing_ok=True)
 
     def _write(self, file: FileIO, line: Mapping[str, Any]) -> None:
-        _append(file, _line(line).encode(), self._partial)
+        append(file, json_line(line).encode(), self._partial)
 
 
-def _append(file: FileIO, data: bytes, path: Path) -> None:
-    try:
-        whole = file.write(data) == len(data)
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror})") from exc
-    if not whole:
-        raise InputError(f"{path}: cannot be written (no space left)")
+def _key_of(row: LabelledRow, copy: int) -> str:
+    return _digest(
+        question_identity(row.query, row.earlier, row.cluster, copy, request=row.request)
+    )
 
 
-def _lock(rows: FileIO, path: Path) -> None:
-    try:
-        fcntl.flock(rows, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        raise InputError(f"{path}: another `racer label` is writing to it") from exc
-
-
-def _whole_lines(file: FileIO, path: Path) -> tuple[bytes, bytes]:
-    """Split a file into whole lines and a tail; a complete object at the end is a line."""
-    file.seek(0)
-    data = file.readall()
-    lines, end, tail = data.rpartition(b"\n")
-    try:
-        strict_json.load_object(tail)
-    except InputError as exc:
-        if not any(begin.startswith(tail[: len(begin)]) for begin in _BEGINNINGS):
-            raise InputError(f"{path}: not of `racer label`; write to a new file") from exc
-        return lines + end, tail
-    return data, b"\n"
-
-
-def _repair_tail(file: FileIO, tail: bytes) -> None:
-    """Cut a torn last line; end a whole one with a line break."""
-    if tail == b"\n":
-        file.write(tail)
-    elif tail:
-        file.truncate(file.seek(0, os.SEEK_END) - len(tail))
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+def _answer_line(key: str, candidate: str, answer: Answer) -> dict[str, Any]:
+    line = {"query": key, "candidate": candidate, "answer": answer.text}
+    return {**line, "call": dict(answer.call)}
 
 
 def _digest(text: str) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from app.errors import UpstreamError
 from app.settings import Candidate, Secrets, Settings
 from app.telemetry.metrics import Metrics
+from app.tools.labelling.answer_store import Answer, AnswerStore
 from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
-from app.tools.labelling.confidences import AnswerConfidences, ConfidenceRecorder, RatingCounts
+from app.tools.labelling.confidences import ConfidenceRecorder, RatingCounts
 from app.tools.labelling.graders import Grader
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
@@ -26,38 +27,6 @@ from racer_core.records.questions import Question
 from racer_core.records.writer import messages
 
 MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not called again in this run
-
-
-class AnswerStore(Protocol):
-    """Answers, verdicts and confidences of unfinished questions."""
-
-    def answers(self, question: Question) -> Mapping[str, str | None]:
-        """The candidates' answers so far; None is an unreadable answer."""
-        ...
-
-    def verdict(self, question: Question, answer: str) -> bool | None:
-        """The judge's verdict on an answer; None if there is none yet."""
-        ...
-
-    def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
-        """Store a candidate's answer."""
-        ...
-
-    def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
-        """Store a judge's verdict."""
-        ...
-
-    def confidences(
-        self, question: Question, evaluator: str, answer: str
-    ) -> AnswerConfidences | None:
-        """An evaluator's confidences in an answer; None if it has not rated it yet."""
-        ...
-
-    def add_confidences(
-        self, question: Question, evaluator: str, answer: str, values: AnswerConfidences
-    ) -> None:
-        """Store an evaluator's confidences in an answer."""
-        ...
 
 
 @dataclass(slots=True)
@@ -141,12 +110,22 @@ class Labeller:
         if not all(await asyncio.gather(*calls)):
             return None
         answers = store.answers(question)
-        texts = dict.fromkeys(text for text in answers.values() if text is not None)
-        verdicts = await asyncio.gather(*(self._grade(question, text, store) for text in texts))
-        if None in verdicts or not await self._rate(question, list(texts), store):
+        # Equal answers are graded once.
+        distinct = {
+            (each.text, each.is_tool_calls): each
+            for each in answers.values()
+            if each.text is not None
+        }
+        verdicts = await asyncio.gather(
+            *(self._grade(question, each, store) for each in distinct.values())
+        )
+        texts = [text for text, _ in distinct]
+        if None in verdicts or not await self._rate(question, list(dict.fromkeys(texts)), store):
             return None
-        right = {text for text, verdict in zip(texts, verdicts, strict=True) if verdict}
-        return tuple(name for name, text in answers.items() if text in right)
+        right = {key for key, verdict in zip(distinct, verdicts, strict=True) if verdict}
+        return tuple(
+            name for name, each in answers.items() if (each.text, each.is_tool_calls) in right
+        )
 
     async def _call(self, question: Question, candidate: Candidate, store: AnswerStore) -> bool:
         """Make sure that the candidate's answer is stored; return whether it is."""
@@ -172,16 +151,17 @@ class Labeller:
             self._failures_in_a_row[name] += 1
             return False
         self._failures_in_a_row[name] = 0
-        store.add_answer(question, name, reply.answer)
+        store.add_answer(question, name, Answer(text=reply.answer, call=reply.call_record))
         return True
 
-    async def _grade(self, question: Question, answer: str, store: AnswerStore) -> bool | None:
-        stored = store.verdict(question, answer)
+    async def _grade(self, question: Question, answer: Answer, store: AnswerStore) -> bool | None:
+        assert answer.text is not None
+        stored = store.verdict(question, answer.text)
         if stored is not None:
             return stored
-        verdict = await self._grader.correct(question, answer)
+        verdict = await self._grader.correct(question, answer.text)
         if verdict is not None and self._grader.paid:
-            store.add_verdict(question, answer, verdict)
+            store.add_verdict(question, answer.text, verdict)
         return verdict
 
     async def _rate(self, question: Question, texts: list[str], store: AnswerStore) -> bool:

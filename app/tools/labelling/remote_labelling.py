@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.tools.labelling.answer_store import Answer
 from app.tools.labelling.confidences import AnswerConfidences
 from app.tools.labelling.labeller import CallCounts
 from racer_core.records.questions import Question
@@ -15,24 +16,24 @@ from racer_core.records.questions import Question
 class PartialLabels:
     """What is stored of one unfinished question: an ``AnswerStore`` in memory."""
 
-    texts: dict[str, str | None] = field(default_factory=dict[str, str | None])
+    replies: dict[str, Answer] = field(default_factory=dict[str, Answer])
     verdicts: dict[str, bool] = field(default_factory=dict[str, bool])
     # Evaluator -> answer -> its confidences.
     ratings: dict[str, dict[str, dict[str, float | None]]] = field(
         default_factory=dict[str, "dict[str, dict[str, float | None]]"]
     )
 
-    def answers(self, question: Question) -> Mapping[str, str | None]:
-        """The candidates' answers so far; None is an unreadable answer."""
-        return self.texts
+    def answers(self, question: Question) -> Mapping[str, Answer]:
+        """The candidates' answers so far."""
+        return self.replies
 
     def verdict(self, question: Question, answer: str) -> bool | None:
         """The judge's verdict on an answer; None if there is none yet."""
         return self.verdicts.get(answer)
 
-    def add_answer(self, question: Question, candidate: str, answer: str | None) -> None:
+    def add_answer(self, question: Question, candidate: str, answer: Answer) -> None:
         """Store a candidate's answer."""
-        self.texts[candidate] = answer
+        self.replies[candidate] = answer
 
     def add_verdict(self, question: Question, answer: str, correct: bool) -> None:
         """Store a judge's verdict."""

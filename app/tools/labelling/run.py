@@ -36,6 +36,7 @@ from app.tools.labelling.remote_labelling import (
     PendingQuestion,
     RemoteLabeller,
 )
+from app.tools.labelling.summary import RowsSummary, summarise
 from racer_core.errors import InputError, RowsError
 from racer_core.records.questions import Question
 
@@ -50,9 +51,10 @@ class LabellingReport:
     labelled: int  # questions that have a row now
     calls: int  # to candidates, in this run
     interrupted: bool
+    rows: RowsSummary  # of the questions that have a row
     ratings: RatingCounts | None = None  # of this run; None if no evaluator was asked
 
-    def as_json(self) -> dict[str, int]:
+    def as_json(self) -> dict[str, Any]:
         """The fields that are printed."""
         rated = (
             {}
@@ -64,6 +66,7 @@ class LabellingReport:
             "labelled": self.labelled,
             "calls": self.calls,
             **rated,
+            **self.rows.as_json(),
         }
 
 
@@ -138,11 +141,13 @@ def run(
             labelling.label_remotely(remote, conditions | remote_conditions(plan, settings))
         if not labelling.unlabelled:
             files.put_in_order(questions)
+        summary = summarise(files.rows_of(questions), settings.pool)
     report = LabellingReport(
         questions=len(questions),
         labelled=len(questions) - labelling.unlabelled,
         calls=labelling.counts.calls,
         interrupted=labelling.interrupted,
+        rows=summary,
         ratings=labelling.counts.ratings if plan.models else None,
     )
     if labelling.unlabelled and not labelling.interrupted:
@@ -198,7 +203,7 @@ class _LabellingRun:
             answers = self._files.answers(question)
             absent = len(pool) - len(answers)
             calls += absent
-            texts = {text for text in answers.values() if text is not None}
+            texts = {each.text for each in answers.values() if each.text is not None}
             for evaluator in self._plan.evaluators(question.group):
                 rated = (self._files.confidences(question, evaluator, text) for text in texts)
                 ratings += absent + sum(not self._plan.is_complete(each) for each in rated)
@@ -245,12 +250,14 @@ class _LabellingRun:
             self.interrupted = True
 
     def _pending_question(self, question: Question) -> PendingQuestion:
-        texts = dict(self._files.answers(question))
+        answers = dict(self._files.answers(question))
         judged = {
-            text: self._files.verdict(question, text) for text in texts.values() if text is not None
+            each.text: self._files.verdict(question, each.text)
+            for each in answers.values()
+            if each.text is not None
         }
         verdicts = {text: verdict for text, verdict in judged.items() if verdict is not None}
-        notes = PartialLabels(texts, verdicts)
+        notes = PartialLabels(answers, verdicts)
         for evaluator in self._plan.evaluators(question.group):
             for text in judged:
                 if values := self._files.confidences(question, evaluator, text):
@@ -259,9 +266,9 @@ class _LabellingRun:
 
     def _store(self, result: LabelledQuestion) -> None:
         question = result.question
-        for name, text in result.notes.texts.items():
+        for name, answer in result.notes.replies.items():
             if name not in self._files.answers(question):
-                self._files.add_answer(question, name, text)
+                self._files.add_answer(question, name, answer)
         for text, verdict in result.notes.verdicts.items():
             if self._files.verdict(question, text) is None:
                 self._files.add_verdict(question, text, verdict)
