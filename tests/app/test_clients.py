@@ -240,9 +240,11 @@ def test_langchain_asks_from_a_loop(gateway: Gateway, pool: FakePool) -> None:
     pool.say("adder", "seven")
 
     async def ask() -> tuple[str, str]:
-        model = langchain(gateway)
-        texts = [chunk.text async for chunk in model.astream(ONE)]
-        return (await model.ainvoke(ONE)).text, "".join(texts)
+        # LangChain never closes its own client, whose connections outlive the loop.
+        async with openai.DefaultAsyncHttpxClient() as client:
+            model = langchain(gateway, http_async_client=client)
+            texts = [chunk.text async for chunk in model.astream(ONE)]
+            return (await model.ainvoke(ONE)).text, "".join(texts)
 
     assert asyncio.run(ask()) == ("seven", "seven")
 
