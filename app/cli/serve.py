@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,3 +29,6 @@ def serve(config: Path, host: str | None, port: int | None) -> None:
     configured, secrets = settings.load(config, **overrides)
     with server.bind(configured) as listener, logs.logging_to(sys.stderr, configured.telemetry.log):
         uvloop.run(server.Server(configured, secrets, listener).serve_until_signalled())
+        # The closed loop has restored the default action, which would end the process before the
+        # last log lines are written: a terminal and its shell both send SIGHUP.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -26,6 +26,7 @@ from tests.support.gateway import (
     ENVIRONMENT,
     ONE,
     POOL,
+    Command,
     as_json,
     candidates,
     configure,
@@ -231,6 +232,22 @@ def test_the_start_sets_the_interpreter_and_heeds_nohup(
         sys.setswitchinterval(interval)
         signal.signal(signal.SIGHUP, before)
     assert found == [(ignored, pytest.approx(0.0005))]
+
+
+def test_a_late_second_hangup_leaves_the_exit_code(
+    tmp_path: Path, artifact: Path, racer: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may come when the event loop is closed: then the last log lines are being written."""
+    config = configure(tmp_path, artifact, "http://127.0.0.1:9/v1")
+    monkeypatch.setattr(uvloop, "run", lambda serving: serving.close())
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as the closed loop leaves it
+    try:
+        assert racer("serve", "--config", config)[0] == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path, artifact: Path, pool: FakePool) -> None:
