@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -195,8 +196,12 @@ class LabelledRows:
 
     @property
     def duplicates(self) -> int:
-        """Number of rows that repeat the query, and the turns before it, of an earlier row."""
-        asked = [(row.query, row.earlier) for row in self.rows if row.query]
+        """Number of rows that repeat an earlier row's query and turns before it, or its request."""
+        asked = [
+            (row.query, row.earlier, row.request and json.dumps(row.request, sort_keys=True))
+            for row in self.rows
+            if row.query
+        ]
         return len(asked) - len(set(asked))
 
     @property

@@ -12,7 +12,7 @@ from app.api.respond import ParsedRequest, respond
 from app.route_table import JsonBody, Routes
 from app.routing import query
 from app.services import Services
-from app.wire import candidate_payload
+from app.wire.candidate_payload import request_fields
 from app.wire.chat import Chat
 from app.wire.schemas import ChatRequest, RacerOptions
 
@@ -34,7 +34,7 @@ async def chat_completions(request: Request, services: Services) -> Response:
     """`model: "auto"` routes; a candidate's name bypasses routing."""
     settings = services.settings
     body, raw = await CHAT_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
+    fields = request_fields(raw, Chat.path, allowed=settings.limits.extra_fields)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
@@ -47,8 +47,6 @@ async def chat_completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: query.of_messages(
-            body.messages, fields, services.conditions.read(fields), settings
-        ),
+        query=lambda: query.of_body(fields, Chat.path, services.conditions.read(fields), settings),
     )
     return await respond(request, services, parsed)

@@ -11,14 +11,10 @@ from app.api.request_limits import check_fields, texts
 from app.api.respond import ParsedRequest, respond
 from app.route_table import JsonBody, Routes
 from app.routing import query
-from app.routing.conditions import Conditions
-from app.routing.query import Query
 from app.services import Services
-from app.settings import Settings
-from app.wire import candidate_payload
+from app.wire.candidate_payload import request_fields
 from app.wire.completions import Completions
 from app.wire.schemas import CompletionRequest, RacerOptions
-from racer_core.errors import InputError
 
 routes = Routes("openai")
 
@@ -38,7 +34,7 @@ async def completions(request: Request, services: Services) -> Response:
     """Routing needs one text as the prompt; a named candidate accepts any prompt of its server."""
     settings = services.settings
     body, raw = await COMPLETION_BODY.read(request, settings.limits)
-    fields = candidate_payload.passed_through(raw, allowed=settings.limits.extra_fields)
+    fields = request_fields(raw, Completions.path, allowed=settings.limits.extra_fields)
     if body.model in settings.pool and body.stream_options is not None:
         fields["stream_options"] = body.stream_options
     check_fields(fields, settings.limits)
@@ -51,17 +47,8 @@ async def completions(request: Request, services: Services) -> Response:
         fields=fields,
         options=body.racer or RacerOptions(),
         stream=bool(body.stream),
-        query=lambda: _query(body, services.conditions.read(fields, Completions.path), settings),
+        query=lambda: query.of_body(
+            fields, Completions.path, services.conditions.read(fields, Completions.path), settings
+        ),
     )
     return await respond(request, services, parsed)
-
-
-def _query(body: CompletionRequest, conditions: Conditions, settings: Settings) -> Query:
-    match body.prompt:
-        case str(prompt) | [str(prompt)]:
-            return query.of_prompt(prompt, conditions, settings)
-        case _:
-            raise InputError(
-                "routing needs one text: send one prompt per request, and not as tokens",
-                param="prompt",
-            )

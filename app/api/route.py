@@ -5,7 +5,6 @@ POST /route/levels: the set at every alpha, as a basis for choosing one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from fastapi import Request as HttpRequest
@@ -22,7 +21,7 @@ from app.routing.request import RoutingRequest
 from app.services import Services
 from app.wire import bodies, candidate_payload
 from app.wire.chat import Chat
-from app.wire.schemas import DecisionOptions, LevelsRequest, Message, RouteRequest
+from app.wire.schemas import DecisionOptions, LevelsRequest, RouteRequest
 from racer_core.errors import InputError
 
 routes = Routes("racer")
@@ -52,9 +51,9 @@ async def route(request: HttpRequest, services: Services) -> Response:
         raw, _ROUTE_FIELDS, allowed=settings.limits.extra_fields
     )
     check_fields(fields, settings.limits)
-    routed_query = query.of_messages(
-        _messages(body), fields, services.conditions.read(fields), settings
-    )
+    if body.query is not None:
+        fields |= _as_messages(body.query)
+    routed_query = query.of_body(fields, Chat.path, services.conditions.read(fields), settings)
     options = body.racer or DecisionOptions(**{name: getattr(body, name) for name in _OPTIONS})
     caller = caller_of(request)
     note_prompt(request, services, lambda: routed_query)
@@ -72,7 +71,7 @@ async def route(request: HttpRequest, services: Services) -> Response:
                 options=options.model_copy(update={"explain": True}),
                 caller=caller,
                 api_format=api_format,
-                fields=fields if body.query is None else fields | _as_messages(body.query),
+                fields=fields,
                 spend=request.state.quota_ticket.spend,
             )
         ),
@@ -95,8 +94,8 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     """No candidate is called, and nothing is stored or counted."""
     settings = services.settings
     body, _ = await LEVELS_BODY.read(request, settings.limits)
-    routed_query = query.of_messages(
-        _messages_of(body.query), {}, services.conditions.configured, settings
+    routed_query = query.of_body(
+        _as_messages(body.query), Chat.path, services.conditions.configured, settings
     )
     options = DecisionOptions(score=body.score, candidates=body.candidates, group=body.group)
     note_prompt(request, services, lambda: routed_query)
@@ -104,17 +103,7 @@ async def levels(request: HttpRequest, services: Services) -> Response:
     return bodies.json_response((await services.chat.levels(routing_request)).as_json())
 
 
-def _messages(body: RouteRequest) -> Sequence[Message]:
-    if body.messages is not None:
-        return body.messages
-    return _messages_of(body.query or "")
-
-
-def _messages_of(text: str) -> Sequence[Message]:
-    if not text.strip():
-        raise InputError("query is empty", param="query")
-    return [Message(role="user", content=text)]
-
-
 def _as_messages(query: str) -> dict[str, Any]:
+    if not query.strip():
+        raise InputError("query is empty", param="query")
     return {"messages": [{"role": "user", "content": query}]}

@@ -19,7 +19,8 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.batch import answer_classes
 from racer_core.aggregation.reasoning import Markers, ReasoningFilter
 from racer_core.artifacts import fingerprint
-from racer_core.records.conversation import RoutedText, routed_text
+from racer_core.records.conversation import RoutedText
+from racer_core.records.request import row_identity, row_text
 from racer_core.types import LabelledRow, RowsKind
 
 PRINT_BYTES: Final = 16
@@ -36,6 +37,7 @@ class ColumnWriter:
         markers: Around reasoning in answers.
         salt: Salt of the fingerprints.
         text: What the router reads of a conversation.
+        query_chars: How many characters of a text the router reads.
     """
 
     def __init__(
@@ -47,11 +49,14 @@ class ColumnWriter:
         markers: Markers,
         salt: str,
         text: RoutedText,
+        query_chars: int,
     ) -> None:
         self._pool = pool
+        self._query_chars = query_chars
         self._salt = salt
         self._text: RoutedText = text
         self._prints = bytearray()
+        self._first_turns = set[bytes]()  # fingerprints of their queries, or of their requests
         self._texts = texts
         self._equality = equality
         self._reasoning = ReasoningFilter(markers)
@@ -76,12 +81,18 @@ class ColumnWriter:
 
     def add(self, row: LabelledRow) -> None:
         """Add a row."""
-        query = routed_text(row.earlier, row.query, self._text)
+        query = row_text(row, self._text)[: self._query_chars]
         self._end += self._texts.write(query.encode())
         self._ends.append(self._end)
         # A row that brings scores has no query, but needs a fingerprint for its smoothing noise.
         name = query or f"\0row {len(self._answered)}"
-        self._prints += fingerprint(self._salt, name)
+        print_ = fingerprint(self._salt, name)
+        self._prints += print_
+        if not row.earlier and row.request is not None:
+            plain = row_identity(row.query, row.earlier, row.request, plain=True)
+            print_ = fingerprint(self._salt, plain)
+        if not row.earlier:
+            self._first_turns.add(print_)
         self._labels += bytes(name in row.correct for name in self._pool)
         self._scores.extend(self._unknown if row.scores is None else row.scores)
         self._quality.extend(self._unknown if row.quality is None else row.quality)
@@ -111,12 +122,7 @@ class ColumnWriter:
 
         Later turns may end in the same words and still differ.
         """
-        distinct = {
-            bytes(self._prints[i * PRINT_BYTES : (i + 1) * PRINT_BYTES])
-            for i, later in enumerate(self._later)
-            if not later
-        }
-        return self._later.count(0) - len(distinct)
+        return self._later.count(0) - len(self._first_turns)
 
     def save(self, arrays: BinaryIO) -> None:
         """Write everything but the queries."""
@@ -154,6 +160,7 @@ def load(
     *,
     duplicates: int,
     near_duplicates: int,
+    assumed: int,
     guessed_kind: RowsKind,
 ) -> RowColumns:
     """The rows that a :class:`ColumnWriter` wrote.
@@ -185,6 +192,7 @@ def load(
             condition_ids=saved["condition_ids"],
             duplicates=duplicates,
             near_duplicates=near_duplicates,
+            assumed=assumed,
             guessed_kind=guessed_kind,
         )
 

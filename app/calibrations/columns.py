@@ -81,10 +81,13 @@ class RowColumns:
         later: Whether it is a turn after the first of a conversation, shape (n,).
         conditions: The distinct vectors of digests of what candidates were sent, in the order of
             the pool.
-        condition_ids: The place of each row's vector, shape (n,); -1 for a row without.
+        condition_ids: The place of each row's vector, shape (n,); -1 for a row without, of which
+            candidates are sent what the configuration alone sends.
         duplicates: How many rows repeat the query, and the turns before it, of an earlier one.
         near_duplicates: How many more rows of first turns equal an earlier one but for case, space
             or Unicode form.
+        assumed: How many rows came without digests, and count as labelled with what the
+            configuration sends.
         guessed_kind: The kind of the file, for an upload that does not say it.
         quality: Quality of each candidate's answer, shape (n, K), NaN for a row without; None if no
             row has one.
@@ -105,6 +108,7 @@ class RowColumns:
     condition_ids: NDArray[np.int64]
     duplicates: int
     near_duplicates: int
+    assumed: int
     guessed_kind: RowsKind
     quality: FloatArray | None = None
     weights: FloatArray | None = None

@@ -114,7 +114,7 @@ def conditions_evidence(
     shown = ("rows", "n", "feasible", "lambda_hat", "mean_size")
     parts = sorted(populations, key=lambda part: -len(part.calibration.fingerprints))
     return {
-        "assumed": int((rows.condition_ids < 0).sum()),
+        "assumed": rows.assumed,
         "digests": list(first),
         "parts": [
             {"later": part.later, "digests": dict(zip(pool, part.conditions or (), strict=True))}

@@ -6,10 +6,12 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final
 
 from app.calibrations.column_files import ColumnWriter
+from app.routing.conditions import ConditionReader
+from app.wire.candidate_payload import BodySettings, request_fields
 from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import MARKERS, Markers
 from racer_core.errors import InputError, RowsError
@@ -17,7 +19,8 @@ from racer_core.records.checks import CheckedRows, RowLimits
 from racer_core.records.conversation import RoutedText
 from racer_core.records.document import read_document
 from racer_core.records.reader import stream_rows
-from racer_core.types import RowsKind
+from racer_core.records.request import request_path
+from racer_core.types import LabelledRow, RowsKind
 
 MAX_ROWS: Final = 2_000_000
 MAX_LINE_BYTES: Final = 2**20
@@ -38,11 +41,13 @@ class ReadInstructions:
         source: What error messages call the file.
         document: It is a JSON body, with options beside its rows.
         pool: The candidates that the rows must label.
-        query_chars: Longer queries are rejected.
+        query_chars: How many characters of a text the router reads.
         equality: When two recorded answers are the same; None leaves answers out.
         salt: Salt of the queries' fingerprints.
         text: What the router reads of a conversation.
         markers: Around reasoning in recorded answers.
+        candidates: How the candidates are served now.
+        extra_fields: Fields of the deny list that are passed on to candidates.
     """
 
     name: str
@@ -53,16 +58,19 @@ class ReadInstructions:
     equality: Equality | None
     salt: str
     text: RoutedText
+    candidates: tuple[BodySettings, ...]
+    extra_fields: tuple[str, ...]
     markers: Markers = MARKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseSummary:
-    """The result beside the two files of columns."""
+    """The result beside the two files of columns; see :class:`RowColumns`."""
 
     pool: tuple[str, ...]
     duplicates: int
     near_duplicates: int
+    assumed: int
     guessed_kind: RowsKind
 
 
@@ -92,11 +100,12 @@ def parse(
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
+    conditions = _AssumedConditions(instructions)
     limits = RowLimits(
-        query_chars=instructions.query_chars,
         line_bytes=MAX_LINE_BYTES,
         rows=MAX_ROWS,
         text=instructions.text,
+        complete=conditions.complete,
     )
     try:
         if instructions.document:
@@ -111,6 +120,7 @@ def parse(
             markers=instructions.markers,
             salt=instructions.salt,
             text=instructions.text,
+            query_chars=instructions.query_chars,
         )
         reported_at = 0.0
         for number, row in enumerate(rows):
@@ -132,8 +142,37 @@ def parse(
         pool=rows.pool,
         duplicates=survey.duplicates,
         near_duplicates=writer.repeated_prints - survey.first_turn_duplicates,
+        assumed=conditions.rows,
         guessed_kind=survey.guess,
     )
+
+
+class _AssumedConditions:
+    """Conditions of rows without digests: what the current configuration sends for them.
+
+    Attributes:
+        rows: How many rows came without digests.
+    """
+
+    def __init__(self, instructions: ReadInstructions) -> None:
+        self._reader = ConditionReader(instructions.candidates)
+        self._extra_fields = instructions.extra_fields
+        self.rows = 0
+
+    def complete(self, row: LabelledRow) -> LabelledRow:
+        """The row, a whole request with digests.
+
+        Raises:
+            InputError: Its request has fields that are not passed on to candidates.
+        """
+        if row.conditions:
+            return row
+        self.rows += 1
+        if row.request is None:
+            return row
+        path = request_path(row.request)
+        fields = request_fields(row.request, path, allowed=self._extra_fields)
+        return replace(row, conditions=self._reader.read(fields, path).digests)
 
 
 def _document_rows(

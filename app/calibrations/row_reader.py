@@ -65,6 +65,7 @@ def read_rows(
             arrays,
             duplicates=parsed.duplicates,
             near_duplicates=parsed.near_duplicates,
+            assumed=parsed.assumed,
             guessed_kind=parsed.guessed_kind,
         )
 
@@ -121,12 +122,14 @@ def _parsed(result: Message | None, source: str, exit_code: int) -> ParseSummary
             "pool": pool,
             "duplicates": duplicates,
             "near_duplicates": near,
+            "assumed": assumed,
             "guessed_kind": kind,
         }:
             return ParseSummary(
                 pool=tuple(pool),
                 duplicates=int(duplicates),
                 near_duplicates=int(near),
+                assumed=int(assumed),
                 guessed_kind=RowsKind(kind),
             )
         case {"problems": problems, "count": count}:

@@ -25,6 +25,7 @@ from app.concurrency.sandbox import (
     received_messages,
     send_message,
 )
+from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import MAX_LISTED, InputError, RowsError
 
@@ -67,9 +68,12 @@ def main() -> None:
 
 def _instructions(message: Message) -> ReadInstructions:
     equality = message.pop("equality")
-    pool = tuple(message.pop("pool"))
     return ReadInstructions(
-        **message, pool=pool, equality=None if equality is None else Equality(equality)
+        pool=tuple(message.pop("pool")),
+        candidates=tuple(BodySettings(**each) for each in message.pop("candidates")),
+        extra_fields=tuple(message.pop("extra_fields")),
+        equality=None if equality is None else Equality(equality),
+        **message,
     )
 
 

@@ -36,6 +36,7 @@ from app.store import Store, now
 from app.store.calibration_record import CalibrationRecord
 from app.telemetry.metrics import Metrics
 from app.wire import bodies
+from app.wire.candidate_payload import BodySettings
 from app.wire.schemas import CalibrateFields, CalibrateOptions
 from racer_core.racer import TrainedRouter
 from racer_core.types import FloatArray, RowsKind
@@ -239,6 +240,8 @@ class CalibrationService:
             markers=self._settings.aggregation.reasoning_markers,
             salt=self._salt,
             text=self._settings.routing.text,
+            candidates=tuple(map(BodySettings.of, self._settings.candidates)),
+            extra_fields=self._settings.limits.extra_fields,
         )
         return read_rows(upload, instructions, progress, add_fields), options
 

@@ -89,9 +89,7 @@ def label(
     from racer_core.records.questions import read_questions
 
     configured, secrets = settings.load(config)
-    questions_read = read_questions(
-        questions, configured.limits.query_chars, configured.routing.text
-    )
+    questions_read = read_questions(questions, configured.routing.text)
     grading = GradingOptions(kind=kind, judge=judge, judge_model=judge_model, judge_key=judge_key)
     rating = None
     if evaluators or confidences:

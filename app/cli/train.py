@@ -25,6 +25,7 @@ from racer_core.aggregation.answers import Equality
 from racer_core.aggregation.reasoning import REASONING
 from racer_core.encoder.huggingface import DEFAULT_ENCODER
 from racer_core.records.reader import read_rows
+from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import RowsKind
 
 
@@ -112,7 +113,10 @@ def train(
     specs = _candidates(configured) if configured else None
     pool = configured.pool if configured else None
     said = None if kind is None else RowsKind(kind)
-    rows, held_out = (read_rows(each, pool, kind=said) for each in (data, validation))
+    longest = configured.limits.query_chars if configured else MAX_QUERY_CHARS
+    rows, held_out = (
+        read_rows(each, pool, max_query_chars=longest, kind=said) for each in (data, validation)
+    )
     choice = training.EncoderChoice(
         name=encoder or DEFAULT_ENCODER,
         pooling=pooling,

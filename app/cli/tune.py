@@ -46,7 +46,12 @@ def tune(
     configured, secrets = settings.load(config)
     if objective == "cost" and configured.prices is None:
         raise SettingsError(f"{config}: --objective cost needs a price for every candidate")
-    rows = read_rows(validation, configured.pool, kind=None if kind is None else RowsKind(kind))
+    rows = read_rows(
+        validation,
+        configured.pool,
+        max_query_chars=configured.limits.query_chars,
+        kind=None if kind is None else RowsKind(kind),
+    )
     opened = open_racer(configured)
     search.check_rows(opened, rows)
     rows = tuning.servable_confidences(rows, configured)

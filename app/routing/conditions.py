@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, cast
 
 from cachetools import LRUCache
 
 from app.json_output import dump_json
-from app.settings import Candidate
-from app.wire.candidate_payload import candidate_payload
+from app.wire.candidate_payload import BodySettings, CandidateBody, candidate_payload
+from racer_core.records.request import TURN_FIELDS
 
 ROW_PATH: Final = "chat/completions"  # where rows are labelled
 ENDPOINT: Final = "endpoint"  # the name of a difference in the path
 ROWS: Final = "rows"  # the name of a difference that is in the rows, not in the request
 
-_TURNS: Final = {"chat/completions": "messages", "completions": "prompt", "responses": "input"}
 _TEXT_PARTS: Final = {"messages": ("text",), "input": ("input_text", "output_text")}
 # Fields, as the server names them, and turns that make a request of another kind than a query of
 # text.
@@ -67,7 +66,7 @@ class Exclusion:
     """
 
     reason: str
-    paths: Sequence[str] = tuple(_TURNS)
+    paths: Sequence[str] = tuple(TURN_FIELDS)
     others: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
 
 
@@ -130,7 +129,7 @@ class ConditionReader:
         candidates: The configured candidates.
     """
 
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
+    def __init__(self, candidates: Sequence[CandidateBody]) -> None:
         self._models = {each.name: each.served_as for each in candidates}
         # Candidates with the same parameters are sent the same body, which is digested once.
         self._bodies: list[tuple[_Body, list[str]]] = []
@@ -149,7 +148,7 @@ class ConditionReader:
                 for name, exclusion in EXCLUSIONS.items()
                 if path in exclusion.paths and not exclusion.others and name not in renamed
             }
-            for path in _TURNS
+            for path in TURN_FIELDS
         }
         self._kept: LRUCache[_Key, Conditions] = LRUCache(_MAX_KEPT)
         self.configured = self._read(ROW_PATH, {}, {})
@@ -199,9 +198,11 @@ class ConditionReader:
 class _Body:
     """The body that candidates with the same parameters are sent, with canonical texts."""
 
-    def __init__(self, candidate: Candidate) -> None:
-        parameters = {name: canonical(value) for name, value in candidate.parameters.items()}
-        self._candidate = candidate.model_copy(update={"parameters": parameters})
+    def __init__(self, candidate: CandidateBody) -> None:
+        self._candidate = replace(
+            BodySettings.of(candidate),
+            parameters={name: canonical(value) for name, value in candidate.parameters.items()},
+        )
         # A renamed field means what the server says, which no table knows.
         self.renamed = frozenset(candidate.renames) | frozenset(candidate.renames.values())
         self._configured = self.conditions(ROW_PATH, {})
@@ -249,7 +250,7 @@ def _without_the_text(
     fields: Mapping[str, Any], path: str, ignored: Set[str]
 ) -> tuple[CanonicalFields, CanonicalFields]:
     """The turns of a request that are not of plain text, and the fields beside its turns."""
-    field_of_turns = _TURNS.get(path)
+    field_of_turns = TURN_FIELDS.get(path)
     turns: CanonicalFields = {}
     beside: dict[str, str] = {}
     for name, value in fields.items():

@@ -24,6 +24,7 @@ from racer_core.offline.table import build_table
 from racer_core.offline.train import EncoderChoice
 from racer_core.racer import Racer
 from racer_core.records.reader import read_rows
+from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.routers import registry
 from racer_core.types import LabelledRows, RowsKind, Score
 
@@ -74,7 +75,10 @@ def prepare(arguments: EvaluationArguments) -> EvaluationInputs:
     protocol = with_shares(arguments.protocol, arguments.shares, files)
     if arguments.report is not None:
         check_report(arguments.report)
-    rows = {name: read_rows(file, kind=arguments.kind) for name, file in files.items()}
+    rows = {
+        name: read_rows(file, max_query_chars=MAX_QUERY_CHARS, kind=arguments.kind)
+        for name, file in files.items()
+    }
     return EvaluationInputs(
         arguments=arguments,
         rows=rows,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, Self
 
-from app.settings import Candidate
-from app.settings.limits import ExtraField
 from app.wire.extra_fields import is_allowed
 from racer_core.errors import InputError
+from racer_core.records.request import GATEWAY_FIELDS
 
 # Fields that control the candidate's server instead of the completion: they name other hosts (those
 # that move a prompt's cache between engines, too), or jump its queue.
@@ -25,14 +25,91 @@ _LIMITS_OF: Final = {
     "completions": ("max_tokens",),
     "responses": ("max_output_tokens",),
 }
-_OF_THE_GATEWAY: Final = frozenset({"model", "stream", "stream_options", "racer"})
+# Fields of stateful requests -> values that are accepted: no state is stored between requests.
+_STATEFUL: Final[Mapping[str, tuple[object, ...]]] = {
+    "previous_response_id": (None,),
+    "conversation": (None,),
+    "background": (None, False),
+    "store": (None, False),
+}
+
+
+class CandidateBody(Protocol):
+    """What of a candidate's settings decides the body that it is sent."""
+
+    @property
+    def name(self) -> str:
+        """Name for clients."""
+        ...
+
+    @property
+    def served_as(self) -> str:
+        """Model name at the server."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Decoding parameters, sent for requests that set none."""
+        ...
+
+    @property
+    def renames(self) -> Mapping[str, str]:
+        """Parameters with another name at this server."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodySettings:
+    """A :class:`CandidateBody` of plain values, for another process."""
+
+    name: str
+    served_as: str
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    renames: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @classmethod
+    def of(cls, candidate: CandidateBody) -> Self:
+        """Those of a configured candidate."""
+        return cls(
+            name=candidate.name,
+            served_as=candidate.served_as,
+            parameters=candidate.parameters,
+            renames=candidate.renames,
+        )
+
+
+def request_fields(
+    body: Mapping[str, Any], path: str, *, allowed: Collection[str] = ()
+) -> dict[str, Any]:
+    """The fields of a client's body that candidates are sent at this endpoint.
+
+    The same for a served request and for a labelled row that is a whole request.
+
+    Args:
+        body: The body.
+        path: The endpoint of candidates to which it goes.
+        allowed: Fields of the deny list that are passed on.
+
+    Raises:
+        InputError: A field is on the deny list, or needs stored conversations.
+    """
+    if path != "responses":
+        return passed_through(body, allowed=allowed)
+    for name, possible in _STATEFUL.items():
+        if body.get(name) not in possible:
+            raise InputError(
+                f"{name!r} needs stored conversations, and the gateway stores none: send the "
+                "whole conversation as `input`",
+                param=name,
+            )
+    return {**passed_through(body, allowed=allowed), "store": False}
 
 
 def passed_through(
     raw: Mapping[str, Any],
     ours: Set[str] = frozenset(),
     *,
-    allowed: Collection[ExtraField] = (),
+    allowed: Collection[str] = (),
 ) -> dict[str, Any]:
     """The fields of a body that are passed on to candidates, unchanged.
 
@@ -51,11 +128,11 @@ def passed_through(
         ):
             shown = name[:64]
             raise InputError(f"the field {shown!r} is not passed on to candidates", param=shown)
-    return {name: value for name, value in raw.items() if name not in _OF_THE_GATEWAY | ours}
+    return {name: value for name, value in raw.items() if name not in GATEWAY_FIELDS | ours}
 
 
 def candidate_payload(
-    fields: Mapping[str, Any], candidate: Candidate, path: str = "chat/completions"
+    fields: Mapping[str, Any], candidate: CandidateBody, path: str = "chat/completions"
 ) -> dict[str, Any]:
     """The payload for one candidate: the client's fields, else the candidate's own parameters.
 

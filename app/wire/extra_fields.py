@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final, cast
 
-from app.settings.limits import ExtraField
 from racer_core.errors import InputError
 
 _TEMPLATE_TEXT_CHARS: Final = 256
 
 
-def is_allowed(name: str, value: object, allowed: Collection[ExtraField]) -> bool:
+def is_allowed(name: str, value: object, allowed: Collection[str]) -> bool:
     """Whether a field is allowed by the setting ``limits.extra_fields``.
 
     Raises:

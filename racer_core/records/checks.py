@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, cast
@@ -10,7 +10,7 @@ from typing import Any, cast
 from racer_core.errors import InputError, RowsError
 from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
-from racer_core.records.row import MAX_QUERY_CHARS, parse_row, row_pool, shown
+from racer_core.records.row import parse_row, row_pool, shown
 from racer_core.records.units import RowSurvey
 from racer_core.types import LabelledRow, LabelledRows, RowsKind, checked_pool
 
@@ -22,10 +22,11 @@ _MAX_PROBLEMS = 10_000  # problems after which validation stops
 class RowLimits:
     """Limits on a file of rows."""
 
-    query_chars: int = MAX_QUERY_CHARS
+    query_chars: int | None = None  # a longer query is cut; None: none is
     line_bytes: int | None = None  # of one encoded row
     rows: int | None = None
     text: RoutedText | None = None  # text to route on of several turns; None refuses them
+    complete: Callable[[LabelledRow], LabelledRow] | None = None  # may refuse the row
 
 
 class CheckedRows:
@@ -132,9 +133,14 @@ class CheckedRows:
         if isinstance(value, InputError):
             raise value
         limits = self._limits
-        return parse_row(
-            value, self.pool, limits.query_chars, header=self._header, text=limits.text
+        row = parse_row(
+            value,
+            self.pool,
+            max_query_chars=limits.query_chars,
+            header=self._header,
+            text=limits.text,
         )
+        return row if limits.complete is None else limits.complete(row)
 
     def _located(self, place: Place, problem: object) -> str:
         return f"{self._unit} {place}: {problem}"
@@ -145,7 +151,7 @@ def check_rows(
     source: str,
     pool: Sequence[str] | None = None,
     *,
-    max_query_chars: int = MAX_QUERY_CHARS,
+    max_query_chars: int | None = None,
     text: RoutedText | None = None,
     unit: str = "line",
     kind: RowsKind | None = None,

@@ -31,13 +31,6 @@ def parse_messages(messages: object) -> tuple[tuple[Turn, ...], str]:
     return tuple(earlier), last.text
 
 
-def routed_text(earlier: Iterable[Turn], query: str, read: RoutedText) -> str:
-    """The text that the router reads of a conversation that ends with this query."""
-    if read == "last_user":
-        return query
-    return joined([*(turn.text for turn in earlier), query])
-
-
 def joined(texts: Iterable[str]) -> str:
     """Turns as one text, without blank ones."""
     return "\n\n".join(text for text in texts if text.strip())

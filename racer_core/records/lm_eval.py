@@ -17,7 +17,6 @@ from racer_core.errors import InputError, RowsError
 from racer_core.records import formats
 from racer_core.records.checks import check_rows
 from racer_core.records.lm_eval_sample import FILTERS, Sample, chosen, metric_of, read_sample
-from racer_core.records.row import MAX_QUERY_CHARS
 from racer_core.types import LabelledRows
 
 _SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<time>\d{4}-\d\d-\d\dT[^_]*)\.jsonl(\.gz)?")
@@ -62,7 +61,7 @@ def read_lm_eval(
     filter: str | None = None,
     question: str | None = None,
     incomplete: Literal["refuse", "drop"] = "refuse",
-    max_query_chars: int = MAX_QUERY_CHARS,
+    max_query_chars: int | None = None,
 ) -> LmEvalRows:
     """Join the runs of several models over the same tasks.
 
@@ -77,7 +76,8 @@ def read_lm_eval(
             examples; if models had different prompts (chat templates), the document's own question
             and choices.
         incomplete: Whether documents that are missing in a run are refused or dropped.
-        max_query_chars: Longer queries are refused.
+        max_query_chars: A longer query is cut, as a gateway cuts it at ``limits.query_chars``;
+            None: none is.
 
     Raises:
         InputError: A folder holds no runs, or two runs of one model.

@@ -16,7 +16,7 @@ from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import Numbered, Place
 from racer_core.records.reader import read_bytes
 from racer_core.records.request import row_identity, with_request_cell
-from racer_core.records.row import MAX_QUERY_CHARS, optional_text, row_query, row_request
+from racer_core.records.row import optional_text, row_query, row_request
 from racer_core.types import Turn
 
 
@@ -79,9 +79,7 @@ def question_identity(
     return name if cluster is None and not copy else "\0" + json.dumps([name, cluster, copy])
 
 
-def read_questions(
-    path: Path, max_query_chars: int = MAX_QUERY_CHARS, text: RoutedText = "last_user"
-) -> tuple[Question, ...]:
+def read_questions(path: Path, text: RoutedText = "last_user") -> tuple[Question, ...]:
     """Read a file of questions: the formats of labelled rows, without labels.
 
     A question that is repeated is asked again, since repeats belong to a sample of traffic and its
@@ -89,7 +87,6 @@ def read_questions(
 
     Args:
         path: The file.
-        max_query_chars: Longer texts cannot be calibrated and are refused.
         text: The text to route on of several turns.
 
     Raises:
@@ -106,7 +103,7 @@ def read_questions(
     problems: list[str] = []
     for place, value in numbered:
         try:
-            question = _question(place, value, max_query_chars, text)
+            question = _question(place, value, text)
             name = row_identity(question.query, question.earlier, question.request)
             first = first_of.setdefault(name, question)
             if first.reference != question.reference:
@@ -140,13 +137,13 @@ def _cells(table: formats.TabularFile) -> Iterator[Numbered]:
             yield place, cells
 
 
-def _question(place: Place, value: object, max_query_chars: int, text: RoutedText) -> Question:
+def _question(place: Place, value: object, text: RoutedText) -> Question:
     if isinstance(value, InputError):
         raise value
     if not isinstance(value, dict):
         raise InputError("a question must be a JSON object")
     row = cast("dict[str, Any]", value)
-    earlier, query = row_query(row, max_query_chars, text)
+    earlier, query = row_query(row, text)
     return Question(
         place=place,
         query=query,

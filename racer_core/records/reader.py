@@ -9,14 +9,14 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from racer_core.errors import InputError, RowsError
 from racer_core.records import formats, lm_eval, routerbench
 from racer_core.records.checks import CheckedRows, RowLimits, check_rows
 from racer_core.records.conversation import RoutedText
 from racer_core.records.formats import MAX_UNPACKED_BYTES, Numbered, TabularFile
-from racer_core.records.row import MAX_QUERY_CHARS
+from racer_core.records.request import with_request_cell
 from racer_core.types import LabelledRows, RowsKind
 
 __all__ = ["check_rows", "parse_rows", "read_rows", "stream_rows"]
@@ -26,7 +26,7 @@ def read_rows(
     path: str | Path,
     pool: Sequence[str] | None = None,
     *,
-    max_query_chars: int = MAX_QUERY_CHARS,
+    max_query_chars: int | None = None,
     kind: RowsKind | None = None,
     text: RoutedText | None = None,
 ) -> LabelledRows:
@@ -37,7 +37,8 @@ def read_rows(
             ``.parquet``; a table may be RouterBench's. A folder is the output of
             ``lm_eval --log_samples``.
         pool: The required pool; None takes the pool that the rows name.
-        max_query_chars: Longer queries are refused.
+        max_query_chars: A longer query is cut, as a gateway cuts it at ``limits.query_chars``;
+            None: none is.
         kind: What the file is; None: not said.
         text: The text to route on of several turns; None refuses them.
 
@@ -59,7 +60,7 @@ def read_routerbench(
     *,
     threshold: float | None = None,
     tasks: Sequence[str] | None = None,
-    max_query_chars: int = MAX_QUERY_CHARS,
+    max_query_chars: int | None = None,
 ) -> LabelledRows:
     """Read a RouterBench export (CSV or parquet, never the pickle) with options for its labels.
 
@@ -68,7 +69,8 @@ def read_routerbench(
         pool: As for :func:`read_rows`.
         threshold: The score from which an answer counts as right; None refuses fractions.
         tasks: Only rows whose ``eval_name`` is one of these; None takes all.
-        max_query_chars: Longer queries are refused.
+        max_query_chars: A longer query is cut, as a gateway cuts it at ``limits.query_chars``;
+            None: none is.
 
     Raises:
         RowsError: The file or a row in it is wrong.
@@ -93,7 +95,7 @@ def parse_rows(
     source: str,
     pool: Sequence[str] | None = None,
     *,
-    max_query_chars: int = MAX_QUERY_CHARS,
+    max_query_chars: int | None = None,
     max_bytes: int = MAX_UNPACKED_BYTES,
     kind: RowsKind | None = None,
     text: RoutedText | None = None,
@@ -157,18 +159,29 @@ def _objects(file: BinaryIO, name: str, max_line: int | None) -> Iterator[Number
     table = formats.table(file, name, max_line)
     if routerbench.is_export(table.columns):
         return routerbench.labelled(table)
-    return _csv_rows(table) if name.endswith(".csv") else table.rows
+    return _csv_rows(table) if name.endswith(".csv") else _parquet_rows(table)
 
 
-_CSV_FIELDS = ("query", "task", "reference", "group", "cluster")
+_CSV_FIELDS = ("query", "request", "task", "reference", "group", "cluster")
 _CSV_QUALITY = "quality:"  # prefix of a candidate's column of qualities
 _CSV_LABELS = {"1": True, "true": True, "0": False, "false": False}
 
 
+def _parquet_rows(table: TabularFile) -> Iterator[Numbered]:
+    """Rows of columns named like the fields of JSON lines."""
+    for number, cells in table.rows:
+        is_row = isinstance(cells, dict)
+        yield number, with_request_cell(cast("dict[str, Any]", cells)) if is_row else cells
+
+
 def _csv_rows(table: TabularFile) -> Iterator[Numbered]:
-    """``query``, one column per candidate (1/0/true/false); other fields are optional."""
-    if "query" not in table.columns or len(set(table.columns)) != len(table.columns):
-        raise InputError("line 1: the header needs a query column, and each column once")
+    """``query`` or ``request``, one column per candidate (1/0/true/false), optional fields."""
+    if not {"query", "request"} & set(table.columns) or len(set(table.columns)) != len(
+        table.columns
+    ):
+        raise InputError(
+            "line 1: the header needs a query column or a request column, and each column once"
+        )
     for number, cells in table.rows:
         wrong = isinstance(cells, InputError)
         yield number, cells if wrong else _csv_row(cast("dict[str, str]", cells))
@@ -193,4 +206,6 @@ def _csv_row(row: Mapping[str, str]) -> object:
             return InputError(f"column {column!r} must hold 1, 0, true or false")
     if quality:
         fields["quality"] = quality
-    return fields | {"correct": labels} if labels or not quality else fields
+    if labels or not quality:
+        fields["correct"] = labels
+    return with_request_cell(fields)

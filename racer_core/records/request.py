@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from racer_core import strict_json
 from racer_core.errors import InputError
 from racer_core.records.conversation import RoutedText, identity, joined, plain_form
-from racer_core.types import Turn
+from racer_core.types import LabelledRow, Turn
 
 # Endpoint of a candidate -> the field of a body that holds the turns.
 TURN_FIELDS: Final[Mapping[str, str]] = {
@@ -88,10 +88,7 @@ class Conversation:
 
     @property
     def earlier(self) -> tuple[Turn, ...]:
-        """The turns beside the one that asks; system prompts are none.
-
-        With any, the request is a later turn of its conversation.
-        """
+        """The turns beside the one that asks, without system prompts."""
         asked = self.asked
         return tuple(
             Turn(turn.role, turn.text)
@@ -103,6 +100,11 @@ class Conversation:
     def query(self) -> str:
         """The text of the turn that asks; never empty."""
         return self.turns[self.asked].text or NO_TEXT
+
+    @property
+    def is_later(self) -> bool:
+        """Whether the request is a later turn: some turn is beside the one that asks."""
+        return bool(self.earlier)
 
     def text(self, read: RoutedText) -> str:
         """The text that the router reads.
@@ -183,6 +185,16 @@ def request_conversation(request: Mapping[str, Any]) -> Conversation:
         return conversation_of(request, request_path(request))
     except InputError as exc:
         raise InputError(f'"request": {exc}') from exc
+
+
+def row_text(row: LabelledRow, read: RoutedText) -> str:
+    """The text that the router reads of a row; empty for a row of scores."""
+    if row.request is not None:
+        return request_conversation(row.request).text(read)
+    if not row.query:
+        return ""
+    turns = [*row.earlier, Turn("user", row.query)]
+    return Conversation([RequestTurn(turn.role, turn.text) for turn in turns]).text(read)
 
 
 def row_identity(

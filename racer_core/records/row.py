@@ -25,11 +25,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from racer_core.errors import InputError
-from racer_core.records.conversation import RoutedText, parse_messages, routed_text
+from racer_core.records.conversation import RoutedText, parse_messages
 from racer_core.records.request import parse_request, request_conversation
 from racer_core.types import CallRecord, Confidences, LabelledRow, Turn, checked_pool
 
-MAX_QUERY_CHARS = 8_192
+MAX_QUERY_CHARS = 8_192  # the default of `limits.query_chars`
 CONFIDENCES = ("verbal", "p_true")  # kinds; `aggregation.weight` has the same names
 RIGHT_QUALITY = 0.5  # a quality from which an answer counts as right
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -54,8 +54,8 @@ def row_pool(row: Mapping[str, Any]) -> tuple[str, ...] | None:
 def parse_row(
     row: object,
     pool: tuple[str, ...],
-    max_query_chars: int,
     *,
+    max_query_chars: int | None = None,
     header: bool = False,
     text: RoutedText | None = None,
 ) -> LabelledRow:
@@ -64,7 +64,7 @@ def parse_row(
     Args:
         row: The parsed row.
         pool: The required pool.
-        max_query_chars: Longer texts are refused.
+        max_query_chars: A longer query is cut; None: none is.
         header: The file's header names the pool.
         text: The text to route on of several turns; None refuses them.
 
@@ -79,9 +79,9 @@ def parse_row(
     scores = _scores(fields, pool)
     quality = _quality(fields, pool)
     request = row_request(fields)
-    earlier, query = ((), "") if scores else row_query(fields, max_query_chars, text)
+    earlier, query = ((), "") if scores else row_query(fields, text)
     return LabelledRow(
-        query=query,
+        query=query[:max_query_chars],
         earlier=earlier,
         request=request,
         correct=_correct(fields, pool, quality, header=header),
@@ -99,16 +99,12 @@ def parse_row(
     )
 
 
-def checked_query(text: object, max_chars: int) -> str:
-    """Return a query's text: not blank, not longer than the router was calibrated for."""
+def checked_query(text: object) -> str:
+    """Return a query's text, which is not blank."""
     if not isinstance(text, str):
         raise InputError("query must be a string", param="query")
     if not text.strip():
         raise InputError("query is empty", param="query")
-    if len(text) > max_chars:
-        raise InputError(
-            f"query has {len(text):,} characters, over the limit of {max_chars:,}", param="query"
-        )
     try:
         text.encode()
     except UnicodeEncodeError as exc:
@@ -129,16 +125,14 @@ def row_request(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return parse_request(row["request"])
 
 
-def row_query(
-    row: Mapping[str, Any], max_chars: int, text: RoutedText | None
-) -> tuple[tuple[Turn, ...], str]:
+def row_query(row: Mapping[str, Any], text: RoutedText | None) -> tuple[tuple[Turn, ...], str]:
     """The turns before the query, and the query: ``query``, or the last of ``messages``.
 
     Of a whole ``request``, the text of the turn that asks, and the others but system prompts.
 
     Raises:
-        InputError: The text to route on is no text or too long, or there are several turns and
-            ``text`` is None.
+        InputError: The text to route on is no text, or there are several turns and ``text`` is
+            None.
     """
     if (request := row_request(row)) is not None:
         conversation = request_conversation(request)
@@ -149,12 +143,10 @@ def row_query(
     if "messages" not in row:
         if "query" not in row:
             raise InputError('no "query" and no "request"')
-        return (), checked_query(row["query"], max_chars)
+        return (), checked_query(row["query"])
     earlier, query = parse_messages(row["messages"])
     _refuse_turns(earlier, text)
-    checked_query(query, max_chars)
-    checked_query(routed_text(earlier, query, text or "last_user"), max_chars)
-    return earlier, query
+    return earlier, checked_query(query)
 
 
 def _refuse_turns(earlier: tuple[Turn, ...], text: RoutedText | None) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from racer_core.records.conversation import identity, plain_form
+from racer_core.records.request import row_identity
 from racer_core.types import LabelledRow, LabelledRows, RowsKind
 
 Units = NDArray[np.intp]
@@ -40,7 +40,7 @@ class RowSurvey:
         """Count a row."""
         self.clustered = self.clustered or row.cluster is not None
         self._is_annotated = self._is_annotated or row.reference is not None or row.task is not None
-        if name := identity(row.query, row.earlier):
+        if name := row_identity(row.query, row.earlier, row.request):
             digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
             if digest in self._seen:
                 self.duplicates += 1
@@ -106,7 +106,9 @@ def rows_units(rows: LabelledRows) -> Units:
     """The units that a split of a file's rows keeps whole: of traffic, the single rows."""
     if kind_of(rows) is RowsKind.TRAFFIC:
         return np.arange(len(rows), dtype=np.intp)
-    names = [plain_form(identity(row.query, row.earlier)) or None for row in rows.rows]
+    names = [
+        row_identity(row.query, row.earlier, row.request, plain=True) or None for row in rows.rows
+    ]
     return units_of(names, [row.cluster for row in rows.rows])
 
 

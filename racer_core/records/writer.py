@@ -21,7 +21,7 @@ def row_line(row: LabelledRow, pool: Sequence[str]) -> str:
     turns = messages(row.earlier, row.query)
     query = {"messages": turns} if row.earlier else {"query": row.query}
     fields: dict[str, Any] = {
-        **query,
+        **(query if row.request is None else {"request": dict(row.request)}),
         "correct": {name: name in row.correct for name in pool},
         "answers": dict(row.answers),
         "reference": row.reference,

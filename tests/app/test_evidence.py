@@ -156,6 +156,7 @@ def answering(
         condition_ids=np.full(shape[0], -1),
         duplicates=0,
         near_duplicates=0,
+        assumed=0,
         guessed_kind=RowsKind.QUESTIONS,
     )
     return rows, answers

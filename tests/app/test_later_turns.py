@@ -287,9 +287,8 @@ def test_with_the_whole_conversation_rows_are_read_as_requests_are(
     blank = certified(gateway, [*BEFORE, {"role": "user", "content": " "}])
     kind = ["conditions_differ:messages.user", "unlabelled_request_kind"]
     assert blank["reasons"] == [*kind, "later_turn"]
-    too_long = later(as_json(LATER))
-    too_long[0]["messages"][1]["content"] = "x" * 9_000
-    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), *too_long]})
+    bad = later(as_json(LATER))[0] | {"messages": [{"role": "user", "content": None}]}
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": [*as_json(FIRST), bad]})
     assert response.status_code == 422
     assert f"row {len(FIRST) + 1}" in response.json()["error"]["message"]
 

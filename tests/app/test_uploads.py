@@ -27,6 +27,7 @@ from app.calibrations.progress import Progress
 from app.calibrations.row_reader import read_rows
 from app.calibrations.upload import Upload, spool_folder
 from app.errors import JobCancelled
+from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality
 from racer_core.artifacts import fingerprint
 from racer_core.errors import InputError, RowsError
@@ -54,6 +55,8 @@ def order(name: str, **changes: Any) -> ReadInstructions:
     instructions: dict[str, Any] = {
         "name": name, "source": name, "document": False, "pool": POOL, "query_chars": 8_192,
         "equality": Equality.EXACT, "text": "last_user", "salt": "salt",
+        "candidates": tuple(BodySettings(name=name, served_as=name) for name in POOL),
+        "extra_fields": (),
     }  # fmt: skip
     return ReadInstructions(**instructions | changes)
 
@@ -133,12 +136,17 @@ def test_columns_that_do_not_fit_are_refused() -> None:
         order("x.jsonl"), io.BytesIO(lines(3)), texts, arrays, fields=ignore_field,
         progress=lambda *_: None,
     )  # fmt: skip
-    assert len(load(POOL, texts, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)) == 3
+    assert (
+        len(
+            load(POOL, texts, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
+        )
+        == 3
+    )
     cut = io.BytesIO(texts.getvalue()[:-1])
     with pytest.raises(ValueError, match="do not fit"):
-        load(POOL, cut, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)
+        load(POOL, cut, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
     with pytest.raises(ValueError, match="shape"):
-        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0, guessed_kind=LIST)
+        load(POOL[:2], texts, arrays, duplicates=0, near_duplicates=0, assumed=0, guessed_kind=LIST)
 
 
 # Hostile files --------------------------------------------------------------------------------

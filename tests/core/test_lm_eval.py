@@ -387,11 +387,17 @@ def test_documents_of_one_prompt_are_rows_of_their_own(tmp_path):
     assert read.duplicates == 1
 
 
-def test_long_queries_are_named_by_document(tmp_path):
-    """The common checks of rows hold for joined documents too."""
+def test_blank_queries_are_named_by_document(tmp_path):
+    """The common checks of rows hold for joined documents too; a long prompt is read whole."""
+    run(tmp_path, "m", {"sums": [generated(2, "1", 1, prompt=" ")]})
+    assert "document sums 2: query is empty" in refusal(tmp_path)
+
+
+def test_a_long_prompt_is_a_query(tmp_path):
+    """A few-shot prompt is whole, or cut where the caller says."""
     run(tmp_path, "m", {"sums": [generated(2, "1", 1, prompt="x" * 9000)]})
-    message = refusal(tmp_path)
-    assert "document sums 2: query has 9,000 characters" in message
+    assert len(read_lm_eval(tmp_path).rows.queries[0]) == 9_000
+    assert len(read_lm_eval(tmp_path, max_query_chars=100).rows.queries[0]) == 100
 
 
 def test_a_folder_without_samples_and_broken_results(tmp_path):

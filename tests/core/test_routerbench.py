@@ -91,10 +91,8 @@ def test_prompts_may_be_texts_or_lists():
 def test_prompts_are_never_run():
     """A prompt that is a Python expression stays a text."""
     prompts = ["['a'.upper()]", "[__import__('os').getcwd()]", "['" + "(" * 100_000 + "]"]
-    rows = [parse_rows(as_csv(table(prompt=[each, "b", "c"])), "x.csv") for each in prompts[:2]]
-    assert [each.queries[0] for each in rows] == prompts[:2]
-    with pytest.raises(RowsError, match="line 2: query has 100,003 characters"):
-        parse_rows(as_csv(table(prompt=[prompts[2], "b", "c"])), "x.csv")
+    rows = [parse_rows(as_csv(table(prompt=[each, "b", "c"])), "x.csv") for each in prompts]
+    assert [each.queries[0] for each in rows] == prompts
 
 
 def test_prompts_of_several_turns_are_refused_by_line(tmp_path):

@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.calibrations.parsing import ReadInstructions, parse
+from app.wire.candidate_payload import BodySettings
 from racer_core.aggregation.answers import Equality
 from racer_core.errors import InputError, RowsError
 from racer_core.records import reader
@@ -186,6 +187,8 @@ def test_any_upload_is_columns_or_an_error(
         equality=equality,
         salt="salt",
         text=text,
+        candidates=tuple(BodySettings(name=name, served_as=name) for name in POOL),
+        extra_fields=(),
     )
     columns = io.BytesIO()
     beside: list[dict[str, Any]] = []

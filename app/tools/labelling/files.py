@@ -47,7 +47,6 @@ class LabelFiles:
         pool: The candidates.
         conditions: What makes rows comparable; another run must have the same.
         digests: Candidate -> digest of what it is sent, but for the query; written into each row.
-        max_query_chars: Longest query of a row.
         plan: The evaluators whose confidences a finished row has.
         evaluators: What makes an evaluator's confidences comparable, by its name.
     """
@@ -59,7 +58,6 @@ class LabelFiles:
         pool: tuple[str, ...],
         conditions: Mapping[str, Any],
         digests: Mapping[str, str],
-        max_query_chars: int,
         plan: RatingPlan | None = None,
         evaluators: Mapping[str, Any] | None = None,
     ) -> None:
@@ -68,7 +66,6 @@ class LabelFiles:
         self.out = out
         self._partial = out.with_name(out.name + ".partial")
         self._pool = pool
-        self._max_query_chars = max_query_chars
         self._conditions = json.loads(json.dumps(conditions))  # tuples become lists, as on disk
         self._digests = digests
         self._answers: dict[str, dict[str, Answer]] = {}
@@ -267,7 +264,7 @@ class LabelFiles:
         value = strict_json.load_object(line)
         if not {"query", "messages", "request"} & value.keys():
             return None
-        earlier, query = row_query(value, self._max_query_chars, "last_user")
+        earlier, query = row_query(value, "last_user")
         cluster, request = optional_text(value, "cluster") or None, row_request(value)
         copy = copies.next(query, earlier, cluster, request=request)
         return _digest(question_identity(query, earlier, cluster, copy, request=request))
@@ -296,7 +293,6 @@ class LabelFiles:
             formats.json_lines(data),
             self.out.name,
             self._pool,
-            max_query_chars=self._max_query_chars,
             text="last_user",
         )
         copies = CopyCounter()

@@ -126,7 +126,6 @@ def run(
         pool=settings.pool,
         conditions=conditions,
         digests=ConditionReader(settings.candidates).configured.digests,
-        max_query_chars=settings.limits.query_chars,
         plan=plan,
         evaluators=plan.identities(settings),
     ) as files:
