@@ -131,7 +131,7 @@ class RequestRouter:
         """
         query, fingerprint = request.query, routed.fingerprint
         later = query.later
-        is_of_a_part = query.is_too_long or query.conditions.is_other_kind
+        is_of_a_part = query.is_cut or query.conditions.is_other_kind
         if self._monitor is None or is_of_a_part or (later and not self._reads_conversations):
             return ()
         remarks, record = (), routed.record

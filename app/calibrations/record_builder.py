@@ -214,12 +214,14 @@ class RecordBuilder:
                 options.answer_risk_max,
             )
             built = replace(built, calibration=calibration)
+        query_chars = self._settings.limits.query_chars
         populations = [
             Population(
                 calibration=each.calibration,
                 conditions=kind.conditions,
                 later=kind.is_later,
                 text=self._settings.routing.text,
+                query_chars=query_chars,
             )
             for kind, each in zip(used, built_others, strict=True)
         ]
@@ -259,7 +261,11 @@ class RecordBuilder:
             created_at=now(),
             artifact=self._setup,
             populations=(
-                Population(calibration=built.calibration, conditions=first.conditions),
+                Population(
+                    calibration=built.calibration,
+                    conditions=first.conditions,
+                    query_chars=query_chars,
+                ),
                 *(each for each in populations if each.is_enough),
             ),
             evidence=found,

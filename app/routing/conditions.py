@@ -263,8 +263,15 @@ def _without_the_text(
 
 def _other_turns(field: str, value: object) -> dict[str, str]:
     """The turns that no row states, under ``field.role``: each with its place."""
-    if not isinstance(value, list):
-        return {} if isinstance(value, str) else {field: canonical(value)}
+    match value:
+        case str():
+            return {}
+        case [str()] if field == "prompt":  # one prompt, as its text alone is
+            return {}
+        case list():
+            pass
+        case _:
+            return {field: canonical(value)}
     others: dict[str, list[tuple[int, object]]] = {}
     turns = cast("list[object]", value)
     for place, turn in enumerate(turns):

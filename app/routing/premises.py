@@ -46,7 +46,7 @@ class Premises:
     Attributes:
         rows: The rows whose threshold applies, and how the request differs from them.
         choice: The candidates among which the set is chosen.
-        is_too_long: The router reads only the beginning of the query.
+        is_too_long: The router reads less, or more, of the query than it would of a row.
         is_other_kind: The fields that differ make it a request of another kind than any row.
         is_pending: The smaller pool's threshold is still being computed.
         has_rows: The calibration has rows for these candidates.

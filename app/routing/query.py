@@ -23,10 +23,15 @@ class Query:
 
     text: str
     conditions: Conditions  # what candidates are sent beside the query
-    is_too_long: bool = False  # the router reads only its beginning
+    text_chars: int = 0  # of the whole text, of which `text` may be the beginning
     later: bool = False  # a turn after the first of a conversation
     needs: frozenset[Need] = frozenset()  # capabilities that a candidate must have
     chars: int = 0  # of all texts for the candidates
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the router reads only the beginning of its text."""
+        return self.text_chars > len(self.text)
 
     def able(self, candidates: Iterable[Candidate]) -> tuple[str, ...]:
         """The candidates with the capabilities that the request needs."""
@@ -58,11 +63,10 @@ def of_body(
     """
     conversation = conversation_of(fields, path)
     text = conversation.text(settings.routing.text)
-    longest = settings.limits.query_chars
     return Query(
-        text=text[:longest],
+        text=text[: settings.limits.query_chars],
         conditions=conditions,
-        is_too_long=len(text) > longest,
+        text_chars=len(text),
         later=conversation.is_later,
         needs=_needs(conversation.turns, fields),
         chars=sum(len(turn.text) for turn in conversation.turns),

@@ -36,9 +36,9 @@ class Reason(StrEnum):
     """
 
     QUERY_TOO_LONG = "query_too_long"
-    """The query is longer than `limits.query_chars`.
+    """The query is longer than `limits.query_chars`, and its rows were read under another limit.
 
-    Shorten the query, or raise the limit and calibrate on such rows.
+    Calibrate again, or shorten the query.
     """
 
     NO_CALIBRATION_FOR_POOL = "no_calibration_for_pool"

@@ -37,7 +37,7 @@ class Limits(Frozen):
     extra_fields: tuple[ExtraField, ...] = ()
     """vLLM's fields that requests may set. Each costs the candidate: see `docs/security.md`."""
     query_chars: _Count = MAX_QUERY_CHARS
-    """Longest query in characters that the router reads; longer ones are not certified."""
+    """Characters of a query that the router reads: of a longer one, its beginning."""
     # Calls to candidates.
     fan_out: _Count = 16
     """Most candidates that one request calls."""

@@ -36,12 +36,26 @@ class Population:
             order of the calibration's pool; None: unknown, and no request is like them.
         later: They are turns after the first of a conversation.
         text: What the router read of later turns.
+        query_chars: How many characters of a row's text the router read; None: not recorded, by a
+            version that refused longer rows.
     """
 
     calibration: Calibration
     conditions: tuple[str, ...] | None = None
     later: bool = False
     text: RoutedText = "last_user"
+    query_chars: int | None = None
+
+    def is_too_long(self, text_chars: int, query_chars: int) -> bool:
+        """Whether a text is not read as it would be of a row.
+
+        Args:
+            text_chars: Its characters.
+            query_chars: How many the router reads now.
+        """
+        if self.query_chars == query_chars:
+            return False
+        return text_chars > min(query_chars, self.query_chars or query_chars)
 
     @property
     def is_enough(self) -> bool:
@@ -179,6 +193,7 @@ def _populations(
             conditions=conditions and tuple(conditions),
             later=settings["later"],
             text=settings["text"],
+            query_chars=settings.get("query_chars"),
         )
 
 
@@ -194,6 +209,7 @@ def _population_settings(population: Population) -> dict[str, Any]:
         "conditions": population.conditions,
         "later": population.later,
         "text": population.text,
+        "query_chars": population.query_chars,
         "groups": population.calibration.groups,
     }
 

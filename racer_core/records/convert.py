@@ -90,7 +90,7 @@ def _read(paths: Sequence[Path], choices: Choices) -> ConversionResult:
         return ConversionResult(
             rows=read_routerbench(paths[0], threshold=choices.threshold, tasks=choices.tasks)
         )
-    return ConversionResult(rows=read_rows(paths[0]))
+    return ConversionResult(rows=read_rows(paths[0], text="last_user"))
 
 
 __getattr__ = renamed(__name__, {"Converted": "ConversionResult"})

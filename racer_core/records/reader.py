@@ -102,6 +102,8 @@ def parse_rows(
 ) -> LabelledRows:
     """Parse the bytes of a file named ``source``; ``max_bytes`` limits the unpacked size of gzip.
 
+    ``text`` is the text to route on of several turns; None refuses them.
+
     Raises as :func:`read_rows`.
     """
     try:

@@ -138,21 +138,21 @@ def row_query(row: Mapping[str, Any], text: RoutedText | None) -> tuple[tuple[Tu
         conversation = request_conversation(request)
         conversation.text(text or "last_user")
         earlier, query = conversation.earlier, conversation.query
-        _refuse_turns(earlier, text)
+        _refuse_turns("request", earlier, text)
         return earlier, query
     if "messages" not in row:
         if "query" not in row:
             raise InputError('no "query" and no "request"')
         return (), checked_query(row["query"])
     earlier, query = parse_messages(row["messages"])
-    _refuse_turns(earlier, text)
+    _refuse_turns("messages", earlier, text)
     return earlier, checked_query(query)
 
 
-def _refuse_turns(earlier: tuple[Turn, ...], text: RoutedText | None) -> None:
+def _refuse_turns(field: str, earlier: tuple[Turn, ...], text: RoutedText | None) -> None:
     if earlier and text is None:
         raise InputError(
-            '"messages" has several turns: they are another population than first turns, which '
+            f'"{field}" has several turns: they are another population than first turns, which '
             "only a running gateway calibrates beside them (racer calibrate)"
         )
 

@@ -35,7 +35,9 @@ def rows(count: int, *, group: str | None = None, is_later: bool = False, **fiel
 
 def known(*parts: LabelledPart) -> dict[str, KnownCalibration]:
     """A calibration of these rows at alpha 0.1."""
-    calibration = KnownCalibration(parts=parts, alpha=0.1, group_by="request", text="last_user")
+    calibration = KnownCalibration(
+        parts=parts, alpha=0.1, group_by="request", text="last_user", query_chars=100
+    )
     return {"cal": calibration}
 
 
@@ -71,7 +73,8 @@ SEEN: Final = Observation(
     allowed=POOL,
     failing=(),
     is_later=False,
-    is_too_long=False,
+    chars=10,
+    query_chars=100,
     group=None,
     alpha=None,
     max_alpha=None,
@@ -89,6 +92,8 @@ PLAIN: Final = rows(40)
     [
         ({}, known(PLAIN)),
         ({"racer": racer(n=80)}, known(PLAIN, PLAIN)),
+        ({"chars": 101}, known(PLAIN)),  # rows of that length were read like this
+        ({"chars": 100, "query_chars": 200}, known(PLAIN)),
         ({}, known(PLAIN, rows(40, seed=1), rows(40, is_later=True))),
         ({"racer": racer(n=30, group="x"), "group": "x"}, known(rows(30, group="x"), rows(9))),
         # Four rows allow the alpha of the request, and as the most first turns they are stored.
@@ -107,7 +112,8 @@ def test_a_true_certificate_may_hold(changes: dict[str, Any], calibrations: Any)
     [
         ({"active": {"other"}}, known(PLAIN), "was not active"),
         ({"alarmed": {"cal"}}, known(PLAIN), "had an alarm"),
-        ({"is_too_long": True}, known(PLAIN), "did not read the whole query"),
+        ({"chars": 51, "query_chars": 50}, known(PLAIN), "another part of the query"),
+        ({"chars": 101, "query_chars": 200}, known(PLAIN), "another part of the query"),
         ({"alpha": 0.2}, known(PLAIN), "alpha is 0.1"),
         ({"max_alpha": 0.05}, known(PLAIN), "alpha is 0.1"),
         ({"allowed": ("a", "b")}, known(PLAIN), "the pool has"),

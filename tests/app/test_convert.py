@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,28 @@ def test_written_text_is_read_back_unchanged(tmp_path: Path) -> None:
     written = LabelledRows(pool=("m", "n"), rows=rows)
     write_rows(written, tmp_path / "rows.jsonl")
     assert read_rows(tmp_path / "rows.jsonl") == written
+
+
+def test_whole_requests_become_json_lines_and_are_read_back(racer: Command, tmp_path: Path) -> None:
+    """From a table with a column of JSON text; later turns and 20,000 characters stay whole."""
+    turns = [{"role": "user", "content": "x" * 20_000}, {"role": "assistant", "content": "y"}]
+    requests = [
+        {"messages": [*turns, {"role": "user", "content": "z"}], "tools": [{"type": "function"}]},
+        {"input": "x", "instructions": "Be brief.\u2028"},
+    ]
+    table, out = tmp_path / "requests.csv", tmp_path / "rows.jsonl"
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [["request", "m", "n"], *([json.dumps(each), 1, 0] for each in requests)]
+        )
+    assert racer("convert", table, "--out", out)[0] == 0
+    lines = [json.loads(line) for line in out.read_bytes().split(b"\n") if line]
+    assert [line["request"] for line in lines] == requests
+    rows = read_rows(out, text="last_user")
+    assert [row.request for row in rows.rows] == requests
+    assert [row.query for row in rows.rows] == ["z", "x"]
+    write_rows(rows, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == out.read_bytes()
 
 
 def test_an_existing_file_is_left_alone(racer: Command, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_known_query_is_not_scored_until_another_calibration_decides(serve: Se
     [
         of(ONE + " "),
         replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, later=True)),
-        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, is_too_long=True)),
+        replace(BARE, query=Query(text=ONE, conditions=CONDITIONS, text_chars=9_000)),
         replace(BARE, query=Query(text=ONE, conditions=Conditions({}, "other"))),
         replace(BARE, choice=CandidateChoice(names=POOL[:2])),
         replace(BARE, choice=CandidateChoice(names=POOL, is_requested=True)),

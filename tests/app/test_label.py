@@ -174,20 +174,15 @@ def test_a_conversation_is_labelled_with_all_its_turns(
     assert pool.models_called() == []
 
 
-def test_conversations_too_long_to_calibrate_are_refused_before_a_call(
-    racer: Command, pool: FakePool, tmp_path: Path, artifact: Path
+def test_a_long_conversation_is_labelled_whole(
+    label: Label, pool: FakePool, tmp_path: Path
 ) -> None:
-    """Where all turns are routed on, all of them must not be too long: labels cost money."""
-    turns = [{"role": "user", "content": f"{each} " * 3_000} for each in "ab"]
+    """The router reads its beginning; candidates and the row have all of it."""
+    turns = [{"role": "user", "content": f"{each} " * 6_000} for each in "ab"]
     questions = save(tmp_path / "q.jsonl", [{"messages": turns, "reference": 42}])
-    result = (0, "", "")
-    for text, code in (("last_user", 0), ("conversation", 1)):
-        config = configure(tmp_path / text, artifact, pool.url, routing={"text": text})
-        out = tmp_path / f"{text}.jsonl"
-        result = racer("label", questions, "--config", config, "--out", out, "--grade", "number")
-        assert result[0] == code, result
-    assert "12,00" in result[2]
-    assert len(pool.requests) == len(POOL)
+    assert label(questions)[0] == 0
+    assert [each["messages"] for each in pool.requests] == [turns] * len(POOL)
+    assert lines(tmp_path / "rows.jsonl")[0]["messages"] == turns
 
 
 def test_an_answer_without_a_text_is_wrong_and_no_failure(
@@ -371,7 +366,7 @@ def test_a_candidate_that_keeps_failing_is_given_up(
         ([{"reference": "4"}], ["line 1", "query"]),
         ([{"query": "x?"}], ["line 1", "reference"]),
         ([{"query": "x?", "reference": "many"}], ["line 1", "cannot be read as a number"]),
-        ([{"query": "x" * 9_000, "reference": 4}], ["line 1", "9,000 characters"]),
+        ([{"request": {"input": "x?", "prompt": "x?"}}], ["line 1", '"input" and "prompt"']),
         (
             [{"query": "x?", "reference": 4}, {"query": "x?", "reference": 5}],
             ["line 2", "same query as line 1, with another reference"],

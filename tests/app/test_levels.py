@@ -7,7 +7,18 @@ from itertools import pairwise
 import pytest
 
 from app.settings import key_format
-from tests.support.gateway import ONE, POOL, TWO, UNANSWERABLE, Gateway, Serve, candidates, noisy
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ONE,
+    POOL,
+    TWO,
+    UNANSWERABLE,
+    Gateway,
+    Serve,
+    as_json,
+    candidates,
+    noisy,
+)
 from tests.upstreams.scripted import FakePool
 
 PRICED = {"adder": 1.0, "speller": 2.0, "poet": 5.0}
@@ -94,11 +105,13 @@ def test_a_key_sees_no_level_that_it_may_not_ask_for(serve: Serve) -> None:
 
 
 def test_where_the_whole_pool_is_called_there_are_no_levels(serve: Serve) -> None:
-    """A query over the limit is not routed at any alpha; the certificate says why."""
-    gateway = serve(routing={"on_uncovered": "whole_pool"})
-    result = levels(gateway, "What is 3 plus 4? " * 500)
+    """A query of a group without rows is not routed at any alpha; the certificate says why."""
+    gateway = serve(routing={"on_uncovered": "whole_pool"}, calibrated=False)
+    rows = [row | {"group": "a"} for row in as_json(noisy(10_000, 200))]
+    gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, "confirm": True}).raise_for_status()
+    result = levels(gateway, ONE)
     assert (result["levels"], result["nonconformity"]) == ([], {})
-    assert "query_too_long" in result["certificate"]["reasons"]
+    assert "group_uncalibrated" in result["certificate"]["reasons"]
     assert set(result["selected"]) == set(POOL)
 
 

@@ -29,6 +29,7 @@ from tests.support.gateway import (
     configure,
     noisy,
     running,
+    user,
 )
 from tests.support.monitored import calibration_record, decision_record
 from tests.upstreams.scripted import FakePool
@@ -93,10 +94,10 @@ def test_every_kind_of_decision_is_found_again(
 def test_decisions_that_no_threshold_made_are_found_again(
     unsure: Gateway, racer: Command, pool: FakePool
 ) -> None:
-    """A long query has the set of the threshold, without a guarantee."""
-    long = unsure.route("x" * 9_000)
-    assert "query_too_long" in long["certificate"]["reasons"]
-    code, out, _ = racer("verify", long["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
+    """A request in other conditions has the set of the threshold, without a guarantee."""
+    warm = unsure.post("/route", json={"messages": user(ONE), "temperature": 2}).json()
+    assert "conditions_differ:temperature" in warm["certificate"]["reasons"]
+    code, out, _ = racer("verify", warm["decision_id"], "--url", unsure.url, "--key", ADMIN_KEY)
     assert (code, "threshold" in out) == (0, True)
 
 

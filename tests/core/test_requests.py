@@ -1,6 +1,7 @@
 """Rows that are whole requests: their text, their identity, and one clear error for a bad one."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,8 @@ from racer_core.errors import RowsError
 from racer_core.records.questions import read_questions
 from racer_core.records.reader import parse_rows
 from racer_core.records.request import GATEWAY_FIELDS
-from racer_core.types import Turn
+from racer_core.records.units import rows_units
+from racer_core.types import RowsKind, Turn
 
 LABELS = {"correct": {"a": True, "b": False}}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -103,6 +105,16 @@ def test_requests_with_one_query_and_other_system_prompts_are_no_copies(tmp_path
         questions(
             tmp_path, {"request": one, "reference": "1"}, {"request": again, "reference": "2"}
         )
+
+
+def test_requests_of_one_kind_stay_in_one_part():
+    """A near copy differs in case, space or Unicode form anywhere in the request."""
+    texts = ["Be brief.", "be  BRIEF.", "In French."]
+    requests = [{"messages": [{**SYSTEM, "content": each}, user("x\ny")]} for each in texts]
+    rows = parse(*({"request": each, **LABELS} for each in [*requests, requests[0]]))
+    rows = replace(rows, kind=RowsKind.QUESTIONS)
+    assert rows_units(rows).tolist() == [0, 0, 1, 0]
+    assert rows.duplicates == 1
 
 
 BAD = [

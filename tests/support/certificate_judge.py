@@ -115,6 +115,7 @@ class KnownCalibration:
     alpha: float
     group_by: str
     text: str
+    query_chars: int
 
     @property
     def stored(self) -> Sequence[LabelledPart]:
@@ -151,7 +152,8 @@ class Observation:
         allowed: The candidates that the request may be routed among.
         failing: The candidates that may have been out before the request.
         is_later: The request is a later turn.
-        is_too_long: The router reads only the beginning of the query.
+        chars: The length of the text that the router reads, or of which it reads the beginning.
+        query_chars: `limits.query_chars` at the time.
         group: The group of the request.
         alpha: The risk level that the request, its pool and its key leave; None: the calibration's.
         max_alpha: The largest risk level of the key.
@@ -172,7 +174,8 @@ class Observation:
     allowed: Collection[str]
     failing: Collection[str]
     is_later: bool
-    is_too_long: bool
+    chars: int
+    query_chars: int
     group: str | None
     alpha: float | None
     max_alpha: float | None
@@ -191,9 +194,10 @@ def denial(seen: Observation, calibrations: Mapping[str, KnownCalibration]) -> s
         return f"calibration {name} was not active"
     if name in seen.alarmed:
         return f"calibration {name} had an alarm"
-    if seen.is_too_long:
-        return "the router did not read the whole query"
     known = calibrations[name]
+    limits = {seen.query_chars, known.query_chars}
+    if len(limits) > 1 and seen.chars > min(limits):
+        return "the router reads another part of the query than it read of rows"
     alpha = known.alpha if seen.alpha is None else seen.alpha
     alpha = min(alpha, seen.max_alpha or 1)
     if guarantee["alpha"] != alpha:

@@ -155,7 +155,9 @@ class JudgedGateway(RecordedGateway):
         name, now = response.json()["id"], self.settings
         self._labels_of[name] = upload.labels
         self.calibrations[name] = KnownCalibration(
-            parts=upload.parts, alpha=alpha, group_by=now["group_by"], text=now["text"]
+            parts=upload.parts,
+            alpha=alpha,
+            **{name: now[name] for name in ("group_by", "text", "query_chars")},
         )
         if response.json()["active"]:
             self.active = name
@@ -379,7 +381,8 @@ class JudgedGateway(RecordedGateway):
             allowed=_allowed(request, key),
             failing=self.failing,
             is_later=request["turns"] in LATER and request["surface"] != "completions",
-            is_too_long=len(exchange.text) > now["query_chars"],
+            chars=len(exchange.text),
+            query_chars=now["query_chars"],
             group=_groups_of(exchange)[now["group_by"]],
             alpha=alpha,
             max_alpha=key.max_alpha,

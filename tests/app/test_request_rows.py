@@ -1,0 +1,314 @@
+"""Whole requests as rows: what the official client sends is certified, and no other request is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.routing.conditions import ConditionReader
+from app.store import Store
+from app.store.calibrations import record_digest
+from app.store.tables import CalibrationRow
+from tests.support.gateway import (
+    ADMIN_KEY,
+    ENVIRONMENT,
+    ONE,
+    POOL,
+    Gateway,
+    Serve,
+    as_json,
+    configure,
+    error_message,
+    labelled,
+    running,
+    user,
+)
+from tests.support.waiting import wait_until
+from tests.upstreams.scripted import FakePool
+
+SYSTEM = {"role": "system", "content": "You work for a bank."}
+
+
+def tool(name: str) -> list[dict[str, Any]]:
+    """A tool of this name."""
+    parameters = {"type": "object", "properties": {"a": {"type": "number"}}}
+    return [{"type": "function", "function": {"name": name, "parameters": parameters}}]
+
+
+def schema(field: str) -> dict[str, Any]:
+    """Structured output with one field."""
+    of_field = {"type": "object", "properties": {field: {"type": "integer"}}, "required": [field]}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": of_field}}
+
+
+def long(text: str) -> str:
+    """20,000 characters that begin with this text."""
+    return f"{text} {'context ' * 2_500}"[:20_000]
+
+
+BEFORE: list[Any] = [
+    *user("Hello"),
+    {"role": "assistant", "content": "Hello, what can I do for you?"},
+    *user("Some sums"),
+    {"role": "assistant", "content": "Go on."},
+]
+
+# What a client sends with a text, a change of it, and the field that the certificate then names.
+KINDS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "system prompt": (
+        lambda text: {"messages": [SYSTEM, *user(text)]},
+        {"messages": [{**SYSTEM, "content": "You work for a shop."}, *user(ONE)]},
+        "messages.system",
+    ),
+    "tools": (
+        lambda text: {"messages": user(text), "tools": tool("add"), "tool_choice": "auto"},
+        {"tools": tool("subtract")},
+        "tools",
+    ),
+    "structured output": (
+        lambda text: {"messages": user(text), "response_format": schema("sum")},
+        {"response_format": schema("total")},
+        "response_format",
+    ),
+    "20,000 characters": (
+        lambda text: {"messages": [SYSTEM, *user(long(text))], "temperature": 0.5},
+        {"temperature": 0.6},
+        "temperature",
+    ),
+    "five turns": (
+        lambda text: {"messages": [SYSTEM, *BEFORE, *user(text)]},
+        {"messages": [*BEFORE, *user(ONE)]},
+        "rows",
+    ),
+}
+
+
+def request_rows(body: Any, *, start: int = 20_000, count: int = 60) -> list[dict[str, Any]]:
+    """Rows that are requests, as a client sends them, about the queries of the tests' pool."""
+    return [
+        {"request": {"model": "auto", "stream": False, **body(row["query"])}}
+        | {"correct": row["correct"]}
+        for row in as_json(labelled(start, count))
+    ]
+
+
+def upload(gateway: Gateway, rows: list[dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """Calibrate on rows; returns the evidence."""
+    response = gateway.post("/calibrate", ADMIN_KEY, json={"rows": rows, **options})
+    assert response.status_code == 200, response.text
+    return response.json()["evidence"]
+
+
+def certificate(gateway: Gateway, **fields: Any) -> dict[str, Any]:
+    """The certificate of a chat completion by the official client."""
+    answer = gateway.openai().chat.completions.create(model="auto", **fields)
+    assert answer.choices[0].message.content
+    return answer.model_dump()["racer"]["certificate"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_like_the_rows_are_certified_and_no_others(
+    serve: Serve, pool: FakePool, kind: str
+) -> None:
+    """The official client; one changed condition voids, and the certificate names its field.
+
+    Beside the rows of the kind there are rows of plain queries, which decide plain queries.
+    """
+    body, changed, field = KINDS[kind]
+    for name in POOL:
+        pool.say(name, '{"sum": 7, "total": 7}')
+    gateway = serve(calibrated=False)
+    evidence = upload(gateway, [*as_json(labelled(10_000, 200)), *request_rows(body)])
+    assert evidence["conditions"]["assumed"] == 260
+    own = certificate(gateway, **body(ONE))
+    remark = "later_turn" if kind == "five turns" else "labelled_conditions"
+    assert (own["holds"], own["reasons"]) == (True, [remark])
+    assert own["n"] <= 60
+    plain = certificate(gateway, messages=user(ONE))
+    assert (plain["holds"], plain["reasons"]) == (True, [])
+    other = certificate(gateway, **{**body(ONE), **changed})
+    assert other["holds"] is False
+    if kind == "five turns":  # without the system prompt it is no turn of these conversations
+        assert "multi_turn_uncalibrated" in other["reasons"]
+    else:
+        assert f"conditions_differ:{field}" in other["reasons"]
+
+
+def test_a_certified_request_calls_its_set_and_is_verified(serve: Serve, pool: FakePool) -> None:
+    """Tools: the set of the threshold is called, not the pool, and the decision is found again."""
+    body, *_ = KINDS["tools"]
+    gateway = serve(calibrated=False)
+    upload(gateway, request_rows(body, count=100))
+    answer = gateway.openai().chat.completions.create(model="auto", **body(ONE))
+    assert pool.models_called() == ["adder"]
+    decision = answer.model_dump()["racer"]["decision_id"]
+    path = f"/decisions/{decision}/verify"  # decisions are written behind
+    wait_until(lambda: gateway.post(path, ADMIN_KEY).status_code == 200)
+    assert gateway.post(path, ADMIN_KEY).json()["matches"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", lambda text: {"input": text, "instructions": "You work for a bank."}),
+        ("/v1/responses", lambda text: {"input": user(text), "tools": [{"type": "web_search"}]}),
+        ("/v1/completions", lambda text: {"prompt": text, "suffix": "!"}),
+        ("/v1/completions", lambda text: {"prompt": [text], "max_tokens": 5}),
+    ],
+)
+def test_rows_of_the_other_apis_certify_their_requests(serve: Serve, path: str, body: Any) -> None:
+    """The endpoint is a condition, and each API has its own fields."""
+    gateway = serve(calibrated=False)
+    upload(gateway, request_rows(body))
+    sent = gateway.post(path, json={"model": "auto", **body(ONE)})
+    assert sent.status_code == 200, sent.text
+    found = sent.json()["racer"]["certificate"]
+    assert (found["holds"], found["reasons"]) == (True, [])
+    plain = gateway.chat(ONE)["racer"]["certificate"]
+    assert (plain["holds"], plain["reasons"]) == (False, ["conditions_differ:rows"])
+
+
+def as_lines(rows: list[dict[str, Any]]) -> bytes:
+    """JSON lines."""
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def as_csv(rows: list[dict[str, Any]]) -> bytes:
+    """A table with a column of JSON text, and a column for each candidate."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["request", *POOL])
+    table.writeheader()
+    for row in rows:
+        labels = {name: int(right) for name, right in row["correct"].items()}
+        table.writerow({"request": json.dumps(row["request"])} | labels)
+    return text.getvalue().encode()
+
+
+def as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    """A table with a column of JSON text."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "request": [json.dumps(row["request"]) for row in rows],
+        "correct": [row["correct"] for row in rows],
+    }
+    file = io.BytesIO()
+    parquet.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def test_every_format_carries_requests(serve: Serve) -> None:
+    """JSON lines, CSV and parquet are the rows that the API's own body has."""
+    body, *_ = KINDS["tools"]
+    rows = request_rows(body)
+    gateway = serve(calibrated=False)
+    shown = ("n", "rows", "lambda_hat", "conditions", "duplicates", "near_duplicates")
+    expected = {name: upload(gateway, rows, dry_run=True)[name] for name in shown}
+    assert expected["conditions"]["assumed"] == len(rows)
+    for name, write in (("x.jsonl", as_lines), ("x.csv", as_csv), ("x.parquet", as_parquet)):
+        response = gateway.post(
+            "/calibrate", ADMIN_KEY, files={"file": (name, write(rows))}, data={"dry_run": "true"}
+        )
+        assert response.status_code == 200, response.text
+        evidence = response.json()["evidence"]
+        assert {each: evidence[each] for each in shown} == expected, name
+
+
+def test_digests_in_rows_count_before_what_is_sent_now(serve: Serve) -> None:
+    """Rows that were labelled under another temperature say so, and certify no request."""
+    gateway = serve(calibrated=False)
+    body, *_ = KINDS["system prompt"]
+    reader = ConditionReader(gateway.settings.candidates)
+    digests = dict(reader.read({**body(ONE), "temperature": 2}).digests)
+    rows = [row | {"conditions": digests} for row in request_rows(body)]
+    assert upload(gateway, rows)["conditions"]["assumed"] == 0
+    assert certificate(gateway, **body(ONE))["holds"] is False
+    assert certificate(gateway, **body(ONE), temperature=2)["holds"] is True
+
+
+def test_equal_queries_under_other_system_prompts_are_no_copies(serve: Serve) -> None:
+    """A copy is the same request; a near copy differs in case, space or Unicode form alone."""
+    gateway = serve(calibrated=False)
+    body, *_ = KINDS["system prompt"]
+
+    def other(text: str) -> dict[str, Any]:
+        return {"messages": [{**SYSTEM, "content": "You work for a shop."}, *user(text)]}
+
+    def shouted(text: str) -> dict[str, Any]:
+        return {"messages": [{**SYSTEM, "content": "YOU WORK  for a bank."}, *user(text)]}
+
+    rows = request_rows(body)
+    evidence = upload(gateway, [*rows, *request_rows(other)], dry_run=True)
+    assert (evidence["duplicates"], evidence["near_duplicates"]) == (0, 0)
+    evidence = upload(gateway, [*rows, *rows[:5], *request_rows(shouted)[:7]], dry_run=True)
+    assert (evidence["duplicates"], evidence["near_duplicates"]) == (5, 7)
+
+
+LABELS = {"correct": dict.fromkeys(POOL, True)}
+PLAIN = {"messages": user(ONE)}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"request": {"temperature": 0}}, '"messages", "input" and "prompt"'),
+        ({"request": {**PLAIN, "prompt": ONE}}, '"messages" and "prompt"'),
+        ({"request": ONE}, '"request" must be an object'),
+        ({"request": PLAIN, "query": ONE}, 'either "request" or "query"'),
+        ({"request": {**PLAIN, "tools": {"add": 1}}}, '"tools" must be a list'),
+        ({"request": {**PLAIN, "messages": user("\ud800")}}, "surrogate"),
+        ({"request": {**PLAIN, "messages": user("x" * 2**20)}}, "longer than"),
+        ({"request": {**PLAIN, "chat_template": "x"}}, "'chat_template' is not passed on"),
+        ({"request": {"input": ONE, "previous_response_id": "r"}}, "stored conversations"),
+    ],
+)
+def test_a_bad_request_is_one_error_with_its_line(
+    serve: Serve, row: dict[str, Any], message: str
+) -> None:
+    """Nothing is stored, and the message quotes nothing of the row."""
+    gateway = serve(calibrated=False)
+    rows = [*as_json(labelled(10_000, 30)), row | LABELS]
+    response = gateway.post("/calibrate", ADMIN_KEY, files={"file": ("x.jsonl", as_lines(rows))})
+    found = error_message(response, 422)
+    assert found.startswith("x.jsonl: line 31: ")
+    assert message in found
+    assert ONE not in found
+    assert len(found) < 300
+    assert gateway.get("/calibrations", ADMIN_KEY).json()["data"] == []
+
+
+def reasons_of(path: Path, text: str) -> list[str]:
+    """The reasons of a request's certificate, by a gateway of this configuration."""
+    with running(path, ENVIRONMENT) as gateway:
+        return gateway.chat(text)["racer"]["certificate"]["reasons"]
+
+
+def test_a_query_is_too_long_where_the_router_read_rows_otherwise(
+    tmp_path: Path, artifact: Path, pool: FakePool
+) -> None:
+    """Under one limit all lengths are covered; under another, those below both; or as before."""
+    rows = [row | {"query": long(row["query"])} for row in as_json(labelled(10_000, 60))]
+    path = configure(tmp_path, artifact, pool.url, limits={"query_chars": 1_000})
+    with running(path, ENVIRONMENT) as gateway:
+        upload(gateway, rows)
+        name, url = gateway.ready()["calibration"], gateway.settings.store
+        assert certificate(gateway, messages=user(long(ONE)))["reasons"] == []
+    for limit in (500, 2_000):
+        configure(tmp_path, artifact, pool.url, limits={"query_chars": limit})
+        below = min(limit, 1_000)
+        assert reasons_of(path, long(ONE)[:below]) == []
+        assert reasons_of(path, long(ONE)[: below + 1]) == ["query_too_long"]
+    configure(tmp_path, artifact, pool.url, limits={"query_chars": 1_000})
+    with Store(url) as store, store.transaction() as session:
+        row = session.get_one(CalibrationRow, name)
+        document = json.loads(row.document)
+        for each in document["populations"]:
+            del each["query_chars"]  # as versions that refused longer rows wrote it
+        row.document = json.dumps(document)
+        row.digest = record_digest(row.id, row.created_at, row.artifact, row.document, row.arrays)
+    assert reasons_of(path, long(ONE)) == ["query_too_long"]
+    assert reasons_of(path, long(ONE)[:1_000]) == []
