@@ -171,10 +171,9 @@ class TrainedRouter:
         )
         if kind is RowsKind.TRAFFIC:
             raise OverlapError(
-                found
-                + "more of the queries than repeats in traffic explain, so that the rows hold "
-                "training rows and are no fresh sample of traffic. Send rows that were drawn "
-                "beside the training rows, or allow the overlap and lose the guarantee"
+                f"{found}that is more than repeats in traffic explain: the rows hold training rows "
+                "and are no fresh sample of traffic. Send rows that were drawn beside the training "
+                "rows, or allow the overlap and lose the guarantee"
             )
         raise OverlapError(
             found + "leave them out, or say that the rows are a random sample of traffic (traffic "

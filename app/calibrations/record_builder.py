@@ -163,7 +163,7 @@ class RecordBuilder:
             CalibrationError: The rows cannot be calibrated on.
             JobCancelled: The job was cancelled.
         """
-        guarantee = self.guarantee(options, rows.weights)
+        guarantee = self.guarantee(options)
         if fixed is not None and terms_of(guarantee) not in fixed:
             guarantee = replace(guarantee, is_alpha_fixed=False)
         rows_kind = options.rows_kind or rows.guessed_kind
@@ -301,19 +301,16 @@ class RecordBuilder:
         chosen = self._trained.one_per_cluster(part.rows.fingerprints, clusters, kind)
         return replace(part, rows=part.rows.take(chosen))
 
-    def guarantee(
-        self, options: CalibrateOptions, weights: FloatArray | None = None
-    ) -> CalibrationOptions:
+    def guarantee(self, options: CalibrateOptions) -> CalibrationOptions:
         """The terms of an upload with these options."""
         routing = self._settings.routing
-        largest = None if weights is None else float(weights.max())  # of all populations
         return CalibrationOptions(
             alpha=routing.alpha if options.alpha is None else options.alpha,
             delta=options.delta,
             score=options.score or routing.score,
             risk_target=options.risk_target or routing.risk_target,
             r=options.r,
-            max_weight=largest if options.max_weight is None else options.max_weight,
+            max_weight=options.max_weight,
             null_threshold=self._trained.artifact.null_threshold,
             one_per_cluster=options.one_per_cluster,
             smoothing_salt=secrets.token_bytes(16) if options.smoothing == "hash" else None,

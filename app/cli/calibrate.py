@@ -52,7 +52,7 @@ from racer_core.types import RiskTarget, Score
 @click.option(
     "--max-weight",
     type=click.FloatRange(0, min_open=True),
-    help="Largest `weight` of any served query; default: the rows' largest.",
+    help="Largest `weight` of any served query; rows with weights need it.",
 )
 @click.option(
     "--reweight",

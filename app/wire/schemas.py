@@ -189,7 +189,7 @@ class CalibrateOptions(BaseModel):
     max_weight: float | None = Field(
         default=None,
         gt=0,
-        description="Largest weight of any served query; default: the rows', if none is larger.",
+        description="Largest weight of any served query; rows with weights need it.",
     )
     reweight: bool = Field(
         default=False,

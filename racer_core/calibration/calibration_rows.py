@@ -85,7 +85,7 @@ class CalibrationRows:
             raise CalibrationError(f"{len(self.groups)} groups for {rows} rows")
         self._check_quality(shape)
         if self.weights is not None:
-            object.__setattr__(self, "options", self._weighted_options(self.weights))
+            self._check_weights(self.weights)
         elif self.options.max_weight is not None:
             raise CalibrationError("max_weight needs rows with weights")
 
@@ -100,22 +100,22 @@ class CalibrationRows:
         elif not ((self.quality >= 0.0) & (self.quality <= 1.0)).all():  # false for NaN, too
             raise CalibrationError("qualities must be numbers in [0, 1]")
 
-    def _weighted_options(self, weights: FloatArray) -> CalibrationOptions:
-        """The options with the largest weight, which every subset of the rows keeps."""
+    def _check_weights(self, weights: FloatArray) -> None:
         if weights.shape != (len(self.fingerprints),):
             raise CalibrationError(f"{len(weights)} weights for {len(self.fingerprints)} rows")
         if not ((weights > 0.0) & np.isfinite(weights)).all():
             raise CalibrationError("weights must be above 0 and finite")
         if self.options.delta is not None:
             raise CalibrationError("delta needs rows of equal weight: leave it out, or the weights")
-        largest = float(weights.max(initial=0.0))
-        if self.options.max_weight is None:
-            return replace(self.options, max_weight=largest or 1.0)
-        if largest > self.options.max_weight:
+        largest, bound = float(weights.max(initial=0.0)), self.options.max_weight
+        if bound is None:
             raise CalibrationError(
-                f"a row has the weight {largest:g}, above max_weight {self.options.max_weight:g}"
+                "rows with weights need max_weight, the largest weight of any served query: set "
+                f"it from how the rows were drawn; {largest:g}, the largest of these rows, may be "
+                "too small"
             )
-        return self.options
+        if largest > bound:
+            raise CalibrationError(f"a row has the weight {largest:g}, above max_weight {bound:g}")
 
     @cached_property
     def effective_n(self) -> float:

@@ -25,7 +25,7 @@ class CalibrationOptions:
     # Alpha and the other terms did not depend on the rows; else only the band bounds the risk.
     is_alpha_fixed: bool = True
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
-    max_weight: float | None = None  # of any served query; None: the largest weight of the rows
+    max_weight: float | None = None  # of any served query; None: the rows have no weights
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
 
     @property

@@ -11,8 +11,9 @@ from racer_core.calibration.calibration import Calibration
 from racer_core.calibration.decision import ScoredBatch, scores_and_neighbours
 from racer_core.calibration.options import CalibrationOptions
 from racer_core.calibration.patterns import PatternModel
-from racer_core.errors import CalibrationError, InputError
+from racer_core.errors import InputError
 from racer_core.offline.selection import ScoredRows, choose_patterns, choose_tau
+from racer_core.racer import refuse_uncounted
 from racer_core.types import BoolArray, IdArray, RiskTarget, Score, checked_pool, enum_member
 
 FALSE_ABSTAIN_BUDGET = 0.01  # as `racer train` chooses tau
@@ -37,6 +38,7 @@ def calibrate(
     quality: ArrayLike | None = None,
     weights: ArrayLike | None = None,
     max_weight: float | None = None,
+    are_weights_estimated: bool = False,
 ) -> Calibration:
     """Calibrate thresholds on labelled rows, with the defaults that the gateway serves with.
 
@@ -67,7 +69,9 @@ def calibrate(
         r: Right candidates wanted in the set.
         quality: Grades of the answers, shape (n, K), in [0, 1], for the target ``quality``.
         weights: Density of later queries over that of rows, up to a constant, shape (n,).
-        max_weight: Largest weight of any later query; None: the rows' largest.
+        max_weight: Largest weight of any later query; rows with weights need it.
+        are_weights_estimated: The weights are a model's: the bound is approximate, and no
+            certificate holds.
 
     Returns:
         The calibration: ``predict`` gives the sets, ``lambda_hat`` the threshold, ``n`` the number
@@ -75,7 +79,8 @@ def calibrate(
 
     Raises:
         InputError: Shapes or values are wrong.
-        CalibrationError: No row counts for the risk, or the score needs patterns or prices.
+        CalibrationError: No row counts for the risk, weights leave too few effective rows, or the
+            score needs patterns or prices.
 
     References:
         RACER, Eq. (2)-(6) and Algorithm 1; ``cover``: docs/method.md.
@@ -107,6 +112,7 @@ def calibrate(
             r=r,
             null_threshold=null_threshold,
             max_weight=max_weight,
+            has_estimated_weights=are_weights_estimated,
         ),
         neighbours=neighbours,
         patterns=model,
@@ -115,8 +121,7 @@ def calibrate(
         quality=None if quality is None else np.asarray(quality, np.float64),
         weights=None if weights is None else np.asarray(weights, np.float64),
     )
-    if calibration.n == 0:
-        raise CalibrationError("no row that some candidate answers right: nothing to calibrate on")
+    refuse_uncounted(calibration)
     return calibration
 
 

@@ -140,8 +140,9 @@ def test_qualities_and_weights_are_read_from_every_format(
 ) -> None:
     """Without ``correct``: the core's threshold, mean shortfall and effective rows."""
     rows = weighted(ROWS)
-    found = upload(gateway, write(rows), name, alpha=0.2, dry_run=True, **GRADED)["evidence"]
-    expected = core(noisy_artifact, rows, alpha=0.2, risk_target=RiskTarget.QUALITY)
+    options = {"alpha": 0.2, "max_weight": 3.0}
+    found = upload(gateway, write(rows), name, dry_run=True, **options, **GRADED)["evidence"]
+    expected = core(noisy_artifact, rows, risk_target=RiskTarget.QUALITY, **options)
     assert found["lambda_hat"] == expected.lambda_hat(0.2, Score.COVER)
     curve = expected.loss_curve(Score.COVER)
     assert found["mean_shortfall"] == curve.mean_loss(found["lambda_hat"]) > 0.0
@@ -196,7 +197,7 @@ def test_no_alarm_tests_a_law_that_does_not_hold(
     noisy_artifact: Path, options: dict[str, Any]
 ) -> None:
     """Graded or weighted rows have no streams of judged queries; plain rows have both."""
-    target = {"risk_target": RiskTarget.QUALITY} if options else {}
+    target = {"risk_target": RiskTarget.QUALITY} if options else {"max_weight": 3.0}
     rows = ROWS if options else weighted(ROWS)
     state, plain = (
         drift_statistics.new_drift_state(each, 0.01, np.random.default_rng(0))
@@ -229,7 +230,8 @@ def test_verdicts_say_nothing_about_quality(gateway: Gateway) -> None:
         ({"weight": 0}, GRADED, '"weight" must be above 0'),
         ({"weight": 10**400}, GRADED, '"weight" must be above 0 and finite'),
         ({"weight": "2"}, GRADED, '"weight" must be a number'),
-        ({"weight": 1e9}, GRADED, "effective rows"),
+        ({"weight": 1e9}, GRADED | {"max_weight": 1e9}, "effective rows"),
+        ({"weight": 9}, GRADED, "need max_weight"),
         ({"weight": 9}, {"max_weight": 5}, "above max_weight"),
         ({"weight": 9}, {"delta": 0.1}, "equal weight"),
         ({}, GRADED | {"r": 2}, "r counts right candidates"),

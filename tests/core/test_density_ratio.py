@@ -136,8 +136,9 @@ def test_too_little_to_estimate_from_is_refused():
         estimate_weights(x[:4], served)
     with pytest.raises(CalibrationError, match="no embeddings"):
         replace(plain, projections=None).reweighted(served)
+    options = replace(plain.options, max_weight=1.0)
     with pytest.raises(CalibrationError, match="weights already"):
-        replace(plain, weights=np.ones(200)).reweighted(served)
+        replace(plain, weights=np.ones(200), options=options).reweighted(served)
     for far in (1.5, 3.5):  # few rows carry all weight; no row does, so that all are alike
         with pytest.raises(CalibrationError, match="do not cover the served queries"):
             plain.reweighted(served + far)

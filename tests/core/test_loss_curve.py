@@ -346,27 +346,43 @@ def test_known_weights_keep_alpha_under_covariate_shift(falls):
 def test_effective_rows():
     """(sum w)^2 / sum w^2: equal weights are worth every row, one heavy row is worth one."""
     rows = Kinds(3).draw(40, answerable=True)
-    equal = replace(Kinds(3).calibration(rows, score=Score.COVER), weights=np.full(40, 2.0))
+    equal = replace(
+        Kinds(3).calibration(rows, score=Score.COVER),
+        options=CalibrationOptions(max_weight=2.0),
+        weights=np.full(40, 2.0),
+    )
     assert equal.effective_n == pytest.approx(40.0)
-    assert equal.options.max_weight == 2.0
-    heavy = replace(equal, options=CalibrationOptions(), weights=np.array([1e9] + [1.0] * 39))
+    heavy = replace(
+        equal,
+        options=CalibrationOptions(max_weight=1e9),
+        weights=np.array([1e9] + [1.0] * 39),
+    )
     assert heavy.effective_n == pytest.approx(1.0, abs=1e-6)
     assert heavy.group("1").options.max_weight == 1e9
+
+
+def test_weights_need_their_bound():
+    """The rows' own largest weight is no bound over served queries, so there is no default."""
+    rows = Kinds(3).draw(40, answerable=True)
+    plain = Kinds(3).calibration(rows)
+    with pytest.raises(CalibrationError, match="need max_weight, the largest weight of any served"):
+        replace(plain, weights=np.full(40, 2.0))
 
 
 def test_weights_have_no_beta_law_and_no_delta():
     """Nothing is claimed of the risk given the rows."""
     rows = Kinds(3).draw(200, answerable=True)
     plain = Kinds(3).calibration(rows, score=Score.COVER)
-    weighted = replace(plain, weights=np.linspace(1.0, 2.0, 200))
+    bounded = replace(plain.options, max_weight=2.0)
+    weighted = replace(plain, weights=np.linspace(1.0, 2.0, 200), options=bounded)
     assert weighted.realised_risk(0.1) is None
     assert weighted.risk_q95(0.1) is None
     assert plain.risk_q95(0.1) is not None
     with pytest.raises(CalibrationError, match="equal weight"):
-        replace(weighted, options=replace(plain.options, delta=0.1))
+        replace(weighted, options=replace(bounded, delta=0.1))
     for weights in (np.zeros(200), np.full(200, np.inf), np.ones(3)):
         with pytest.raises(CalibrationError):
-            replace(plain, weights=weights)
+            replace(weighted, weights=weights)
     with pytest.raises(CalibrationError, match="above max_weight"):
         replace(weighted, options=replace(plain.options, max_weight=1.5))
 

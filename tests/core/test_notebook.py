@@ -228,9 +228,28 @@ def test_qualities_and_weights_are_calibrated_and_measured():
     with pytest.raises(rc.InputError, match="give `quality`"):
         rc.evaluate(graded, scores, quality >= 0.5)
     scores, correct = table_of(500, 14)
-    equal = rc.calibrate(scores, correct, weights=np.full(500, 2.0))
+    equal = rc.calibrate(scores, correct, weights=np.full(500, 2.0), max_weight=2.0)
     assert equal.lambda_hat() == rc.calibrate(scores, correct).lambda_hat()
     assert equal.certify().weights == "known"
+    estimated = rc.calibrate(
+        scores, correct, weights=np.full(500, 2.0), max_weight=2.0, are_weights_estimated=True
+    )
+    certificate = estimated.certify()
+    assert (certificate.weights, certificate.holds) == ("estimated", False)
+    assert certificate.reasons == ("weights_estimated",)
+
+
+def test_rows_that_promise_nothing_are_refused_as_by_the_gateway():
+    """No quality above 0, weights that leave one row, weights without their bound."""
+    scores, correct = table_of(200, 15)
+    heavy = np.where(np.arange(200) == np.flatnonzero(correct.any(axis=1))[0], 1e6, 1.0)
+    for options, message in (
+        ({"target": "quality", "quality": np.zeros((200, 3))}, "no row has a quality above 0"),
+        ({"weights": heavy, "max_weight": 1e6}, r"the weights leave 1\.0 effective rows"),
+        ({"weights": np.ones(200)}, "need max_weight"),
+    ):
+        with pytest.raises(rc.CalibrationError, match=message):
+            rc.calibrate(scores, correct, **options)
 
 
 def test_a_table_is_plain_values():
