@@ -159,7 +159,7 @@ def difference(own: float, other: float) -> str:
 
 
 def speed(sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Seconds from scores and labels to a threshold, best of five, by size and library."""
+    """CPU seconds from scores and labels to a threshold, best of five, by size and library."""
     return [
         {"rows": n, "library": name, "seconds": min(seconds(task) for _ in range(5))}
         for n in sizes
@@ -185,10 +185,10 @@ def tasks(n: int) -> dict[str, Callable[[], Any]]:
 
 
 def seconds(task: Callable[[], Any]) -> float:
-    """The time of one call."""
-    start = time.perf_counter()
+    """CPU time of one call, in which other work on the machine has little part."""
+    start = time.process_time()
     task()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def calibrated(scores: FloatArray, labels: BoolArray) -> float:
