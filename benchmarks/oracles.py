@@ -8,6 +8,9 @@ distinct critical scores, and answers with one of them: its rank is compared wit
 grid, which holds a cut-off for every score here.
 """
 
+# pyright: basic
+# MAPIE has no type stubs.
+
 import argparse
 import math
 import time
