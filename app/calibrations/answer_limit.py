@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +25,23 @@ DELTA: Final = 0.05
 _TAUS: Final = 20  # values of tau that the first half compares
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TestedGrid:
+    """Thresholds that the first half of the rows chose, counted on the second half.
+
+    Attributes:
+        rows: The second half.
+        calibration: Of these rows, with the tau that the first half chose.
+        points: Counts on these rows, in the order in which the first half ranks the thresholds.
+        first_half: Number of rows that chose.
+    """
+
+    rows: RowColumns
+    calibration: Calibration
+    points: list[GridPoint]
+    first_half: int
+
+
 def limit_answers(
     rows: RowColumns,
     calibration: Calibration,
@@ -38,25 +55,51 @@ def limit_answers(
         InputError: The rows cannot test a limit.
         CalibrationError: No threshold of the grid keeps it.
     """
-    if final_answers(rows, calibration, aggregation, stacked, math.inf) is None or not bool(
-        rows.answered.all()
-    ):
-        raise InputError(
-            "answer_risk_max needs recorded `answers` in every row, compared as texts, and a vote "
-            "without an evaluator",
-            param="answer_risk_max",
+    grid = tested_grid(rows, calibration, aggregation, stacked, limit)
+    tested = grid.calibration
+    lambda_hat, alpha = tested.lambda_hat(), tested.options.alpha
+    passed = passing(grid.points, lambda_hat, limit, DELTA)
+    if not passed:
+        least = smallest_feasible(grid.points, lambda_hat, DELTA)
+        raise CalibrationError(
+            f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
+            + (
+                "No smaller error was certified at any limit: add rows or choose a larger alpha"
+                if least is None
+                else f"The smallest limit that these rows would have passed is {least:g}; they do "
+                "not certify a limit that was chosen by them, fresh rows do"
+            )
         )
-    if not calibration.has_order_statistic:
-        raise InputError(
-            "answer_risk_max needs rows without weights and another risk target than quality",
-            param="answer_risk_max",
-        )
-    if calibration.groups is not None:
-        raise InputError(
-            "answer_risk_max is tested over all rows, and rows with groups have a threshold for "
-            "each: send rows without groups",
-            param="answer_risk_max",
-        )
+    tested = replace(
+        tested,
+        answer_limit=AnswerLimit(
+            answer_risk_max=limit, delta=DELTA, thresholds=passed, vote=aggregation.rule
+        ),
+    )
+    evidence = {
+        "answer_risk_max": limit,
+        "delta": DELTA,
+        "null_threshold": tested.options.null_threshold,
+        "tested": len(grid.points),
+        "passed": len(passed),
+        "first_half": grid.first_half,
+    }
+    return grid.rows, tested, evidence
+
+
+def tested_grid(
+    rows: RowColumns,
+    calibration: Calibration,
+    aggregation: Aggregation,
+    stacked: StackedVote | None,
+    limit: float,
+) -> TestedGrid:
+    """Divide the rows, choose tau and a grid of thresholds by one half, and count on the other.
+
+    Raises:
+        InputError: The rows cannot test a limit.
+    """
+    _check_rows(rows, calibration, aggregation, stacked)
     # Keyed by the rows, so that the order of the file decides nothing and a repeat is the same.
     seed = hashlib.sha256(b"".join(calibration.fingerprints)).digest()
     order = np.random.default_rng(list(seed)).permutation(len(rows))
@@ -94,34 +137,36 @@ def limit_answers(
     grid = [judged(first_rows, first, each) for each in sorted(found) if math.isfinite(each)]
     grid.sort(key=lambda each: (each.errors / max(each.answered, 1), each.lambda_hat))
     points = [judged(tested_rows, tested, each.lambda_hat) for each in grid]
-    lambda_hat = tested.lambda_hat()
-    passed = passing(points, lambda_hat, limit, DELTA)
-    if not passed:
-        least = smallest_feasible(points, lambda_hat, DELTA)
-        raise CalibrationError(
-            f"no threshold keeps answer_risk_max {limit:g} at alpha {alpha:g}; nothing was stored. "
-            + (
-                "No smaller error was certified at any limit: add rows or choose a larger alpha"
-                if least is None
-                else f"The smallest limit that these rows would have passed is {least:g}; they do "
-                "not certify a limit that was chosen by them, fresh rows do"
-            )
-        )
-    tested = replace(
-        tested,
-        answer_limit=AnswerLimit(
-            answer_risk_max=limit, delta=DELTA, thresholds=passed, vote=aggregation.rule
-        ),
+    return TestedGrid(
+        rows=tested_rows, calibration=tested, points=points, first_half=len(first_rows)
     )
-    evidence = {
-        "answer_risk_max": limit,
-        "delta": DELTA,
-        "null_threshold": tested.options.null_threshold,
-        "tested": len(points),
-        "passed": len(passed),
-        "first_half": len(first_rows),
-    }
-    return tested_rows, tested, evidence
+
+
+def _check_rows(
+    rows: RowColumns,
+    calibration: Calibration,
+    aggregation: Aggregation,
+    stacked: StackedVote | None,
+) -> None:
+    if final_answers(rows, calibration, aggregation, stacked, math.inf) is None or not bool(
+        rows.answered.all()
+    ):
+        raise InputError(
+            "answer_risk_max needs recorded `answers` in every row, compared as texts, and a vote "
+            "without an evaluator",
+            param="answer_risk_max",
+        )
+    if not calibration.has_order_statistic:
+        raise InputError(
+            "answer_risk_max needs rows without weights and another risk target than quality",
+            param="answer_risk_max",
+        )
+    if calibration.groups is not None:
+        raise InputError(
+            "answer_risk_max is tested over all rows, and rows with groups have a threshold for "
+            "each: send rows without groups",
+            param="answer_risk_max",
+        )
 
 
 def _taus(calibration: Calibration) -> list[float | None]:
