@@ -127,7 +127,7 @@ def population(
 def recorded(path: Path, seed: int) -> Population:
     """Two thirds of a file, with the scores of a router of the others."""
     file = rc.read_rows(path)
-    order = np.random.default_rng(seed).permutation(len(file.rows))
+    order: list[int] = np.random.default_rng(seed).permutation(len(file.rows)).tolist()
     rows = [file.rows[i] for i in order]
     labels = np.array([[name in row.correct for name in file.pool] for row in rows])
     third = len(rows) // 3
@@ -230,7 +230,7 @@ def main() -> None:
 def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """One row for each population, limit and rule."""
     head = ("rows", "limit", "rule", "serves", "breaks the limit", "error", "answered", "calls")
-    lines = []
+    lines: list[Sequence[str]] = []
     for name, limits in results.items():
         for limit, rules in limits.items():
             for rule, each in rules.items():
