@@ -117,6 +117,7 @@ def population(
         later=np.zeros(count, bool),
         conditions=(),
         condition_ids=np.full(count, -1),
+        assumed=0,
         duplicates=0,
         near_duplicates=0,
         guessed_kind=rc.RowsKind.TRAFFIC,
