@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from io import FileIO
@@ -46,7 +46,7 @@ class LabelFiles:
         out: The rows.
         pool: The candidates.
         conditions: What makes rows comparable; another run must have the same.
-        digests: Candidate -> digest of what it is sent, but for the query; written into each row.
+        digests: For a question, candidate -> digest of what it is sent, but for the query.
         plan: The evaluators whose confidences a finished row has.
         evaluators: What makes an evaluator's confidences comparable, by its name.
     """
@@ -57,7 +57,7 @@ class LabelFiles:
         *,
         pool: tuple[str, ...],
         conditions: Mapping[str, Any],
-        digests: Mapping[str, str],
+        digests: Callable[[Question], Mapping[str, str]],
         plan: RatingPlan | None = None,
         evaluators: Mapping[str, Any] | None = None,
     ) -> None:
@@ -168,6 +168,7 @@ class LabelFiles:
             row = LabelledRow(
                 query=question.query,
                 earlier=question.earlier,
+                request=question.request,
                 correct=frozenset(correct),
                 answers={name: self._answers[key][name].text for name in self._pool},
                 calls={name: self._answers[key][name].call for name in self._pool},
@@ -175,7 +176,7 @@ class LabelFiles:
                 task=question.task,
                 group=question.group,
                 cluster=question.cluster,
-                conditions=self._digests,
+                conditions=self._digests(question),
                 confidences=confidences,
             )
             append(self._rows, row_line(row, self._pool).encode(), self.out)

@@ -10,6 +10,7 @@ from app.errors import SettingsError
 from app.settings import Candidate, Secrets, Settings
 from app.tools.labelling.graders import Grader, MathGrader, TextGrader
 from app.tools.labelling.judge import Judge, judge_candidate
+from app.tools.labelling.request_grading import RequestGrader
 from racer_core.aggregation.grading import Grade
 
 
@@ -25,12 +26,19 @@ class GradingOptions:
 
 def make_grader(
     grading: GradingOptions, settings: Settings, secrets: Secrets
-) -> tuple[Grader, Candidate | None]:
-    """Return the grader, and the judge's model if the grader is a judge.
+) -> tuple[RequestGrader, Candidate | None]:
+    """Return the grader, and the judge's model if a judge grades.
 
     Raises:
         SettingsError: There is no such judge.
     """
+    base, judge = _base_grader(grading, settings, secrets)
+    return RequestGrader(base), judge
+
+
+def _base_grader(
+    grading: GradingOptions, settings: Settings, secrets: Secrets
+) -> tuple[Grader, Candidate | None]:
     if grading.kind != "judge":
         if grading.judge is not None:
             raise SettingsError("--judge needs --grade judge")

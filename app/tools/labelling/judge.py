@@ -1,6 +1,7 @@
 """LLM judge: a model that reads question, reference and answer, and replies with 1 or 0.
 
-Of a conversation it also reads the latest turns before the question.
+Of a conversation it also reads the latest turns before the question, and of a whole request its
+system prompts and tools.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
@@ -23,6 +24,7 @@ from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
 from app.wire.chat import Chat
 from racer_core.records.questions import Question
+from racer_core.records.request import request_conversation
 from racer_core.types import Turn
 
 MAX_QUOTED_CHARS: Final = 6_000  # of each text that the judge reads
@@ -76,7 +78,8 @@ class Judge:
 def judge_prompt(question: Question, answer: str) -> str:
     """The judge's prompt. Texts are JSON strings, so that no text can end its own quotation."""
     quoted = {"question": question.query, "reference": question.reference, "answer": answer}
-    quotes = [*((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))]
+    quotes = _of_request(question.request) if question.request else []
+    quotes += ((f"earlier, {turn.role}", turn.text) for turn in _latest(question.earlier))
     quotes += [(name, text) for name, text in quoted.items() if text is not None]
     data = "\n".join(
         f"{name}: {json.dumps(_cut(text), ensure_ascii=False)}" for name, text in quotes
@@ -93,6 +96,14 @@ def judge_prompt(question: Question, answer: str) -> str:
         f"Reply with 1 if the answer is right, that is, if {rule}; otherwise reply with 0. "
         "Reply with that single digit and nothing else."
     )
+
+
+def _of_request(request: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """System prompts and tools, as texts."""
+    turns = request_conversation(request).turns
+    quotes = [(turn.role, turn.text) for turn in turns if turn.role in ("system", "developer")]
+    tools = request.get("tools") or request.get("functions")
+    return [*quotes, ("tools", json.dumps(tools, ensure_ascii=False))] if tools else quotes
 
 
 def _latest(turns: Sequence[Turn]) -> list[Turn]:

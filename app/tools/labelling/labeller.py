@@ -19,12 +19,11 @@ from app.telemetry.metrics import Metrics
 from app.tools.labelling.answer_store import Answer, AnswerStore
 from app.tools.labelling.confidences import MAX_FAILURES_IN_A_ROW as GIVEN_UP_AFTER
 from app.tools.labelling.confidences import ConfidenceRecorder, RatingCounts
-from app.tools.labelling.graders import Grader
+from app.tools.labelling.replay import replayed, routed_question
+from app.tools.labelling.request_grading import RequestGrader
 from app.upstream.fleet import Fleet
 from app.wire.candidate_payload import candidate_payload
-from app.wire.chat import Chat
 from racer_core.records.questions import Question
-from racer_core.records.writer import messages
 
 MAX_FAILURES_IN_A_ROW: Final = 20  # then a candidate is not called again in this run
 
@@ -75,13 +74,11 @@ class Labeller:
         self,
         settings: Settings,
         secrets: Secrets,
-        grader: Grader,
+        grader: RequestGrader,
         recorder: ConfidenceRecorder | None = None,
     ) -> None:
-        self._candidates = settings.candidates
-        self._attempts = settings.fleet.attempts
+        self._settings = settings
         self._fleet = Fleet(settings, secrets, metrics=Metrics())
-        self._api_format = Chat()
         self._grader = grader
         self._recorder = recorder
         self._failures_in_a_row: Counter[str] = Counter()
@@ -106,7 +103,7 @@ class Labeller:
 
     async def label(self, question: Question, store: AnswerStore) -> tuple[str, ...] | None:
         """Return the candidates with a correct answer; None if the question is not finished."""
-        calls = (self._call(question, each, store) for each in self._candidates)
+        calls = (self._call(question, each, store) for each in self._settings.candidates)
         if not all(await asyncio.gather(*calls)):
             return None
         answers = store.answers(question)
@@ -135,15 +132,14 @@ class Labeller:
         if self._failures_in_a_row[name] >= MAX_FAILURES_IN_A_ROW:
             self._counts.given_up.add(name)
             return False
-        # The same payload as the gateway's for a request with nothing but messages.
-        fields = {"messages": messages(question.earlier, question.query)}
+        request = replayed(question, self._settings)
         self._counts.calls += 1
         try:
             reply = await self._fleet.ask(
                 name,
-                self._api_format,
-                candidate_payload(fields, candidate, self._api_format.path),
-                deadline=time.monotonic() + self._attempts * candidate.timeout_s,
+                request.api_format,
+                candidate_payload(request.fields, candidate, request.api_format.path),
+                deadline=time.monotonic() + self._settings.fleet.attempts * candidate.timeout_s,
             )
             reply.check_not_empty()
         except UpstreamError as exc:
@@ -159,7 +155,7 @@ class Labeller:
         stored = store.verdict(question, answer.text)
         if stored is not None:
             return stored
-        verdict = await self._grader.correct(question, answer.text)
+        verdict = await self._grader.correct(question, answer)
         if verdict is not None and self._grader.paid:
             store.add_verdict(question, answer.text, verdict)
         return verdict
@@ -169,6 +165,7 @@ class Labeller:
         recorder = self._recorder
         if recorder is None:
             return True
+        asked = routed_question(question, self._settings)
 
         async def rate(evaluator: str) -> bool:
             missing = [
@@ -178,7 +175,7 @@ class Labeller:
             ]
             if not missing:
                 return True
-            rated = await recorder.rate(evaluator, question.query, missing)
+            rated = await recorder.rate(evaluator, asked, missing)
             for text, values in (rated or {}).items():
                 store.add_confidences(question, evaluator, text, values)
             return rated is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from app.tools.labelling.confidences import (
     rating_plan,
 )
 from app.tools.labelling.files import LabelFiles
-from app.tools.labelling.graders import Grader
 from app.tools.labelling.grading import GradingOptions, make_grader
 from app.tools.labelling.labeller import CallCounts, Labeller
 from app.tools.labelling.remote_labelling import (
@@ -36,6 +35,8 @@ from app.tools.labelling.remote_labelling import (
     PendingQuestion,
     RemoteLabeller,
 )
+from app.tools.labelling.replay import replayed
+from app.tools.labelling.request_grading import RequestGrader
 from app.tools.labelling.summary import RowsSummary, summarise
 from racer_core.errors import InputError, RowsError
 from racer_core.records.questions import Question
@@ -120,12 +121,12 @@ def run(
     checker, judge = make_grader(grading, settings, secrets)
     plan = rating_plan(rating, settings)
     conditions = conditions_of(settings, grading, judge)
-    asyncio.run(_check(checker, questions, source))
+    asyncio.run(_check(checker, questions, source, settings))
     with LabelFiles(
         out,
         pool=settings.pool,
         conditions=conditions,
-        digests=ConditionReader(settings.candidates).configured.digests,
+        digests=_digests(settings),
         plan=plan,
         evaluators=plan.identities(settings),
     ) as files:
@@ -209,7 +210,7 @@ class _LabellingRun:
         return CallForecast(candidates=calls, evaluators=ratings)
 
     async def label_locally(
-        self, settings: Settings, secrets: Secrets, grader: Grader, concurrency: int
+        self, settings: Settings, secrets: Secrets, grader: RequestGrader, concurrency: int
     ) -> None:
         """Label in this process."""
         shared = iter(self._pending)  # by all workers, so that each question is taken once
@@ -316,12 +317,29 @@ async def _all_or_first_error(workers: Sequence[asyncio.Task[None]]) -> None:
             raise result
 
 
-async def _check(grader: Grader, questions: Sequence[Question], source: str) -> None:
-    """Refuse references that no answer could match, before the first call."""
+def _digests(settings: Settings) -> Callable[[Question], Mapping[str, str]]:
+    """The digests of what each candidate is sent for a question, but for its query."""
+    reader = ConditionReader(settings.candidates)
+
+    def read(question: Question) -> Mapping[str, str]:
+        request = replayed(question, settings)
+        return reader.read(request.fields, request.api_format.path).digests
+
+    return read
+
+
+async def _check(
+    grader: RequestGrader, questions: Sequence[Question], source: str, settings: Settings
+) -> None:
+    """Refuse requests that are not served, and references that no answer could match.
+
+    No call was made before.
+    """
     problems: list[str] = []
     async with grader:
         for question in questions:
             try:
+                replayed(question, settings)
                 await grader.check(question)
             except InputError as exc:
                 problems.append(f"line {question.place}: {exc}")
