@@ -10,8 +10,9 @@ A ``Racer`` and a ``Calibration`` are immutable: swapping one is swapping a refe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -291,8 +292,13 @@ class Racer(TrainedRouter):
             clusters = [row.cluster if options.one_per_cluster else None for row in rows.rows]
             chosen = self.one_per_cluster(columns.fingerprints, clusters, kind)
             columns = self._columns(rows[chosen])
+        counts = Counter(row.cluster for row in rows.rows if row.cluster is not None)
+        shares_clusters = any(count > 1 for count in counts.values())
         calibration = self.calibrate_columns(
-            columns, options, scorer=scorer or self.score, prices=prices
+            columns,
+            with_dependence(options, kind, shares_clusters=shares_clusters),
+            scorer=scorer or self.score,
+            prices=prices,
         )
         refuse_uncounted(calibration)
         return calibration
@@ -352,6 +358,14 @@ class Racer(TrainedRouter):
             )
             for i, query in enumerate(queries)
         ]
+
+
+def with_dependence(
+    options: CalibrationOptions, kind: RowsKind, *, shares_clusters: bool
+) -> CalibrationOptions:
+    """The options, with whether rows of this kind are dependent: of a list, and no draw of one."""
+    is_list = kind is RowsKind.QUESTIONS and not options.one_per_cluster
+    return replace(options, has_dependent_rows=is_list and shares_clusters)
 
 
 def refuse_uncounted(calibration: Calibration) -> None:

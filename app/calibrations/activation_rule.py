@@ -15,6 +15,12 @@ from app.store.calibration_record import CalibrationRecord
 
 MAX_SIZE_CHANGE: Final = 0.25  # of the mean set size, at the same promise
 _PROMISE: Final = ("alpha", "score", "risk_target", "delta", "r")
+_NESTED: Final = (
+    ("sample", "unit"),
+    ("weights", "kind"),
+    ("weights", "max_weight"),
+    ("answer_limit", "answer_risk_max"),
+)
 
 Evidence = Mapping[str, Any]
 
@@ -37,8 +43,8 @@ def refusal(
     """
     if not confirm and not new["feasible"]:
         return ConfirmNeeded(
-            f"no finite threshold keeps alpha {new['alpha']:g}: {new['n']} rows count, it needs "
-            f"{new['min_n']} and fewer abstentions; add rows or choose a larger alpha"
+            f"no finite threshold keeps alpha {new['alpha']:g}: {new['n']} rows count, "
+            f"{_what_is_missing(new)}; add rows or choose a larger alpha"
         )
     if active is None:
         return None
@@ -58,13 +64,31 @@ def refusal(
     )
 
 
+def _what_is_missing(new: Evidence) -> str:
+    """The rows that alpha needs, or why no number of weighted rows says it."""
+    weights = new["weights"]
+    if weights is None:
+        return f"it needs {new['min_n']} and fewer abstentions"
+    return (
+        f"worth {weights['effective_n']:.1f} of equal weight, too few beside a query of max_weight "
+        f"{weights['max_weight']:g}, or too many abstain"
+    )
+
+
+def _promise(found: Evidence) -> list[Any]:
+    """The terms of the promise; None where the record of an earlier version does not say."""
+    parts: list[Any] = [found.get(part) or {} for part, _ in _NESTED]
+    nested = [part.get(name) for part, (_, name) in zip(parts, _NESTED, strict=True)]
+    return [*(found[name] for name in _PROMISE), *nested]
+
+
 def _is_size_changed(before: Evidence, new: Evidence) -> bool:
     """Whether the mean set size changes too much between two calibrations of the same promise.
 
     An infeasible active calibration calls every candidate, so that its replacement by a feasible
     one needs no confirmation.
     """
-    if not before["feasible"] or any(before[name] != new[name] for name in _PROMISE):
+    if not before["feasible"] or _promise(before) != _promise(new):
         return False
     change = abs(new["mean_size"] - before["mean_size"])
     return change > MAX_SIZE_CHANGE * before["mean_size"]

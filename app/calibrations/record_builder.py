@@ -41,6 +41,7 @@ from racer_core.racer import (
     Scorer,
     TrainedRouter,
     refuse_uncounted,
+    with_dependence,
 )
 from racer_core.records.near_copies import count_near_copies
 from racer_core.types import FloatArray, RowsKind
@@ -171,8 +172,8 @@ class RecordBuilder:
         if guarantee.one_per_cluster and options.rows_kind is None:
             raise InputError(ONE_PER_CLUSTER_NEEDS_KIND, param="one_per_cluster")
         are_questions = rows_kind is RowsKind.QUESTIONS
-        shares_clusters = not guarantee.one_per_cluster and are_questions and rows.shares_clusters
-        if shares_clusters and options.answer_risk_max is not None:
+        guarantee = with_dependence(guarantee, rows_kind, shares_clusters=rows.shares_clusters)
+        if guarantee.has_dependent_rows and options.answer_risk_max is not None:
             raise InputError(
                 "answer_risk_max needs independent rows, and these share clusters: set "
                 "one_per_cluster, or leave all but one row of each cluster out",
@@ -248,8 +249,6 @@ class RecordBuilder:
             if each.later and each.conditions == first.conditions:
                 found["later_turns"] = later_evidence(each.calibration)
         void_reasons: list[str] = []
-        if shares_clusters:
-            void_reasons.append(Reason.ROWS_IN_CLUSTERS)
         if overlap_voids:
             void_reasons.append(Reason.TRAINING_OVERLAP)
         if any(

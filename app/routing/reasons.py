@@ -73,7 +73,7 @@ class Reason(StrEnum):
     Label served queries, or give known weights.
     """
 
-    ROWS_IN_CLUSTERS = "rows_in_clusters"
+    ROWS_IN_CLUSTERS = CoreReason.ROWS_IN_CLUSTERS.value
     """The rows are a list of questions, and several share a cluster: they are not independent.
 
     Calibrate with `one_per_cluster`, or say that the rows are a random sample of traffic.

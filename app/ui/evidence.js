@@ -84,7 +84,8 @@ function sampleInWords(sample) {
 }
 
 /** Why no finite threshold keeps the promise. */
-function whyNone({ n, min_n: fewest }) {
+function whyNone({ n, min_n: fewest, weights }) {
+  if (weights) return `the weights leave too few rows beside a question of weight ${number(weights.max_weight)}, or too many are refused.`;
   if (fewest === null) return "no number of rows is enough.";
   if (n < fewest) return `it takes ${count(fewest)} rows that count, or a larger risk level.`;
   return "refusing questions costs more than that already. Choose a larger risk level, or train with a smaller budget for refusals.";

@@ -26,6 +26,7 @@ class CoreReason(StrEnum):
     GROUP_UNCALIBRATED = "group_uncalibrated"
     TRAINING_OVERLAP = "training_overlap"
     WEIGHTS_ESTIMATED = "weights_estimated"
+    ROWS_IN_CLUSTERS = "rows_in_clusters"
     ALPHA_INFEASIBLE = "alpha_infeasible_whole_pool"
     ABSTENTION_EXCEEDS_ALPHA = "abstention_exceeds_alpha_whole_pool"
 
@@ -117,12 +118,14 @@ class Certificate:
             risk_band: The band's bound of the threshold; used if alpha is not fixed.
             group: As the attribute.
             calibration_id: As the attribute.
-            reasons: As the attribute; repeats are dropped. ``weights_estimated`` is added where it
-                applies.
+            reasons: As the attribute; repeats are dropped. ``weights_estimated`` and
+                ``rows_in_clusters`` are added where they apply.
         """
         is_alpha_fixed = options.is_alpha_fixed and decision.alpha == options.alpha
         if options.weights == "estimated":
             reasons = (CoreReason.WEIGHTS_ESTIMATED, *reasons)
+        if options.has_dependent_rows:
+            reasons = (CoreReason.ROWS_IN_CLUSTERS, *reasons)
         return cls(
             risk_target=options.risk_target.value,
             alpha=decision.alpha,

@@ -26,6 +26,8 @@ class CalibrationOptions:
     is_alpha_fixed: bool = True
     smoothing_salt: bytes | None = None  # None: no smoothing, the default when serving
     max_weight: float | None = None  # of any served query; None: the rows have no weights
+    # The rows are a list of questions and share clusters: they are not independent.
+    has_dependent_rows: bool = False
     has_estimated_weights: bool = False  # a model's weights: the bound is approximate
 
     @property

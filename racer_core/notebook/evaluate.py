@@ -86,6 +86,8 @@ def evaluate(
 ) -> ResultTable:
     """Measure the sets of test rows, which neither trained nor calibrated.
 
+    A calibration with weights bounds the risk of later queries: test rows drawn like these show it.
+
     Args:
         calibration: The thresholds.
         scores: f of the test rows, shape (N, K), in [0, 1], or the router's output.

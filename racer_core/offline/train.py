@@ -68,9 +68,21 @@ class EncoderChoice:
 
 
 def check_queries(rows: LabelledRows, source: str) -> None:
-    """Refuse rows without a query, since a router learns from texts. Raises RowsError."""
+    """Refuse rows without a query, since a router learns from texts, and rows with weights.
+
+    Raises:
+        RowsError: A row has no query, or another weight than 1, which only calibration uses.
+    """
     if any(not query for query in rows.queries):
         raise RowsError(source, ["rows of router scores alone have no text to embed"])
+    if rows.weights is not None:
+        raise RowsError(
+            source,
+            [
+                "rows have a `weight`, which only `racer calibrate` uses: leave the weights out, "
+                "and read the results as those of the rows, not of served queries"
+            ],
+        )
 
 
 def train(

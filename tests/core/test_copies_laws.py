@@ -148,6 +148,18 @@ def test_copies_in_a_list_of_questions_are_a_cluster(racer):
     assert len(traffic_of.fingerprints) == 90
 
 
+def test_a_list_whose_rows_share_clusters_certifies_nothing(racer):
+    """Its rows are not independent; one row of each cluster, and traffic, certify."""
+    rows = synthetic_rows(60, seed=11)
+    clustered = tuple(replace(row, cluster=f"page {i // 2}") for i, row in enumerate(rows.rows))
+    rows = replace(rows, rows=clustered, kind=RowsKind.QUESTIONS)
+    certificate = racer.calibrate(rows).certify()
+    assert (certificate.holds, certificate.reasons) == (False, ("rows_in_clusters",))
+    assert racer.calibrate(replace(rows, kind=RowsKind.TRAFFIC)).certify().holds
+    assert racer.calibrate(replace(rows, rows=clustered[::2])).certify().holds
+    assert racer.calibrate(rows, options=replace(BY_PROB, one_per_cluster=True)).certify().holds
+
+
 def test_a_sample_of_traffic_may_repeat_training_queries_if_it_is_said(racer):
     """A guess does not excuse them, nor does a list; the training file is no fresh sample."""
     new, known = synthetic_rows(60, seed=11), synthetic_rows(60, seed=1)

@@ -9,8 +9,11 @@ from racer_core.aggregation.answers import Equality, normalise
 from racer_core.aggregation.stacked import StackedVote
 from racer_core.aggregation.vote import Method, Weight, aggregate
 from racer_core.calibration.options import CalibrationOptions
+from racer_core.encoder.char_ngrams import CharNgramEncoder
 from racer_core.errors import InputError, RowsError
-from racer_core.offline.protocol import PAPER_ALPHAS, halves
+from racer_core.offline.protocol import PAPER_ALPHAS, Protocol, halves
+from racer_core.offline.table import build_table
+from racer_core.offline.train import train
 from racer_core.offline.tune import (
     MIN_ROWS,
     AnswerRatings,
@@ -410,6 +413,21 @@ def test_rows_of_scores_alone_are_refused(racer, rows):
     blank = [replace(row, query="", scores=(0.5, 0.5, 0.5)) for row in rows.rows]
     with pytest.raises(RowsError, match="no text"):
         tuned(racer, replace(rows, rows=tuple(blank)))
+
+
+def test_rows_with_weights_are_refused_where_weights_are_not_used(racer, rows, tmp_path):
+    """Tuning, training and evaluation would silently measure the rows' own population."""
+    weighted = replace(rows, rows=(replace(rows.rows[0], weight=2.0), *rows.rows[1:]))
+    calls = (
+        lambda: tuned(racer, weighted),
+        lambda: train(weighted, rows, tmp_path, encoder=CharNgramEncoder(), kind="knn"),
+        lambda: build_table(
+            {"rows": weighted}, encoder=CharNgramEncoder(), router="knn", protocol=Protocol()
+        ),
+    )
+    for call in calls:
+        with pytest.raises(RowsError, match="only `racer calibrate` uses"):
+            call()
 
 
 def test_progress_is_called_for_each_alpha(racer, rows):
